@@ -1,0 +1,33 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make lint` checks the code.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint install clean
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dynotune needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
+	touch $@
+
+examples/data/functions.jsonl: examples/stdlib_data.py | install
+	$(BIN)/python examples/stdlib_data.py --out examples/data
+
+demo: install examples/data/functions.jsonl
+	$(BIN)/dynotune tune examples/functions-lora.yaml
+
+test: install
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python .ci/check_lengths.py
+
+clean:
+	rm -rf $(VENV) examples/data dynotune-out

@@ -1,0 +1,116 @@
+"""/v1/jobs: submit, look, stop, cancel."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from service import events, jobs
+from service.api.context import InContext, Reading
+from service.api.problems import responses
+from service.contract.job import JobSpec
+from service.contract.recommendation import Recommendation
+from service.errors import BadQuery, BodyTooLarge, InvalidJob, MalformedBody, NotFound, NotYet
+from service.validate import parse, validate
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+EXAMPLE = {
+    "name": "functions-lora",
+    "model": {"source": "examples/llama-13m", "weights": "random"},
+    "dataset": {"source": "examples/data/functions.jsonl", "max_length": 512},
+    "method": ["lora"],
+    "training": {"effective_batch_size": 32, "learning_rate": 2e-4},
+    "search": {"minutes": 5, "verify": "quick"},
+    "hardware": {"memory_gib": 3},
+}
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": EXAMPLE},
+            "application/yaml": {"schema": {"$ref": "#/components/schemas/JobSpec"}},
+        },
+    }
+}
+
+
+@router.post(
+    "",
+    status_code=202,
+    openapi_extra=BODY,
+    responses=responses(InvalidJob, MalformedBody, BodyTooLarge),
+    summary="Submit a job",
+)
+async def submit(request: Request, response: Response, here: InContext) -> dict[str, Any]:
+    """Queue a job from YAML or JSON. 202 with `Location`; every mistake that can be seen now is answered at once."""
+    body = await request.body()
+    spec: JobSpec = parse(body)
+    validate(spec, here.settings)
+    job_id = here.queue.submit(spec)
+    response.headers["Location"] = f"/v1/jobs/{job_id}"
+    return {"id": job_id, "status": "queued"}
+
+
+@router.get("", responses=responses(BadQuery), summary="List jobs")
+def list_jobs(
+    session: Reading,
+    status: Annotated[str | None, Query(description="One of " + ", ".join(jobs.STATUSES))] = None,
+    label: Annotated[str | None, Query(description="key=value", examples=["team=nlp"])] = None,
+    cursor: Annotated[str | None, Query(description="`next` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> dict[str, Any]:
+    """Jobs, newest first, in pages: pass `next` on as `cursor` until it is null."""
+    if status is not None and status not in jobs.STATUSES:
+        raise BadQuery(f"status must be one of {', '.join(jobs.STATUSES)}, not {status!r}.")
+    if label is not None and "=" not in label:
+        raise BadQuery(f"label must be key=value, not {label!r}.")
+    if cursor is not None and not cursor.isdigit():
+        raise BadQuery(f"cursor must be the `next` of a page before, not {cursor!r}.")
+    key, _, value = (label or "").partition("=")
+    before = int(cursor) if cursor else None
+    return jobs.page(session, status, (key, value) if label else None, before, limit, time.time())
+
+
+@router.get("/{job_id}", responses=responses(NotFound), summary="One job")
+def show(job_id: str, session: Reading) -> dict[str, Any]:
+    """Status, phase, progress, the best so far, the estimated finish, and why a queued job waits."""
+    return jobs.view(session, jobs.get(session, job_id), time.time())
+
+
+@router.get("/{job_id}/trials", responses=responses(NotFound), summary="A job's trials")
+def trials(job_id: str, session: Reading) -> dict[str, Any]:
+    """All trials with their outcome, reason and measurement."""
+    return {"items": jobs.trials(session, jobs.get(session, job_id))}
+
+
+@router.get("/{job_id}/events", responses=responses(NotFound), summary="A job's events")
+def tail(
+    job_id: str,
+    session: Reading,
+    after: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> dict[str, Any]:
+    """What happened, oldest first; pass the last `seq` on as `after` to see what came since."""
+    return {"items": events.tail(session, jobs.get(session, job_id).id, after, limit)}
+
+
+@router.get("/{job_id}/recommendation", responses=responses(NotFound, NotYet), summary="The answer")
+def recommendation(job_id: str, session: Reading) -> Recommendation:
+    """The fastest stable configuration with its evidence; `final: false` while the job is still looking."""
+    return jobs.must_recommend(session, jobs.get(session, job_id))
+
+
+@router.post("/{job_id}/cancel", status_code=202, responses=responses(NotFound, NotYet), summary="Cancel")
+def cancel(job_id: str, here: InContext) -> dict[str, Any]:
+    """End the job now; the device is free within seconds."""
+    here.queue.cancel(job_id)
+    return {"id": job_id, "status": "cancelled"}
+
+
+@router.post("/{job_id}/stop", status_code=202, responses=responses(NotFound, NotYet), summary="Stop")
+def stop(job_id: str, here: InContext) -> dict[str, Any]:
+    """End the job now and recommend the best so far."""
+    return {"id": job_id, "status": here.queue.stop(job_id)}

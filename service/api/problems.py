@@ -1,0 +1,87 @@
+"""Errors as application/problem+json (RFC 9457), and the limit on bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import BadQuery, BodyTooLarge, DynotuneError, NotAllowed, NotFound, Unavailable, pointer
+
+MEDIA = "application/problem+json"
+
+
+def answer(error: DynotuneError) -> JSONResponse:
+    """The error's answer."""
+    return JSONResponse(error.problem(), status_code=error.status, media_type=MEDIA)
+
+
+def responses(*errors: type[DynotuneError]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI entries for the errors a route may answer with."""
+    return {
+        error.status: {
+            "description": error.title,
+            "content": {MEDIA: {"example": error("One sentence: what, where, what to do.").problem()}},
+        }
+        for error in errors
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Have every error answered as a problem."""
+
+    @app.exception_handler(DynotuneError)
+    async def _ours(_request: Request, error: DynotuneError) -> JSONResponse:
+        return answer(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def _query(_request: Request, error: RequestValidationError) -> JSONResponse:
+        mistakes = [
+            {"pointer": pointer(tuple(item["loc"])), "detail": f"{item['loc'][-1]}: {item['msg']}."}
+            for item in error.errors()
+        ]
+        return answer(BadQuery(" ".join(mistake["detail"] for mistake in mistakes), mistakes))
+
+    @app.exception_handler(HTTPException)
+    async def _routing(request: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code == 405:
+            return answer(NotAllowed(f"{request.method} is not allowed on {request.url.path}."))
+        return answer(NotFound(f"There is nothing at {request.url.path}; the API is described at /docs."))
+
+    @app.exception_handler(OperationalError)
+    async def _database(_request: Request, _error: OperationalError) -> JSONResponse:
+        return answer(Unavailable("The database does not answer; try again in a moment."))
+
+
+class LimitBody:
+    """Refuses a body over the limit before it is read into memory, also when its length is not announced."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app, self._limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        error = BodyTooLarge(f"The body is larger than {self._limit} bytes; a job is a few kilobytes.")
+        if announced.isdigit() and int(announced) > self._limit:
+            await answer(error)(scope, receive, send)
+            return
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._limit:
+                raise error
+            return message
+
+        await self._app(scope, counted, send)

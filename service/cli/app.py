@@ -1,0 +1,257 @@
+"""The commands. Exit codes: 0 done, 1 job failed, 2 wrong usage, 3 control plane unreachable, 130 interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from service import __version__
+from service.cli import display
+from service.cli.jobfile import read_job
+from service.cli.tune import tune as run_tune
+from service.client import Client, Refused, Unreachable
+from service.errors import DynotuneError
+from service.exports import EXPORTS
+from service.settings import Settings
+
+FAILED, USAGE, UNREACHABLE = 1, 2, 3
+app = typer.Typer(
+    help="Measure every finetuning speed-up and get the fastest stable configuration.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+Url = Annotated[str, typer.Option("--url", envvar="DYNOTUNE_URL", help="The control plane.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LOCAL = "http://127.0.0.1:8000"
+
+
+def emit(data: Any) -> None:
+    """JSON on stdout."""
+    print(json.dumps(data, indent=2))
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port.")] = 8000,
+    worker: Annotated[bool, typer.Option("--worker/--no-worker", help="Start a local worker too.")] = True,
+    json_: Json = False,
+) -> None:
+    """Run the control plane, by default with one local worker. Brings the schema up to date first."""
+    from service.cli.embedded import serve as run
+
+    if json_:
+        emit({"url": f"http://{host}:{port}", "worker": worker})
+    run(Settings.from_environment(), host, port, worker)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def worker(
+    context: typer.Context,
+    devices: Annotated[str, typer.Option(help="first, all, or a list such as cuda:0,cuda:1")] = "first",
+) -> None:
+    """Measure trials on this machine: one process a device."""
+    os.execv(sys.executable, [sys.executable, "-m", "worker", "--devices", devices, *context.args])
+
+
+@app.command()
+def tune(
+    job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("dynotune-out"),
+    json_: Json = False,
+) -> None:
+    """Run one job here and now: control plane, worker, measurement, recommendation.json and train.py."""
+    raise typer.Exit(run_tune(job, output, json_, console))
+
+
+@app.command()
+def submit(
+    job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")], url: Url = LOCAL, json_: Json = False
+) -> None:
+    """Submit a job and print its id."""
+    with Client(url) as client:
+        job_id = client.submit(read_job(job))
+    if json_:
+        emit({"id": job_id})
+    else:
+        print(job_id)
+
+
+@app.command("ls")
+def list_jobs(
+    status: Annotated[str | None, typer.Option(help="queued, running, succeeded, failed or cancelled")] = None,
+    label: Annotated[str | None, typer.Option(help="key=value")] = None,
+    url: Url = LOCAL,
+    json_: Json = False,
+) -> None:
+    """List jobs, newest first."""
+    with Client(url) as client:
+        jobs = list(client.jobs(status, label))
+    if json_:
+        emit(jobs)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", "name", "status", "phase", "elapsed"):
+        table.add_column(name)
+    for job in jobs:
+        elapsed = display.duration(job["elapsed_seconds"])
+        table.add_row(job["id"], job["name"], job["status"], job["phase"], elapsed)
+    console.print(table)
+
+
+@app.command()
+def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
+    """Show a job: its status, and its recommendation so far."""
+    with Client(url) as client:
+        found = client.job(job)
+        best = client.recommendation(job) if found["best"] else None
+    if json_:
+        emit(found)
+        return
+    console.print(f"{found['name']} ({found['id']}): {found['status']}, {display.status_line(found)}", highlight=False)
+    for line in (found["error"], *found["notes"]):
+        if line:
+            console.print(line, highlight=False)
+    if best:
+        console.print(display.result_table(best))
+
+
+@app.command()
+def watch(job: str, url: Url = LOCAL, json_: Json = False) -> None:
+    """Follow a job until it has ended."""
+    with Client(url) as client:
+        if json_:
+            ended = client.wait(job)
+            emit(ended)
+        else:
+            with display.Progress(console) as progress:
+                ended = client.wait(job, look=lambda seen: progress.show(seen, client.trials(job)))
+    raise typer.Exit(0 if ended["status"] == "succeeded" else FAILED)
+
+
+@app.command()
+def trials(
+    job: str,
+    log: Annotated[int | None, typer.Option(help="Print the output of the trial with this number.")] = None,
+    url: Url = LOCAL,
+    json_: Json = False,
+) -> None:
+    """List a job's trials, or print one trial's output."""
+    with Client(url) as client:
+        found = client.trials(job)
+        if log is not None:
+            numbers = {trial["number"]: trial["id"] for trial in found}
+            if log not in numbers:
+                fail(f"job {job} has no trial {log}", USAGE)
+            one = client.trial(numbers[log])
+            emit(one) if json_ else print(one["log"] or "(it printed nothing)")
+            return
+    if json_:
+        emit(found)
+    else:
+        console.print(display.trial_table(found))
+
+
+@app.command()
+def stop(job: str, url: Url = LOCAL, json_: Json = False) -> None:
+    """End a job now and keep the best so far."""
+    with Client(url) as client:
+        client.stop(job)
+        ended = client.job(job)
+    emit(ended) if json_ else print(f"{job}: {ended['status']}")
+
+
+@app.command()
+def cancel(job: str, url: Url = LOCAL, json_: Json = False) -> None:
+    """End a job now."""
+    with Client(url) as client:
+        client.cancel(job)
+        ended = client.job(job)
+    emit(ended) if json_ else print(f"{job}: {ended['status']}")
+
+
+@app.command()
+def export(
+    job: str,
+    format_: Annotated[str, typer.Option("--format", "-f", help=f"One of: {', '.join(EXPORTS)}")] = "json",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; stdout if not given.")] = None,
+    url: Url = LOCAL,
+    json_: Json = False,
+) -> None:
+    """Write a job's recommendation for a trainer."""
+    with Client(url) as client:
+        text = client.export(job, format_)
+    if output:
+        output.write_text(text)
+    if json_:
+        emit({"job": job, "format": format_, "output": str(output) if output else None, "text": text})
+    elif not output:
+        print(text, end="")
+
+
+@app.command()
+def levers(url: Url = LOCAL, json_: Json = False) -> None:
+    """List every lever and choice, and what each worker offers."""
+    try:
+        with Client(url) as client:
+            found = client.levers()
+    except Unreachable:
+        from service.catalogue import catalogue
+
+        found = catalogue([])  # the catalogue itself needs no control plane; only the workers do
+        if not json_:
+            console.print(f"[dim]No control plane at {url}: shown without workers.[/dim]")
+    if json_:
+        emit(found)
+        return
+    for lever in found["levers"]:
+        console.print(f"[bold]{lever['name']}[/bold]  {lever['summary']}", highlight=False)
+        for choice in lever["choices"]:
+            mark = " (baseline)" if choice["name"] == lever["baseline"] else ""
+            console.print(f"  {choice['name']}{mark}: {choice['summary']}", highlight=False)
+            for name, state in choice["workers"].items():
+                if not state["available"]:
+                    console.print(f"    [yellow]{name}: {state['why_not']}[/yellow]", highlight=False)
+
+
+@app.command()
+def doctor(json_: Json = False) -> None:
+    """Say what this machine can run: devices, memory, versions, optional packages."""
+    from service.cli.doctor import report
+
+    raise typer.Exit(report(console, json_))
+
+
+@app.command()
+def version(json_: Json = False) -> None:
+    """Print the version."""
+    emit({"version": __version__}) if json_ else print(__version__)
+
+
+def fail(sentence: str, code: int) -> None:
+    """One sentence on stderr, and out."""
+    Console(stderr=True).print(f"dynotune: {sentence}", highlight=False, soft_wrap=True)
+    raise SystemExit(code)
+
+
+def main() -> None:
+    """The command. A user's mistake is one sentence, never a traceback."""
+    try:
+        app()
+    except Unreachable as error:
+        fail(f"{error}; start one with `dynotune serve`, or name it with --url", UNREACHABLE)
+    except Refused as error:
+        fail(str(error), USAGE)
+    except DynotuneError as error:
+        fail(error.detail, UNREACHABLE if error.status == 503 else USAGE)
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise SystemExit(130) from None

@@ -1,0 +1,200 @@
+"""How jobs look on a terminal: a live table, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from service.contract.configuration import Configuration
+from service.contract.measurement import Measurement, Outcome
+from service.contract.recommendation import Recommendation, Winner
+
+GIB = 2**30
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people: 45s, 3m20s, 2h05m."""
+    if seconds is None:
+        return "-"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def titles(trials: list[dict[str, Any]]) -> dict[str, str]:
+    """One line a trial: how it differs from its method's baseline."""
+    baselines: dict[str, Configuration] = {}
+    found = {}
+    for trial in trials:
+        configuration = Configuration.model_validate(trial["configuration"])
+        if trial["origin"] == "baseline":
+            baselines[configuration.method] = configuration
+            found[trial["id"]] = f"{configuration.method}: baseline"
+        else:
+            against = baselines.get(configuration.method)
+            found[trial["id"]] = f"{configuration.method}: {configuration.title(against)}"
+    return found
+
+
+def trial_cells(trial: dict[str, Any], title: str) -> tuple[str, ...]:
+    """number, configuration, outcome, tokens/s, micro batch, peak, note."""
+    number = str(trial["number"])
+    if trial["measurement"] is None:
+        return number, title, trial["state"], "", "", "", trial["progress"] or ""
+    measurement = Measurement.model_validate(trial["measurement"])
+    speed = f"{measurement.tokens_per_second:,.0f}" if measurement.tokens_per_second else ""
+    peak = f"{measurement.peak_bytes / GIB:.2f}" if measurement.peak_bytes else ""
+    note = "fastest so far" if trial.get("fastest") else measurement.reason
+    return number, title, measurement.outcome, speed, str(measurement.micro_batch_size or ""), peak, note
+
+
+def trial_table(trials: list[dict[str, Any]]) -> Table:
+    """The trials as a table."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (
+        ("#", "right"),
+        ("configuration", "left"),
+        ("outcome", "left"),
+        ("tokens/s", "right"),
+        ("micro", "right"),
+        ("peak GiB", "right"),
+        ("", "left"),
+    ):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    names = titles(trials)
+    for trial in trials:
+        style = "green" if trial.get("fastest") else "dim" if trial["outcome"] not in (None, "ok") else None
+        table.add_row(*trial_cells(trial, names[trial["id"]]), style=style)
+    return table
+
+
+def status_line(job: dict[str, Any]) -> str:
+    """Phase, elapsed and remaining time, and what is done now."""
+    if job["status"] == "queued":
+        return f"queued: {job['waiting_for'] or 'waiting for a worker'}"
+    remaining = None
+    if job["estimated_finish_at"] and job["status"] == "running":
+        remaining = job["estimated_finish_at"] - time.time()
+    now = job["progress"]["now"]
+    text = f"{job['phase']} · {duration(job['elapsed_seconds'])} elapsed"
+    if remaining is not None:
+        text += f" · at most {duration(remaining)} left"
+    return text + (f" · {now}" if now else "")
+
+
+class Progress:
+    """Shows a job while it runs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._said: set[str] = set()
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, job: dict[str, Any], trials: list[dict[str, Any]]) -> None:
+        """The state now: redrawn on a terminal, else a line for whatever is new."""
+        if self._live:
+            self._live.update(Group(Text(f"{job['name']}: {status_line(job)}"), trial_table(trials)), refresh=True)
+            return
+        names = titles(trials)
+        for trial in trials:
+            if trial["measurement"] is not None:
+                number, title, outcome, speed, micro, peak, _ = trial_cells(trial, names[trial["id"]])
+                measured = f"{speed} tokens/s, micro batch {micro}, peak {peak} GiB" if speed else ""
+                reason = Measurement.model_validate(trial["measurement"]).reason
+                self._say(f"trial {number}  {title}  {outcome}  {measured or reason}")
+        phase = f"{job['status']}, {job['phase']}"
+        self._say(phase, f"[{duration(job['elapsed_seconds'])}] {status_line(job)}")
+
+    def _say(self, key: str, text: str | None = None) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            self._console.print(text or key, highlight=False, soft_wrap=True)
+
+
+def result_table(recommendation: Recommendation) -> Table:
+    """The end of a job: baseline, winners and runners-up."""
+    table = Table(title=f"{recommendation.job_name}: {_device(recommendation)}", title_justify="left")
+    table.add_column("configuration", overflow="fold")
+    for name in ("tokens/s", "samples/s", "step s", "micro", "peak GiB", "speed-up"):
+        table.add_column(name, justify="right")
+    table.add_column("stable", overflow="fold")
+    for method, winner in recommendation.methods.items():
+        baseline = winner.evidence.baseline
+        if baseline is not None:
+            table.add_row(f"{method}: baseline", *_measured(baseline), "1.00x", "")
+        _add_winner(table, method, winner)
+    baselines = {method: winner.evidence.baseline for method, winner in recommendation.methods.items()}
+    for one in recommendation.alternatives:
+        method = one.configuration.method
+        against = baselines.get(method)
+        if one != against:
+            title = one.configuration.title(against.configuration if against else None)
+            cells = (*_measured(one), _ratio(one, against), "not verified")
+            table.add_row(f"{method}: {title}", *cells, style="dim")
+    for rejected in recommendation.rejected:
+        levers = " ".join(f"{name}={choice}" for name, choice in rejected.levers.items())
+        table.add_row(levers, "", "", "", "", "", "", f"no: {rejected.outcome}: {rejected.reason}", style="dim")
+    return table
+
+
+def _device(recommendation: Recommendation) -> str:
+    environment = recommendation.environment
+    return f"{environment['name']}, {environment['cores']} cores, {environment['memory_gib']} GiB"
+
+
+def _add_winner(table: Table, method: str, winner: Winner) -> None:
+    evidence = winner.evidence
+    measurement = evidence.measurement
+    against = evidence.baseline.configuration if evidence.baseline else None
+    speedup = "-"
+    if evidence.speedup is not None:
+        speedup = f"{evidence.speedup:.2f}x"
+        if evidence.speedup_low is not None and evidence.speedup_high is not None:
+            speedup += f" ({evidence.speedup_low:.2f}-{evidence.speedup_high:.2f})"
+    stable = {True: "yes", False: "no", None: "not verified"}[winner.stability.stable]
+    table.add_row(
+        f"{method}: {measurement.configuration.title(against)}",
+        f"{evidence.tokens_per_second:,.0f}",
+        f"{evidence.samples_per_second:.2f}",
+        f"{evidence.step_seconds:.2f}",
+        str(winner.configuration.micro_batch_size),
+        f"{(evidence.peak_bytes or 0) / GIB:.2f}",
+        speedup,
+        "; ".join((stable, *winner.stability.reasons)),
+        style="bold green",
+    )
+
+
+def _measured(one: Measurement) -> tuple[str, str, str, str, str]:
+    if one.outcome is not Outcome.ok or one.timing is None:
+        return "", "", "", "", ""
+    return (
+        f"{one.tokens_per_second:,.0f}",
+        f"{one.samples_per_second:.2f}",
+        f"{one.step_seconds:.2f}",
+        str(one.micro_batch_size),
+        f"{(one.peak_bytes or 0) / GIB:.2f}",
+    )
+
+
+def _ratio(one: Measurement, baseline: Measurement | None) -> str:
+    if baseline is None or baseline.timing is None or one.timing is None:
+        return "-"
+    return f"{baseline.timing.seconds / one.timing.seconds:.2f}x"

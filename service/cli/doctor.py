@@ -1,0 +1,89 @@
+"""`dynotune doctor`: what this machine can run, and what would make it run more."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from service import __version__
+from service.catalogue import catalogue
+from service.contract.hardware import HardwareFacts
+from service.settings import Settings
+
+BRINGS = {
+    "peft": "methods lora and qlora",
+    "bitsandbytes": "method qlora, 8-bit AdamW",
+    "accelerate": "loading straight to the device",
+    "triton": "compile on GPUs",
+    "flash_attn": "attention flash_attention_2 (not a lever yet)",
+    "liger_kernel": "fused kernels (not a lever yet)",
+    "torchao": "fp8 training, low-bit optimizers (not a lever yet)",
+    "apex": "FusedAdam, fused LayerNorm (not a lever yet)",
+    "datasets": "nothing: files and hub datasets are read without it",
+}
+
+
+def report(console: Console, as_json: bool) -> int:
+    """Print the report; 0 when something can be measured here, else 1."""
+    settings = Settings.from_environment()
+    found, problem = _facts()
+    disk = shutil.disk_usage(settings.home).free
+    if as_json:
+        data: dict[str, Any] = {
+            "dynotune": __version__,
+            "home": str(settings.home),
+            "database": settings.database_url.split("@")[-1],
+            "free_disk_bytes": disk,
+            "devices": [facts.model_dump(mode="json") for facts in found],
+            "problem": problem,
+        }
+        print(json.dumps(data, indent=2))
+        return 0 if found else 1
+    console.print(f"dynotune {__version__}, state in {settings.home} ({disk / 2**30:.0f} GiB free)", highlight=False)
+    if problem:
+        console.print(f"[red]{problem}[/red]", highlight=False)
+        return 1
+    for facts in found:
+        _device(console, facts)
+    versions = ", ".join(f"{name} {version}" for name, version in found[0].versions.items())
+    console.print(f"versions: {versions}", highlight=False)
+    for name, package in found[0].packages.items():
+        state = package.version or f"[yellow]{package.problem}[/yellow]"
+        console.print(f"  {name}: {state} - brings {BRINGS.get(name, 'nothing dynotune uses')}", highlight=False)
+    return 0
+
+
+def _device(console: Console, facts: HardwareFacts) -> None:
+    bf16 = "bf16 in hardware" if facts.bf16_native else "bf16 emulated"
+    memory = facts.memory_bytes / 2**30
+    driver = f", driver {facts.driver}" if facts.driver else ""
+    name = f"[bold]{facts.device}:{facts.index}[/bold] {facts.name}"
+    console.print(f"{name}: {memory:.1f} GiB, {facts.cores} cores, {bf16}{driver}", highlight=False)
+    for other in facts.others:
+        console.print(f"  [yellow]{other}[/yellow]", highlight=False)
+    if facts.topology:
+        console.print(facts.topology, highlight=False)
+    for lever in catalogue([{"id": "here", "alive": True, "facts": facts.model_dump(mode="json")}])["levers"]:
+        for choice in lever["choices"]:
+            why = choice["workers"]["here"]["why_not"]
+            if why:
+                console.print(f"  not searched: {lever['name']}={choice['name']}: {why}", highlight=False)
+
+
+def _facts() -> tuple[list[HardwareFacts], str | None]:
+    """Devices, asked in a process of its own: the control plane does not import torch."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "worker.devices.facts"], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return (
+            [],
+            f"Nothing can be measured here: {last}. Install the worker's packages: pip install 'dynotune[worker]'",
+        )
+    return [HardwareFacts.model_validate(one) for one in json.loads(done.stdout.splitlines()[-1])], None

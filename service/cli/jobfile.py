@@ -1,0 +1,32 @@
+"""Reads a job file, and makes its local paths absolute so that they mean the same to the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from service.contract.paths import looks_local
+from service.errors import InvalidJob
+from service.validate import check
+
+
+def read_job(path: Path) -> dict[str, Any]:
+    """The job of a YAML or JSON file, checked; InvalidJob says what is wrong with which field."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidJob(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise InvalidJob(f"{path}{where} is neither YAML nor JSON: {getattr(error, 'problem', error)}") from error
+    if not isinstance(data, dict):
+        raise InvalidJob(f"{path} must hold a mapping with at least model and dataset")
+    spec = check(data).model_dump(mode="json", exclude_defaults=True)
+    for part in ("model", "dataset"):
+        source = spec[part]["source"]
+        if looks_local(source) or Path(source).exists():
+            spec[part]["source"] = str(Path(source).expanduser().absolute())
+    return spec

@@ -1,0 +1,101 @@
+"""`dynotune tune`: one job from file to recommendation, on an embedded control plane and one local worker."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from service.cli import display
+from service.cli.embedded import LocalWorker, control_plane
+from service.cli.jobfile import read_job
+from service.client import Client, Refused
+from service.contract.recommendation import Recommendation
+from service.settings import Settings
+
+POLL_SECONDS = 1.0
+
+
+def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
+    """Run the job; 0 done, 1 failed, 130 interrupted. Writes recommendation.json and train.py into `output`."""
+    job = read_job(path)
+    settings = Settings.from_environment()
+    database = f"sqlite:///{settings.home / 'tune.db'}"
+    # What the user names on the command line may be read: this control plane serves nobody else.
+    named = tuple(Path(job[part]["source"]).parent for part in ("model", "dataset") if job[part]["source"][0] == "/")
+    settings = dataclasses.replace(settings, database_url=database, data_roots=(*settings.data_roots, *named))
+    quiet = Console(quiet=True) if as_json else console
+    with _interruptible(), control_plane(settings) as url, Client(url) as client:
+        job_id = client.submit(job)
+        worker = LocalWorker(settings)
+        try:
+            ended = _follow(client, worker, job_id, quiet)
+        except KeyboardInterrupt:
+            with contextlib.suppress(Refused):
+                client.cancel(job_id)
+            console.print("interrupted: the job is cancelled", highlight=False)
+            return 130
+        finally:
+            worker.stop(now=True)
+        if ended["error"]:
+            Console(stderr=True).print(f"dynotune: {ended['error']}", highlight=False, soft_wrap=True)
+        if not ended["best"]:
+            return 1
+        best = client.recommendation(job_id)
+        written = _write(client, job_id, output)
+    if as_json:
+        print(best.model_dump_json(indent=2))
+    else:
+        _conclude(console, best, written)
+    return 0 if ended["status"] == "succeeded" else 1
+
+
+def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) -> dict[str, object]:
+    with display.Progress(console) as progress:
+
+        def look(job: dict[str, object]) -> None:
+            progress.show(job, client.trials(job_id))
+            if worker.process.poll() is not None:
+                raise SystemExit("dynotune: the local worker ended by itself; its message is above")
+
+        return client.wait(job_id, POLL_SECONDS, look)
+
+
+def _write(client: Client, job_id: str, output: Path) -> list[Path]:
+    output.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, file in (("json", "recommendation.json"), ("train.py", "train.py")):
+        path = output / file
+        path.write_text(client.export(job_id, name))
+        written.append(path)
+    return written
+
+
+def _conclude(console: Console, best: Recommendation, written: list[Path]) -> None:
+    console.print(display.result_table(best))
+    console.print(best.stability.statement, highlight=False, soft_wrap=True)
+    for note in (f"weights: {best.weights}" if best.weights != "pretrained" else None, *best.notes):
+        if note:
+            console.print(note, highlight=False, soft_wrap=True)
+    run = display.duration(best.evidence.run_seconds)
+    console.print(f"The whole run would take about {run} here.", highlight=False)
+    console.print(f"written: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends a job as Ctrl-C does, so that nothing is left behind either way."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

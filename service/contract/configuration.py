@@ -1,0 +1,42 @@
+"""Configuration: one point of the search, and the words for its batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from pydantic import Field
+
+from service.contract.base import Contract
+from service.contract.job import Method
+
+
+class Configuration(Contract):
+    """A method with a choice for every lever, the effective batch, and perhaps a fixed micro batch.
+
+    `effective_batch_size` counts samples an optimizer step; `micro_batch_size` counts what one
+    forward-backward takes (samples, or rows when packed) and is found by the trial when None.
+    """
+
+    method: Method
+    levers: dict[str, str]
+    effective_batch_size: int = Field(ge=1)
+    learning_rate: float = Field(gt=0)
+    micro_batch_size: int | None = Field(default=None, ge=1)
+
+    @property
+    def key(self) -> str:
+        """Twelve hex digits, equal for equal configurations."""
+        text = json.dumps(self.model_dump(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def title(self, against: Configuration | None = None) -> str:
+        """One line for people: the levers that differ from `against`, or all of them."""
+        parts = [
+            f"{name}={choice}"
+            for name, choice in self.levers.items()
+            if against is None or against.levers.get(name) != choice
+        ]
+        if against is not None and against.effective_batch_size != self.effective_batch_size:
+            parts.append(f"effective batch {self.effective_batch_size}")
+        return " ".join(parts) or "as the baseline"

@@ -1,0 +1,163 @@
+"""Measurement: what one trial saw, whatever way it ended."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from service.contract.base import Contract
+from service.contract.configuration import Configuration
+
+
+class Outcome(StrEnum):
+    """How a trial ended. Only `ok` can be recommended; each of the others carries a reason."""
+
+    ok = "ok"
+    infeasible = "infeasible"
+    unstable = "unstable"
+    invalid = "invalid"
+    crashed = "crashed"
+    timed_out = "timed_out"
+
+
+class Probe(Contract):
+    """One batch size at which a full step was begun. `peak_bytes` is None when it ran out of memory."""
+
+    micro_batch_size: int
+    peak_bytes: int | None
+    seconds: float | None = None
+
+
+class DatasetFacts(Contract):
+    """The tokenised training split: rows, lengths in tokens after cutting, and a fingerprint of the bytes."""
+
+    fingerprint: str
+    rows: int
+    validation_rows: int
+    tokens: int
+    at_max_length: int = Field(description="Rows that reach max_length: cut there, or just that long.")
+    p50: int
+    p90: int
+    p99: int
+    longest: int
+    histogram: dict[str, int] = Field(description="Upper edge in tokens -> rows.")
+
+
+class Timing(Contract):
+    """The job's work unit, timed at one micro batch.
+
+    `seconds` is the sum over the unit's batches of the median of their clean timings; `low` and `high`
+    bound 95% of its bootstrap. `padded_tokens` are what the device computed, `tokens` what counts.
+    """
+
+    micro_batch_size: int
+    seconds: float
+    low: float
+    high: float
+    samples: int
+    tokens: int
+    padded_tokens: int
+    steps: int
+    passes: int
+    clean_share: float = Field(description="Share of timings that had the device to themselves.")
+    largest_share_of_others: float
+
+
+class Measurement(Contract):
+    """One trial's outcome, reason and figures. Bytes and seconds throughout; losses are means a token."""
+
+    configuration: Configuration
+    outcome: Outcome
+    reason: str = ""
+    micro_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    largest_micro_batch: int | None = Field(default=None, description="The largest that fits, and was run.")
+    predicted_micro_batch: int | None = Field(default=None, description="The largest by the memory line alone.")
+    limited_by: str | None = None
+    timing: Timing | None = None
+    curve: tuple[Timing, ...] = ()
+    probes: tuple[Probe, ...] = ()
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    capacity_bytes: int | None = None
+    used_before_bytes: int | None = None
+    evaluation_batch_size: int | None = None
+    load_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    check_loss: float | None = None
+    check_grad_norm: float | None = None
+    losses: tuple[float, ...] = ()
+    grad_norms: tuple[float, ...] = ()
+    parameters: int | None = None
+    trainable_parameters: int | None = None
+    dataset: DatasetFacts | None = None
+    notes: tuple[str, ...] = ()
+    time_spent: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Non-padding tokens a second over the work unit."""
+        return self.timing.tokens / self.timing.seconds if self.timing else None
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples a second over the work unit."""
+        return self.timing.samples / self.timing.seconds if self.timing else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds an optimizer step, accumulation included."""
+        return self.timing.seconds / self.timing.steps if self.timing else None
+
+
+class Block(Contract):
+    """One candidate's run in one interleaved block of the verification."""
+
+    key: str
+    block: int
+    seed: int
+    outcome: Outcome
+    reason: str = ""
+    timing: Timing | None = None
+    losses: tuple[float, ...] = ()
+    grad_norms: tuple[float, ...] = ()
+
+
+class Soak(Contract):
+    """What was run on the winner beyond the blocks, and what came of it."""
+
+    steps: int = 0
+    worst_case_steps: int = 0
+    evaluation_loss: float | None = None
+    evaluation_accuracy: float | None = None
+    evaluation_seconds: float | None = None
+    saved_bytes: int | None = None
+    peak_bytes: int | None = None
+    last_loss: float | None = None
+
+
+class Verdict(Contract):
+    """A finalist after verification: stable or not, why not, and its speed-up within the blocks."""
+
+    key: str
+    stable: bool
+    reasons: tuple[str, ...] = ()
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    largest_loss_difference: float | None = None
+    loss_steps: int = 0
+    soak: Soak | None = None
+
+
+class Verification(Contract):
+    """The verify task's result: every block, a verdict for each finalist, and the order they came in."""
+
+    baseline_key: str | None
+    blocks: tuple[Block, ...]
+    verdicts: tuple[Verdict, ...]
+    ranking: tuple[str, ...]
+    tied: bool = False
+    note: str = ""
+    seconds: float = 0.0

@@ -1,0 +1,44 @@
+"""Which local paths a job may read: below the data roots or the hub's cache. Pure path arithmetic."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The folders local models and data may come from; relative paths start at the first."""
+
+    folders: tuple[Path, ...]
+    hub_cache: Path
+
+    def resolve(self, source: str) -> Path:
+        """The path a source means: from the first root when it is relative."""
+        path = Path(source).expanduser()
+        if not path.is_absolute() and self.folders:
+            path = self.folders[0] / path
+        return Path(os.path.normpath(path))
+
+    def holds(self, path: Path) -> bool:
+        """Whether the path, symlinks followed, lies below an allowed folder.
+
+        The hub's cache links its snapshots to blobs inside itself, so both ends are below it.
+        """
+        real = path.resolve()
+        return any(real.is_relative_to(folder.resolve()) for folder in (*self.folders, self.hub_cache))
+
+
+def looks_local(source: str) -> bool:
+    """Whether a source is meant as a path rather than a hub id (`name` or `owner/name`)."""
+    ending = Path(source).suffix in (".jsonl", ".json", ".csv", ".parquet")
+    return source.startswith((".", "/", "~")) or source.count("/") > 1 or ending
+
+
+def outside(field: str, path: Path, roots: Roots) -> str | None:
+    """A sentence when the path is not allowed, else None."""
+    if roots.holds(path):
+        return None
+    allowed = ", ".join(str(folder) for folder in roots.folders)
+    return f"{field}: {path} lies outside the allowed folders ({allowed}); DYNOTUNE_DATA_ROOTS on the server sets them"

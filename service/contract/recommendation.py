@@ -1,0 +1,95 @@
+"""Recommendation: the answer, its evidence, and everything needed to train with it or to doubt it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from service.contract.base import Contract
+from service.contract.job import Method
+from service.contract.measurement import DatasetFacts, Measurement, Verdict
+
+SCHEMA_VERSION = "1"
+
+
+class RecommendedConfiguration(Contract):
+    """Every lever, and the batch in the words of `TrainingArguments`."""
+
+    method: Method
+    levers: dict[str, str]
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    effective_batch_size: int
+    evaluation_batch_size: int
+    learning_rate: float
+    rows_are_packed: bool = Field(description="If so, `micro_batch_size` counts rows of max_length tokens.")
+
+
+class Evidence(Contract):
+    """The winner's and the baseline's measurements, and how they compare."""
+
+    measurement: Measurement
+    baseline: Measurement | None
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    speedup_from: str = Field(description="Where the speed-up was taken: verification blocks or single trials.")
+    tokens_per_second: float
+    tokens_per_second_low: float
+    tokens_per_second_high: float
+    samples_per_second: float
+    step_seconds: float
+    peak_bytes: int | None
+    headroom_bytes: int | None
+    run_seconds: float = Field(description="Estimated wall-clock of the user's run, load and compile included.")
+
+
+class Stability(Contract):
+    """Whether the configuration held, what was run to find out, and what was not."""
+
+    stable: bool | None = Field(description="None until the verification has run.")
+    reasons: tuple[str, ...] = ()
+    verdict: Verdict | None = None
+    statement: str
+
+
+class Rejected(Contract):
+    """A configuration that was tried or shut out, and why it is not the answer."""
+
+    levers: dict[str, str]
+    outcome: str
+    reason: str
+
+
+class Winner(Contract):
+    """The best configuration of one method, ready-made arguments included."""
+
+    configuration: RecommendedConfiguration
+    TrainingArguments: dict[str, Any]
+    LoraConfig: dict[str, Any] | None
+    BitsAndBytesConfig: dict[str, Any] | None
+    from_pretrained: dict[str, Any]
+    not_expressible: tuple[str, ...] = Field(
+        default=(), description="What these arguments cannot say; train.py does it."
+    )
+    evidence: Evidence
+    stability: Stability
+
+
+class Recommendation(Winner):
+    """The answer to a job: the fastest stable configuration over all its methods."""
+
+    schema_version: str = SCHEMA_VERSION
+    job_id: str
+    job_name: str
+    final: bool
+    weights: str
+    notes: tuple[str, ...] = ()
+    methods: dict[str, Winner] = Field(default_factory=dict, description="One winner a method.")
+    environment: dict[str, Any]
+    dataset: DatasetFacts | None
+    alternatives: tuple[Measurement, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    spec: dict[str, Any]
+    reproduce: str

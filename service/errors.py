@@ -1,0 +1,120 @@
+"""One error tree. Each error knows its HTTP status, its stable code and its problem+json form (RFC 9457)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+
+class DynotuneError(Exception):
+    """Anything a user is told about. `pointers` name the places in the request body (RFC 6901)."""
+
+    status = 500
+    code = "internal"
+    title = "Something went wrong in the service"
+
+    def __init__(self, detail: str, pointers: list[dict[str, str]] | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.pointers = pointers or []
+
+    def problem(self) -> dict[str, Any]:
+        """The body of an application/problem+json answer."""
+        body: dict[str, Any] = {
+            "type": f"urn:dynotune:{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+        }
+        if self.pointers:
+            body["errors"] = self.pointers
+        return body
+
+
+class InvalidJob(DynotuneError):
+    """The job cannot be run as written."""
+
+    status, code, title = 422, "invalid-job", "The job has a mistake"
+
+
+class MalformedBody(DynotuneError):
+    """The body is not JSON or YAML."""
+
+    status, code, title = 400, "malformed-body", "The body cannot be read"
+
+
+class BodyTooLarge(DynotuneError):
+    """The body is larger than a job ever is."""
+
+    status, code, title = 413, "body-too-large", "The body is too large"
+
+
+class NotFound(DynotuneError):
+    """No such job, trial or page."""
+
+    status, code, title = 404, "not-found", "Not found"
+
+
+class NotYet(DynotuneError):
+    """The thing asked for does not exist yet, or never will for this job."""
+
+    status, code, title = 409, "not-yet", "Not there yet"
+
+
+class BadQuery(DynotuneError):
+    """A query parameter is wrong."""
+
+    status, code, title = 422, "bad-query", "A query parameter is wrong"
+
+
+class Unavailable(DynotuneError):
+    """The database does not answer, or its schema is not ready."""
+
+    status, code, title = 503, "unavailable", "The service is not ready"
+
+
+class NotAllowed(DynotuneError):
+    """The method is not allowed on this resource, or the resource is not reachable that way."""
+
+    status, code, title = 405, "not-allowed", "Not allowed"
+
+
+class LeaseLost(Exception):
+    """A worker wrote about a task it no longer holds: the result is dropped."""
+
+
+def pointer(location: tuple[Any, ...]) -> str:
+    """A JSON pointer from pydantic's location."""
+    return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in location)
+
+
+def sentences(error: ValidationError) -> list[dict[str, str]]:
+    """One sentence for each mistake pydantic found, with its pointer; union noise is folded away."""
+    found: dict[str, dict[str, str]] = {}
+    for item in error.errors():
+        place = tuple(part for part in item["loc"] if not str(part).startswith(("literal[", "dict[")))
+        name = ".".join(str(part) for part in place) or "the job"
+        found.setdefault(name, {"pointer": pointer(place), "detail": _sentence(name, dict(item))})
+    return list(found.values())
+
+
+def _sentence(name: str, item: dict[str, Any]) -> str:
+    context, kind = item.get("ctx", {}), item["type"]
+    if kind == "missing":
+        return f"{name} is missing."
+    if kind == "extra_forbidden":
+        return f"{name} is not a known field."
+    if kind == "literal_error":
+        return f"{name} must be {context['expected']}, not {item['input']!r}."
+    if kind == "value_error":
+        return f"{name}: {context['error']}."
+    text = item["msg"][0].lower() + item["msg"][1:]
+    return f"{name}: {text.replace('input should', 'should')}, not {item['input']!r}."[:400]
+
+
+def invalid_job(error: ValidationError) -> InvalidJob:
+    """The job error for pydantic's findings."""
+    mistakes = sentences(error)
+    return InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)

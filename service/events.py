@@ -1,0 +1,23 @@
+"""Events of a job: append and tail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.models import Event
+
+
+def append(session: Session, job_id: str, kind: str, at: float, **data: Any) -> None:
+    """Add an event to the session's transaction."""
+    session.add(Event(job_id=job_id, kind=kind, at=at, data=data))
+
+
+def tail(session: Session, job_id: str, after: int = 0, limit: int = 200) -> list[dict[str, Any]]:
+    """The job's events after a sequence number, oldest first."""
+    rows = session.scalars(
+        select(Event).where(Event.job_id == job_id, Event.seq > after).order_by(Event.seq).limit(limit)
+    )
+    return [{"seq": row.seq, "at": row.at, "kind": row.kind, "data": row.data} for row in rows]

@@ -1,0 +1,69 @@
+"""Keyword arguments for `TrainingArguments`, `LoraConfig`, `BitsAndBytesConfig` and `from_pretrained`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.contract.job import JobSpec
+from service.contract.recommendation import RecommendedConfiguration
+from service.levers import LEVERS
+
+PEFT_TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
+COMPUTE = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+
+
+def arguments(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[str, Any]:
+    """The four argument dictionaries, and what they cannot express, as fields of a Winner."""
+    training: dict[str, Any] = {
+        "per_device_train_batch_size": configuration.micro_batch_size,
+        "gradient_accumulation_steps": configuration.gradient_accumulation_steps,
+        "per_device_eval_batch_size": configuration.evaluation_batch_size,
+        "num_train_epochs": spec.training.epochs,
+        "learning_rate": configuration.learning_rate,
+        "lr_scheduler_type": spec.training.schedule,
+        "warmup_steps": spec.training.warmup_ratio,
+        "weight_decay": spec.training.weight_decay,
+        "max_grad_norm": spec.training.max_grad_norm,
+        "seed": spec.training.seed,
+        "logging_nan_inf_filter": False,
+    }
+    pretrained: dict[str, Any] = {}
+    cannot: list[str] = []
+    for name, choice_name in configuration.levers.items():
+        choice = LEVERS[name].choice(choice_name)
+        training |= choice.training_arguments
+        pretrained |= choice.from_pretrained
+        if configuration.method != "full":
+            pretrained |= choice.adapter_from_pretrained
+        if choice.not_expressible:
+            cannot.append(f"{name}={choice_name}: {choice.not_expressible}")
+    return {
+        "TrainingArguments": training,
+        "LoraConfig": lora_config(spec) if configuration.method != "full" else None,
+        "BitsAndBytesConfig": quantization(configuration) if configuration.method == "qlora" else None,
+        "from_pretrained": pretrained,
+        "not_expressible": tuple(cannot),
+    }
+
+
+def lora_config(spec: JobSpec) -> dict[str, Any]:
+    """peft's LoraConfig arguments."""
+    targets = spec.lora.target_modules
+    return {
+        "r": spec.lora.r,
+        "lora_alpha": spec.lora.alpha,
+        "lora_dropout": spec.lora.dropout,
+        "target_modules": targets if isinstance(targets, str) else list(targets),
+        "bias": "none",
+        "task_type": PEFT_TASKS[spec.task],
+    }
+
+
+def quantization(configuration: RecommendedConfiguration) -> dict[str, Any]:
+    """transformers' BitsAndBytesConfig arguments; its own defaults (fp4, fp32 compute) are not QLoRA's."""
+    return {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": COMPUTE.get(configuration.levers["precision"], "float32"),
+    }

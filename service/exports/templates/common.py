@@ -1,0 +1,29 @@
+"""What all parts of the exported train.py share. The parts are joined by service/exports/train_py.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+CONFIG: dict[str, Any] = {}
+
+IGNORED = -100  # the label that cross-entropy leaves out
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+MOST_SKIPPED = 20  # updates in a row that fp16 may skip while its loss scale comes down from 65,536
+
+Sample = tuple[list[int], list[int]]  # token ids; labels (a label for each token, or one class number)
+Row = list[int]  # samples by number: one, or several when packed
+MicroBatch = list[Row]  # what one forward and backward takes
+Step = list[MicroBatch]  # what one optimizer step takes
+Batch = dict[str, torch.Tensor]
+
+
+def lever(name: str) -> str:
+    """The choice that was measured: precision, attention, optimizer, checkpointing, compile, batching."""
+    return str(CONFIG["levers"][name])
+
+
+def is_classifier() -> bool:
+    """Whether the task is sequence classification; otherwise it is causal language modelling."""
+    return bool(CONFIG["task"] == "sequence-classification")

@@ -1,0 +1,160 @@
+"""The part of the exported train.py that reads the data."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from service.exports.templates.common import CONFIG, IGNORED, Sample, is_classifier
+
+# ---- data: files -> rows -> samples ----
+
+
+ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
+
+
+def locate(source: str, revision: str | None, kind: str) -> Path:
+    """A path that exists, relative to where you are, or the download of a hub id (`kind`: model or dataset)."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if path.suffix in ENDINGS or source.startswith((".", "/", "~")) or source.count("/") > 1:
+        sys.exit(f"{kind}: {source} does not exist; --{'data' if kind == 'dataset' else 'model'} names another")
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.jsonl", "*.csv", "*.parquet"]
+    if kind == "model":
+        patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
+    folder = Path(snapshot_download(source, revision=revision, repo_type=kind, allow_patterns=patterns))
+    if kind == "model" and CONFIG["model"]["weights"] == "pretrained" and not any(folder.glob("*.safetensors")):
+        folder = Path(snapshot_download(source, revision=revision, allow_patterns=[*patterns, "*.bin"]))
+    return folder
+
+
+def read_file(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a jsonl, csv or parquet file."""
+    if path.suffix == ".csv":
+        csv.field_size_limit(sys.maxsize)
+        with path.open(newline="", encoding="utf-8") as stream:
+            yield from csv.DictReader(stream)
+    elif path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    else:
+        with path.open(encoding="utf-8") as stream:
+            yield from (json.loads(line) for line in stream if line.strip())
+
+
+def read_rows(source: Path, split: str) -> list[dict[str, Any]]:
+    """The rows of a file, or of those files of a folder that have `split` in their path."""
+    files = [source]
+    if source.is_dir():
+        found = (path for path in source.rglob("*") if path.suffix in ENDINGS)
+        files = sorted(path for path in found if path.is_file() and split in str(path.relative_to(source)))
+    return [row for path in files for row in read_file(path)]
+
+
+def read_splits(source: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(train, validation) rows; every 20th or so is held out when no validation rows are named."""
+    splits = CONFIG["dataset"]["splits"]
+    column, validation = splits["column"], splits["validation"]
+    if column:
+        rows = read_rows(source, "")
+        train = [row for row in rows if str(row[column]) == splits["train"]]
+        held = [row for row in rows if str(row[column]) == validation] if validation else []
+    else:
+        train = read_rows(source, splits["train"])
+        if not train and splits["train"] == "train":
+            train = read_rows(source, "")
+        held = read_rows(source, validation) if validation and source.is_dir() else []
+    if not train or (validation and not held):
+        sys.exit(f"the dataset {source} has no {'validation' if train else 'training'} rows")
+    if not held:
+        every = max(2, round(1 / splits["validation_fraction"]))
+        held = train[::every]
+        train = [row for at, row in enumerate(train) if at % every] or held
+    return train, held
+
+
+def find_columns(row: dict[str, Any]) -> dict[str, str]:
+    """The columns to read: those named in CONFIG, else the usual names."""
+    usual = {
+        "prompt": ("prompt", "instruction", "question", "input"),
+        "completion": ("completion", "response", "answer", "output"),
+        "messages": ("messages", "conversations"),
+        "text": ("text", "sentence", "content", "review"),
+        "label": ("label", "labels", "target"),
+    }
+    named = CONFIG["dataset"]["columns"]
+    found = {
+        kind: named.get(kind) or next((name for name in names if name in row), "") for kind, names in usual.items()
+    }
+    wanted: tuple[tuple[str, ...], ...] = (("text", "label"),)
+    if not is_classifier():
+        wanted = tuple((kind,) for kind in ("messages", "text") if named.get(kind)) or (
+            ("prompt", "completion"),
+            ("messages",),
+            ("text",),
+        )
+    for kinds in wanted:
+        if all(found[kind] in row for kind in kinds):
+            return {kind: found[kind] for kind in kinds}
+    sys.exit(f"the dataset needs the columns {' or '.join(map(' + '.join, wanted))}; it has {', '.join(row)}")
+
+
+def encode(rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any) -> list[Sample]:
+    """Token ids and labels, cut at max_length. The prompt and each sample's first token are not learnt."""
+    if not rows:
+        return []
+    length = CONFIG["dataset"]["max_length"]
+    values = {kind: [row[name] for row in rows] for kind, name in columns.items()}
+    if is_classifier():
+        ids = tokenizer(values["text"], truncation=True, max_length=length)["input_ids"]
+        return [(one, [int(label)]) for one, label in zip(ids, values["label"], strict=True)]
+    begin = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+
+    def ids_of(texts: list[str]) -> list[list[int]]:
+        return list(tokenizer([text or "" for text in texts], add_special_tokens=False)["input_ids"])
+
+    if "messages" in columns:
+        pairs = [chat(messages, tokenizer) for messages in values["messages"]]
+    elif "text" in columns:
+        pairs = [(begin, text + end) for text in ids_of(values["text"])]
+    else:
+        prompts, completions = ids_of(values["prompt"]), ids_of(values["completion"])
+        pairs = [(begin + prompt, done + end) for prompt, done in zip(prompts, completions, strict=True)]
+    samples = []
+    for asked, learnt in pairs:
+        labels = ([IGNORED] * len(asked) + learnt)[:length]
+        samples.append(((asked + learnt)[:length], [IGNORED, *labels[1:]]))
+    return samples
+
+
+def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Tokens of a conversation by the model's template: all before its last message, and that message."""
+    whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+    asked = tokenizer.apply_chat_template(messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False)
+    return whole[: len(asked)], whole[len(asked) :]
+
+
+def terms(sample: Sample) -> int:
+    """How many terms of the loss a sample has: its learnt tokens, or 1 when it is classified."""
+    return 1 if is_classifier() else sum(label != IGNORED for label in sample[1])
+
+
+def load_data(source: str, revision: str | None, tokenizer: Any) -> tuple[list[Sample], list[Sample]]:
+    """(train, validation) samples, without those that have nothing to learn from."""
+    train_rows, validation_rows = read_splits(locate(source, revision, "dataset"))
+    columns = find_columns(train_rows[0])
+    train = [one for one in encode(train_rows, columns, tokenizer) if one[0] and terms(one) > 0]
+    validation = [one for one in encode(validation_rows, columns, tokenizer) if one[0] and terms(one) > 0]
+    if not train:
+        sys.exit("the dataset has no row with anything to learn from within max_length")
+    return train, validation or train[:1]

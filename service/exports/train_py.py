@@ -1,0 +1,7 @@
+"""Being written."""
+from service.contract.recommendation import Recommendation
+
+
+def train_py(recommendation: Recommendation) -> str:
+    """Being written."""
+    return ""

@@ -1,0 +1,226 @@
+"""The read side: jobs, trials and workers as the API shows them."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from sqlalchemy import exists, func, select
+from sqlalchemy.orm import Session
+
+from service import history
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.measurement import Measurement, Outcome
+from service.contract.objective import ranked
+from service.contract.recommendation import Recommendation
+from service.contract.task import TaskKind, TrialRequest
+from service.errors import NotFound, NotYet
+from service.models import Job, JobLabel, Task, Worker
+from service.recommend import recommend
+
+STATUSES = ("queued", "running", "succeeded", "failed", "cancelled")
+
+
+def get(session: Session, job_id: str) -> Job:
+    """The job's row; NotFound."""
+    job = session.scalars(select(Job).where(Job.id == job_id)).one_or_none()
+    if job is None:
+        raise NotFound(f"There is no job {job_id!r}.")
+    return job
+
+
+def page(
+    session: Session, status: str | None, label: tuple[str, str] | None, before: int | None, limit: int, now: float
+) -> dict[str, Any]:
+    """Jobs, newest first, and the cursor of the next page (None on the last)."""
+    query = select(Job).order_by(Job.seq.desc()).limit(limit + 1)
+    if status:
+        query = query.where(Job.status == status)
+    if label:
+        named = exists().where(JobLabel.job_id == Job.id, JobLabel.key == label[0], JobLabel.value == label[1])
+        query = query.where(named)
+    if before is not None:
+        query = query.where(Job.seq < before)
+    jobs = session.scalars(query).all()
+    items = [summary(session, job, now) for job in jobs[:limit]]
+    return {"items": items, "next": str(jobs[limit - 1].seq) if len(jobs) > limit else None}
+
+
+def summary(session: Session, job: Job, now: float) -> dict[str, Any]:
+    """A job in a list."""
+    return {
+        "id": job.id,
+        "name": job.name,
+        "labels": job.spec.get("labels", {}),
+        "status": job.status,
+        "phase": job.phase,
+        "error": job.error,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "elapsed_seconds": round((job.finished_at or now) - (job.started_at or now), 1),
+    }
+
+
+def view(session: Session, job: Job, now: float) -> dict[str, Any]:
+    """A job by itself: status, phase, progress, best so far, estimated finish, and why it waits."""
+    spec = JobSpec.model_validate(job.spec)
+    counts: dict[str, int] = {}
+    rows = session.execute(
+        select(Task.state, Task.outcome, func.count())
+        .where(Task.job_id == job.id, Task.kind == TaskKind.trial)
+        .group_by(Task.state, Task.outcome)
+    )
+    for state, outcome, count in rows:
+        counts[outcome or state] = counts.get(outcome or state, 0) + count
+    best = recommendation(session, job)
+    running = session.scalars(select(Task).where(Task.job_id == job.id, Task.state == "running")).all()
+    return summary(session, job, now) | {
+        "progress": {"trials": counts, "planned": job.planned_trials, "now": _doing(running)},
+        "best": _best(best) if best else None,
+        "estimated_finish_at": _estimate(session, job, spec, now),
+        "waiting_for": waiting_for(session, job, spec, now) if job.status == "queued" else None,
+        "notes": job.notes or [],
+        "spec": job.spec,
+    }
+
+
+def _doing(running: Any) -> str | None:
+    for task in running:
+        if task.kind != TaskKind.plan:
+            number = f" {task.number}" if task.kind == TaskKind.trial else ""
+            return f"{task.kind}{number}: {task.progress or 'starting'}"
+    return None
+
+
+def _best(best: Recommendation) -> dict[str, Any]:
+    evidence = best.evidence
+    return {
+        "method": best.configuration.method,
+        "levers": best.configuration.levers,
+        "micro_batch_size": best.configuration.micro_batch_size,
+        "tokens_per_second": evidence.tokens_per_second,
+        "speedup": evidence.speedup,
+        "stable": best.stability.stable,
+    }
+
+
+def _estimate(session: Session, job: Job, spec: JobSpec, now: float) -> float | None:
+    """When the job will have ended: its time budget, or its trials at the usual pace, whichever is sooner."""
+    if job.status != "running" or job.started_at is None:
+        return job.finished_at
+    used = history.elapsed(session, job.id, now)
+    by_time = now + max(0.0, spec.search.minutes * 60 - used)
+    spans = session.execute(
+        select(Task.started_at, Task.finished_at).where(
+            Task.job_id == job.id, Task.kind == TaskKind.trial, Task.finished_at.is_not(None)
+        )
+    ).all()
+    if not spans:
+        return by_time
+    typical = statistics.median((stop or now) - (start or now) for start, stop in spans)
+    return min(by_time, now + max(0, spec.search.trials - len(spans)) * typical + 0.25 * used)
+
+
+def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | None:
+    """Why nobody takes a queued job, or None when somebody could."""
+    alive = session.scalars(select(Worker).where(Worker.seen_at > now - history.ALIVE_SECONDS)).all()
+    if not alive:
+        return "No worker is connected; start one with `dynotune worker`."
+    wanted, reasons = spec.hardware, []
+    for worker in alive:
+        facts = HardwareFacts.model_validate(worker.facts)
+        if wanted.device not in ("auto", facts.device):
+            reasons.append(f"{worker.id} is a {facts.device} worker, the job wants {wanted.device}")
+        elif wanted.name and wanted.name.lower() not in facts.name.lower():
+            reasons.append(f"{worker.id} has {facts.name}, the job wants {wanted.name}")
+        elif wanted.memory_gib and wanted.memory_gib * 2**30 > facts.memory_bytes:
+            have = facts.memory_bytes / 2**30
+            reasons.append(f"{worker.id} has {have:.1f} GiB, the job wants {wanted.memory_gib:g}")
+        else:
+            return None if worker.state == "idle" else "All fitting workers are busy with other jobs."
+    return "No connected worker can serve it: " + "; ".join(reasons) + "."
+
+
+def recommendation(session: Session, job: Job) -> Recommendation | None:
+    """The final recommendation, or the best so far; None before the first good trial."""
+    if job.recommendation:
+        return Recommendation.model_validate(job.recommendation)
+    if job.facts is None:
+        return None
+    spec, facts = JobSpec.model_validate(job.spec), HardwareFacts.model_validate(job.facts)
+    records, verified = history.trials(session, job.id), history.verifications(session, job.id)
+    return recommend(job.id, spec, facts, records, verified, tuple(job.notes or ()), final=False)
+
+
+def must_recommend(session: Session, job: Job) -> Recommendation:
+    """The recommendation; NotYet with the reason when there is none."""
+    found = recommendation(session, job)
+    if found is None:
+        if job.status == "failed":
+            raise NotYet(f"Job {job.id} failed, so there is no recommendation: {job.error}")
+        if job.status == "cancelled":
+            raise NotYet(f"Job {job.id} was cancelled before any trial had succeeded.")
+        raise NotYet(f"Job {job.id} has no successful trial yet.")
+    return found
+
+
+def trials(session: Session, job: Job) -> list[dict[str, Any]]:
+    """The job's trials by number, fastest marked."""
+    rows = session.scalars(
+        select(Task).where(Task.job_id == job.id, Task.kind == TaskKind.trial).order_by(Task.number)
+    ).all()
+    found = [trial_view(row) for row in rows]
+    done = [Measurement.model_validate(row.result) for row in rows if row.outcome == Outcome.ok]
+    order = ranked(JobSpec.model_validate(job.spec), done)
+    for one in found:
+        one["fastest"] = bool(order) and one["configuration"] == order[0].configuration.model_dump(mode="json")
+    return found
+
+
+def trial_view(row: Task) -> dict[str, Any]:
+    """One trial; its measurement once it has ended."""
+    request = TrialRequest.model_validate(row.payload)
+    return {
+        "id": row.id,
+        "job_id": row.job_id,
+        "number": row.number,
+        "origin": request.origin,
+        "state": row.state,
+        "outcome": row.outcome,
+        "attempt": row.attempt,
+        "progress": row.progress if row.state == "running" else None,
+        "worker_id": row.worker_id,
+        "started_at": row.started_at,
+        "finished_at": row.finished_at,
+        "configuration": request.configuration.model_dump(mode="json"),
+        "measurement": row.result,
+    }
+
+
+def trial(session: Session, trial_id: str) -> dict[str, Any]:
+    """One trial with the end of its output; NotFound."""
+    row = session.scalars(select(Task).where(Task.id == trial_id, Task.kind == TaskKind.trial)).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no trial {trial_id!r}.")
+    return trial_view(row) | {"log": row.log}
+
+
+def workers(session: Session, now: float) -> list[dict[str, Any]]:
+    """All known workers, alive or not seen for a while."""
+    rows = session.scalars(select(Worker).order_by(Worker.started_at)).all()
+    return [
+        {
+            "id": row.id,
+            "pid": row.pid,
+            "alive": row.seen_at > now - history.ALIVE_SECONDS,
+            "state": row.state,
+            "task_id": row.task_id,
+            "seen_at": row.seen_at,
+            "started_at": row.started_at,
+            "fingerprint": row.fingerprint,
+            "facts": row.facts,
+        }
+        for row in rows
+    ]

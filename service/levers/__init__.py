@@ -1,0 +1,43 @@
+"""The catalogue, as data: one lever a file. A new lever is a file here, its twin in worker/levers, and a line below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.levers import attention, batching, checkpointing, compile, optimizer, precision
+from service.levers.base import Choice, Exclusion, Lever, Need, package
+
+LEVERS: dict[str, Lever] = {
+    module.LEVER.name: module.LEVER for module in (precision, attention, optimizer, checkpointing, compile, batching)
+}
+
+EXCLUSIONS: tuple[Exclusion, ...] = (
+    Exclusion(
+        {"batching": ("packed",), "task": ("sequence-classification",)},
+        "a classifier pools one label a row, so rows cannot hold several samples",
+        "https://huggingface.co/docs/transformers/model_doc/bert",
+    ),
+)
+
+METHOD_NEEDS: dict[str, tuple[Need, ...]] = {
+    "lora": (package("peft", "LoRA adapters"),),
+    "qlora": (package("peft", "LoRA adapters"), package("bitsandbytes", "NF4 weights of QLoRA")),
+    "full": (),
+}
+
+
+def excluded(point: Mapping[str, str]) -> Exclusion | None:
+    """The first exclusion that a point (levers, `task`, `method`) runs into, or None."""
+    return next((exclusion for exclusion in EXCLUSIONS if exclusion.hits(point)), None)
+
+
+def unknown(name: str, choice: str | None = None) -> str | None:
+    """A sentence when a lever or its choice does not exist, listing those that do; else None."""
+    if name not in LEVERS:
+        return f"there is no lever {name!r}; known levers: {', '.join(LEVERS)}"
+    if choice is not None and choice not in LEVERS[name].names:
+        return f"lever {name!r} has no choice {choice!r}; it has: {', '.join(LEVERS[name].names)}"
+    return None
+
+
+__all__ = ["EXCLUSIONS", "LEVERS", "METHOD_NEEDS", "Choice", "Exclusion", "Lever", "excluded", "unknown"]

@@ -1,0 +1,111 @@
+"""What a lever is: choices, needs and exclusions as data, so that they can be shown, checked and tested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.contract.hardware import HardwareFacts
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something the worker must have; `sentence` says what is missing and what to do.
+
+    A soft need only keeps a choice out of the search: asked for by name, it still runs.
+    """
+
+    met: Callable[[HardwareFacts], bool]
+    sentence: str
+    soft: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to set a lever, with what the exporters write for it.
+
+    `adapter_from_pretrained` comes on top of `from_pretrained` where the base is frozen (LoRA, QLoRA).
+    """
+
+    name: str
+    summary: str
+    needs: tuple[Need, ...] = ()
+    changes_numerics: bool = False
+    changes_order: bool = False
+    searched: bool = True
+    training_arguments: Mapping[str, Any] = field(default_factory=dict)
+    from_pretrained: Mapping[str, Any] = field(default_factory=dict)
+    adapter_from_pretrained: Mapping[str, Any] = field(default_factory=dict)
+    not_expressible: str | None = None
+
+    def missing(self, facts: HardwareFacts, asked: bool = False) -> str | None:
+        """The sentence of the first unmet need, or None. Soft needs don't count when `asked` by name."""
+        for need in self.needs:
+            if not need.met(facts) and not (need.soft and asked):
+                return need.sentence
+        return None
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One dimension of the search. `baseline` is what a Trainer user gets without thinking."""
+
+    name: str
+    summary: str
+    choices: tuple[Choice, ...]
+    baseline: str
+    source: str
+
+    def choice(self, name: str) -> Choice:
+        """The choice of that name; KeyError when there is none."""
+        for choice in self.choices:
+            if choice.name == name:
+                return choice
+        raise KeyError(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all choices."""
+        return tuple(choice.name for choice in self.choices)
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A combination that is never tried. Every entry of `when` must hold: lever, `task` or `method` -> values."""
+
+    when: Mapping[str, tuple[str, ...]]
+    reason: str
+    reference: str
+
+    def hits(self, point: Mapping[str, str]) -> bool:
+        """Whether a point (levers, task, method) is this combination."""
+        return all(point.get(name) in values for name, values in self.when.items())
+
+
+def cuda() -> Need:
+    """An NVIDIA GPU."""
+    return Need(lambda facts: facts.device == "cuda", "needs an NVIDIA GPU with CUDA; this worker measures on a CPU")
+
+
+def package(name: str, why: str) -> Need:
+    """A package that imports on the worker."""
+    return Need(lambda facts: facts.has(name), f"needs {name} ({why}): pip install {name} on the worker")
+
+
+def native_bf16() -> Need:
+    """bf16 in hardware; emulated it runs, but slower than fp32, so it is not searched."""
+    return Need(
+        lambda facts: facts.bf16_native,
+        "bf16 is emulated on this device (no avx512_bf16, amx_bf16 or compute capability 8.0) and slower than "
+        "fp32; name it under search.fixed or search.levers to try it all the same",
+        soft=True,
+    )
+
+
+def capability(major: int, minor: int = 0) -> Need:
+    """A CUDA compute capability of at least that much."""
+    return Need(
+        lambda facts: facts.capability is not None and facts.capability >= (major, minor),
+        f"needs a GPU of compute capability {major}.{minor} or newer",
+    )

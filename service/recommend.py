@@ -1,0 +1,239 @@
+"""Builds the recommendation from a job's history. Pure: same history, same answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service import __version__
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec, Method
+from service.contract.measurement import Measurement, Outcome, Timing, Verdict, Verification
+from service.contract.objective import ranked, run_seconds
+from service.contract.recommendation import (
+    Evidence,
+    Recommendation,
+    RecommendedConfiguration,
+    Rejected,
+    Stability,
+    Winner,
+)
+from service.contract.task import TrialRecord
+from service.exports.arguments import arguments
+
+MANY_ALTERNATIVES = 5
+
+
+def recommend(
+    job_id: str,
+    spec: JobSpec,
+    facts: HardwareFacts,
+    history: tuple[TrialRecord, ...],
+    verifications: dict[str, Verification | None],
+    notes: tuple[str, ...] = (),
+    final: bool = True,
+) -> Recommendation | None:
+    """The best answer so far, or None before the first good trial."""
+    winners: dict[str, Winner] = {
+        method: winner
+        for method in spec.method
+        if (winner := _winner(spec, method, history, verifications.get(method)))
+    }
+    if not winners:
+        return None
+    best = min(winners.values(), key=lambda winner: winner.evidence.run_seconds)
+    dataset = best.evidence.measurement.dataset
+    chosen = {winner.evidence.measurement.configuration.key for winner in winners.values()}
+    others = [record.measurement for record in history if record.measurement.outcome is Outcome.ok]
+    others = [one for one in ranked(spec, others) if one.configuration.key not in chosen]
+    return Recommendation(
+        **{name: getattr(best, name) for name in Winner.model_fields},
+        job_id=job_id,
+        job_name=spec.name,
+        final=final,
+        weights=_weights(spec),
+        notes=notes + _notes(spec, best),
+        methods=winners,
+        environment=_environment(facts),
+        dataset=dataset,
+        alternatives=tuple(others[:MANY_ALTERNATIVES]),
+        rejected=_rejected(spec, history, verifications),
+        spec=spec.model_dump(mode="json"),
+        reproduce="dynotune export JOB --format spec > job.json && dynotune tune job.json".replace("JOB", job_id),
+    )
+
+
+def baseline_of(method: Method, history: tuple[TrialRecord, ...]) -> Measurement | None:
+    """The method's baseline measurement, when it ran to its end."""
+    for record in history:
+        if record.request.origin == "baseline" and record.request.configuration.method == method:
+            return record.measurement if record.measurement.outcome is Outcome.ok else None
+    return None
+
+
+def _winner(
+    spec: JobSpec, method: Method, history: tuple[TrialRecord, ...], verification: Verification | None
+) -> Winner | None:
+    good = [
+        record.measurement
+        for record in history
+        if record.measurement.outcome is Outcome.ok and record.measurement.configuration.method == method
+    ]
+    by_key = {one.configuration.key: one for one in good}
+    verdicts = {verdict.key: verdict for verdict in verification.verdicts} if verification else {}
+    order = [by_key[key] for key in (verification.ranking if verification else ()) if key in by_key]
+    order += [one for one in ranked(spec, good) if one not in order]
+    for measurement in order:
+        verdict = verdicts.get(measurement.configuration.key)
+        if verdict is None or verdict.stable:
+            return _build(spec, measurement, baseline_of(method, history), verdict, verification)
+    return None
+
+
+def _build(
+    spec: JobSpec,
+    measurement: Measurement,
+    baseline: Measurement | None,
+    verdict: Verdict | None,
+    verification: Verification | None,
+) -> Winner:
+    timing = measurement.timing
+    assert timing is not None and measurement.micro_batch_size is not None
+    blocks = _in_blocks(verification, measurement.configuration.key) or timing
+    speedup, low, high, source = _speedup(measurement, baseline, verdict)
+    configuration = measurement.configuration
+    recommended = RecommendedConfiguration(
+        method=configuration.method,
+        levers=configuration.levers,
+        micro_batch_size=measurement.micro_batch_size,
+        gradient_accumulation_steps=measurement.gradient_accumulation_steps or 1,
+        effective_batch_size=configuration.effective_batch_size,
+        evaluation_batch_size=measurement.evaluation_batch_size or measurement.micro_batch_size,
+        learning_rate=configuration.learning_rate,
+        rows_are_packed=configuration.levers["batching"] == "packed",
+    )
+    headroom = None
+    if measurement.capacity_bytes is not None and measurement.peak_bytes is not None:
+        headroom = measurement.capacity_bytes - measurement.peak_bytes
+    return Winner(
+        configuration=recommended,
+        **arguments(spec, recommended),
+        evidence=Evidence(
+            measurement=measurement,
+            baseline=baseline,
+            speedup=speedup,
+            speedup_low=low,
+            speedup_high=high,
+            speedup_from=source,
+            tokens_per_second=blocks.tokens / blocks.seconds,
+            tokens_per_second_low=blocks.tokens / blocks.high,
+            tokens_per_second_high=blocks.tokens / blocks.low,
+            samples_per_second=blocks.samples / blocks.seconds,
+            step_seconds=blocks.seconds / blocks.steps,
+            peak_bytes=measurement.peak_bytes,
+            headroom_bytes=headroom,
+            run_seconds=run_seconds(spec, measurement, blocks),
+        ),
+        stability=_stability(spec, verdict, verification),
+    )
+
+
+def _in_blocks(verification: Verification | None, key: str) -> Timing | None:
+    """The median of a configuration's blocks as one timing, or None when it was not verified."""
+    found = [block.timing for block in verification.blocks if block.key == key and block.timing] if verification else []
+    if not found:
+        return None
+    found.sort(key=lambda timing: timing.seconds / timing.tokens)
+    return found[(len(found) - 1) // 2]
+
+
+def _speedup(
+    measurement: Measurement, baseline: Measurement | None, verdict: Verdict | None
+) -> tuple[float | None, float | None, float | None, str]:
+    if verdict and verdict.speedup is not None:
+        return verdict.speedup, verdict.speedup_low, verdict.speedup_high, "verification blocks, interleaved"
+    if baseline is None or baseline.timing is None or measurement.timing is None:
+        return None, None, None, "the baseline did not run to its end, so there is nothing to compare with"
+    ours, theirs = measurement.timing, baseline.timing
+    return (
+        theirs.seconds / ours.seconds,
+        theirs.low / ours.high,
+        theirs.high / ours.low,
+        "single trials, one after the other (not yet verified)",
+    )
+
+
+def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verification | None) -> Stability:
+    if verdict is None or verification is None:
+        return Stability(
+            stable=None,
+            statement="Not verified yet: loss, gradients and memory held in its own trial only.",
+        )
+    soak = verdict.soak
+    ran = f"{verdict.loss_steps} optimizer steps compared with the baseline's under the same seeds"
+    if soak:
+        ran += (
+            f"; then {soak.steps} more steps with {soak.worst_case_steps} at the worst-case batch, an evaluation pass "
+            "and a save between them"
+        )
+    kind = "Quick" if spec.search.verify == "quick" else "Full"
+    note = f" {verification.note}" if verification.note else ""
+    return Stability(
+        stable=verdict.stable, reasons=verdict.reasons, verdict=verdict, statement=f"{kind} verification: {ran}.{note}"
+    )
+
+
+def _rejected(
+    spec: JobSpec, history: tuple[TrialRecord, ...], verifications: dict[str, Verification | None]
+) -> tuple[Rejected, ...]:
+    rejected = [
+        Rejected(
+            levers=record.measurement.configuration.levers,
+            outcome=record.measurement.outcome,
+            reason=record.measurement.reason,
+        )
+        for record in history
+        if record.measurement.outcome is not Outcome.ok
+    ]
+    by_key = {record.measurement.configuration.key: record.measurement.configuration for record in history}
+    for verification in verifications.values():
+        for verdict in verification.verdicts if verification else ():
+            if not verdict.stable and verdict.key in by_key:
+                reason = "; ".join(verdict.reasons)
+                rejected.append(Rejected(levers=by_key[verdict.key].levers, outcome="unstable", reason=reason))
+    return tuple(rejected)
+
+
+def _weights(spec: JobSpec) -> str:
+    if spec.model.weights == "random":
+        return "random: the model was drawn, not loaded, so the losses say nothing about its use; the timings hold"
+    return "pretrained"
+
+
+def _notes(spec: JobSpec, best: Winner) -> tuple[str, ...]:
+    notes = list(best.evidence.measurement.notes)
+    given = spec.training.effective_batch_size
+    if given is None:
+        notes.append(
+            f"No effective batch was given: {best.configuration.effective_batch_size} is the smallest within 1% of the "
+            f"fastest; the learning rate went from {spec.training.learning_rate:g} (at 8) to "
+            f"{best.configuration.learning_rate:g} by the square root of the ratio."
+        )
+    if best.configuration.levers["batching"] == "grouped":
+        notes.append("Batching 'grouped' sorts by length across steps: every sample is seen, in another order.")
+    return tuple(notes)
+
+
+def _environment(facts: HardwareFacts) -> dict[str, Any]:
+    return {
+        "device": facts.device,
+        "name": facts.name,
+        "memory_gib": round(facts.memory_bytes / 2**30, 2),
+        "cores": facts.cores,
+        "driver": facts.driver,
+        "capability": facts.capability,
+        "versions": facts.versions,
+        "packages": {name: found.version for name, found in facts.packages.items() if found.version},
+        "fingerprint": facts.fingerprint,
+        "dynotune": __version__,
+        "commit": facts.versions.get("dynotune-commit"),
+    }

@@ -1,0 +1,203 @@
+"""Checks a submitted job as far as can be known before a worker has it: catalogue, paths, columns, model files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from service.contract.job import JobSpec
+from service.contract.paths import Roots, looks_local, outside
+from service.errors import InvalidJob, MalformedBody, invalid_job
+from service.levers import excluded, unknown
+from service.settings import Settings
+
+LOOKED_AT = 200  # rows of a file that are looked at; the worker sees them all
+
+
+def parse(body: bytes) -> JobSpec:
+    """The job of a YAML or JSON body; MalformedBody or InvalidJob."""
+    try:
+        data = yaml.safe_load(body.decode())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise MalformedBody(f"The body is neither JSON nor YAML{where}: {getattr(error, 'problem', error)}.") from error
+    if not isinstance(data, dict):
+        raise MalformedBody("The body must be a mapping with at least model and dataset.")
+    return check(data)
+
+
+def check(data: dict[str, Any]) -> JobSpec:
+    """The job of parsed data; InvalidJob."""
+    try:
+        return JobSpec.model_validate(data)
+    except ValidationError as error:
+        raise invalid_job(error) from error
+
+
+def validate(spec: JobSpec, settings: Settings) -> None:
+    """InvalidJob with one sentence for each mistake that can be seen from here."""
+    roots = Roots(settings.data_roots, settings.hub_cache)
+    mistakes = _levers(spec) + _model(spec, roots, settings) + _dataset(spec, roots)
+    if mistakes:
+        raise InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
+
+
+def _mistake(pointer: str, detail: str) -> dict[str, str]:
+    return {"pointer": pointer, "detail": detail.rstrip(".") + "."}
+
+
+def _levers(spec: JobSpec) -> list[dict[str, str]]:
+    search = spec.search
+    found = []
+    for at, name in enumerate(search.levers or ()):
+        if problem := unknown(name):
+            found.append(_mistake(f"/search/levers/{at}", f"search.levers: {problem}"))
+    for name, choice in search.fixed.items():
+        if problem := unknown(name, choice):
+            found.append(_mistake(f"/search/fixed/{name}", f"search.fixed: {problem}"))
+    if found:
+        return found
+    for method in spec.method:
+        clash = excluded({**search.fixed, "task": spec.task, "method": method})
+        if clash:
+            names = ", ".join(f"{name}={search.fixed[name]}" for name in clash.when if name in search.fixed)
+            found.append(_mistake("/search/fixed", f"search.fixed: {names} cannot be with {spec.task}: {clash.reason}"))
+    if isinstance(spec.baseline, dict):
+        found += _baseline(spec.baseline)
+    return found
+
+
+def _baseline(mine: dict[str, Any]) -> list[dict[str, str]]:
+    found = []
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        value = mine.get(name, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            found.append(
+                _mistake(f"/baseline/{name}", f"baseline.{name} must be a whole number from 1 on, not {value!r}")
+            )
+    return found
+
+
+def _model(spec: JobSpec, roots: Roots, settings: Settings) -> list[dict[str, str]]:
+    source = spec.model.source
+    folder = roots.resolve(source)
+    if not folder.exists():
+        if looks_local(source):
+            return [_mistake("/model/source", f"model.source: {folder} does not exist")]
+        return []  # a hub id: the worker finds out
+    if sentence := outside("model.source", folder, roots):
+        return [_mistake("/model/source", sentence)]
+    config = _config(folder)
+    if config is None:
+        return [
+            _mistake(
+                "/model/source", f"model.source: {source} has no readable config.json, so it is not a model folder"
+            )
+        ]
+    if "auto_map" in config and not settings.allow_remote_code:
+        text = "runs its own code (trust_remote_code), which this server does not allow (DYNOTUNE_ALLOW_REMOTE_CODE)"
+        return [_mistake("/model/source", f"model.source: {source} {text}")]
+    found = _weights(spec, folder, settings)
+    limit = config.get("max_position_embeddings")
+    if isinstance(limit, int) and spec.dataset.max_length > limit:
+        text = f"dataset.max_length is {spec.dataset.max_length}, but the model has positions for {limit} tokens only"
+        found.append(_mistake("/dataset/max_length", text))
+    return found
+
+
+def _config(folder: Path) -> dict[str, Any] | None:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def _weights(spec: JobSpec, folder: Path, settings: Settings) -> list[dict[str, str]]:
+    if spec.model.weights == "random" or any(folder.glob("*.safetensors")):
+        return []
+    if not any(folder.glob("*.bin")):
+        text = f"model.source: {spec.model.source} holds no weights; say weights: random to measure with drawn ones"
+        return [_mistake("/model/weights", text)]
+    if settings.allow_pickle:
+        return []
+    text = "has weights as pickle (.bin) only, which can run code when loaded; convert them to safetensors"
+    return [_mistake("/model/source", f"model.source: {spec.model.source} {text}")]
+
+
+def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
+    source = spec.dataset.source
+    path = roots.resolve(source)
+    if not path.exists():
+        if looks_local(source):
+            return [_mistake("/dataset/source", f"dataset.source: {path} does not exist")]
+        return []
+    if sentence := outside("dataset.source", path, roots):
+        return [_mistake("/dataset/source", sentence)]
+    if not path.is_file():
+        return []
+    try:
+        rows = _first_rows(path)
+    except ValueError as error:
+        return [_mistake("/dataset/source", f"dataset.source: {path.name}: {error}")]
+    if rows is None:
+        return []
+    if not rows:
+        return [_mistake("/dataset/source", f"dataset.source: {path.name} is empty")]
+    return _columns(spec, rows)
+
+
+def _columns(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    there = ", ".join(rows[0])
+    given = spec.dataset.columns.model_dump(exclude_none=True)
+    found = [
+        _mistake(f"/dataset/columns/{kind}", f"dataset.columns.{kind}: there is no column {name!r}; there are: {there}")
+        for kind, name in given.items()
+        if name not in rows[0]
+    ]
+    column = spec.dataset.splits.column
+    if column and column not in rows[0]:
+        text = f"dataset.splits.column: there is no column {column!r}; there are: {there}"
+        found.append(_mistake("/dataset/splits/column", text))
+    label = spec.dataset.columns.label or "label"
+    if spec.task == "sequence-classification" and label in rows[0]:
+        wrong = next((row[label] for row in rows if not _is_class(row.get(label))), None)
+        if wrong is not None:
+            text = f"dataset.columns.label: column {label!r} holds {wrong!r}; labels are numbers from 0 on"
+            found.append(_mistake("/dataset/columns/label", text))
+    return found
+
+
+def _is_class(value: Any) -> bool:
+    try:
+        return int(value) >= 0 and float(value) == int(value)
+    except (TypeError, ValueError):
+        return False
+
+
+def _first_rows(path: Path) -> list[dict[str, Any]] | None:
+    """The first rows of a jsonl or csv file; None for parquet, which the worker reads. ValueError when not readable."""
+    if path.suffix == ".parquet":
+        return None
+    if path.suffix not in (".jsonl", ".json", ".csv"):
+        raise ValueError("datasets are read from .jsonl, .csv and .parquet files")
+    with path.open(encoding="utf-8", newline="") as stream:
+        if path.suffix == ".csv":
+            return list(islice(csv.DictReader(stream), LOOKED_AT))
+        rows = []
+        for number, line in enumerate(islice((line for line in stream if line.strip()), LOOKED_AT), 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"row {number} is not JSON ({error.msg})") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"row {number} is not a JSON object")
+            rows.append(row)
+        return rows

@@ -1,0 +1,111 @@
+"""Fixtures: both databases, a job, hardware facts. One PostgreSQL server a test process, one database a test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from service.contract.hardware import HardwareFacts, Package
+from service.contract.job import JobSpec
+from service.db import connect, upgrade
+from service.queue import Queue
+from tests import postgres
+
+ROOT = Path(__file__).parent.parent
+TEMPLATE = "dynotune_template"
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the machine's state or shares a device lock with another."""
+    monkeypatch.setenv("DYNOTUNE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DYNOTUNE_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setenv("DYNOTUNE_MIN_FREE_DISK_GIB", "0")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("DYNOTUNE_DATABASE_URL", "DYNOTUNE_DATA_ROOTS", "DYNOTUNE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[postgres.Server]:
+    """One server with a migrated template database."""
+    server = postgres.start(tmp_path_factory.mktemp("postgres"))
+    try:
+        server.create_database(TEMPLATE)
+        upgrade(server.url(TEMPLATE))
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A migrated database of each kind."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'test.db'}"
+        upgrade(url)
+        yield url
+        return
+    server = request.getfixturevalue("postgres_server")
+    name = f"test_{os.getpid()}_{next(_numbers)}"
+    server.create_database(name, TEMPLATE)
+    yield server.url(name)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """An engine on the test's database."""
+    made = connect(database_url)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def queue(engine: Engine) -> Queue:
+    """The queue on the test's database."""
+    return Queue(engine)
+
+
+@pytest.fixture
+def facts() -> Callable[..., HardwareFacts]:
+    """Makes hardware facts; any field can be given."""
+
+    def make(**changes: Any) -> HardwareFacts:
+        values: dict[str, Any] = {
+            "host": "here",
+            "device": "cpu",
+            "name": "Test CPU",
+            "memory_bytes": 16 << 30,
+            "cores": 2,
+            "bf16_native": False,
+            "versions": {"python": "3.11", "torch": "2.13.0"},
+            "packages": {name: Package(version="1") for name in ("peft", "bitsandbytes")},
+        }
+        return HardwareFacts(**(values | changes))
+
+    return make
+
+
+@pytest.fixture
+def spec() -> Callable[..., JobSpec]:
+    """Makes a job; any field can be given."""
+
+    def make(**changes: Any) -> JobSpec:
+        values: dict[str, Any] = {
+            "name": "test",
+            "model": {"source": "org/model"},
+            "dataset": {"source": "org/data"},
+            "training": {"effective_batch_size": 32},
+            "search": {"minutes": 60, "verify": "quick", "trials": 6},
+        }
+        return JobSpec.model_validate(values | changes)
+
+    return make

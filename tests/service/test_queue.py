@@ -1,0 +1,278 @@
+"""The queue on both databases: leases, fence, reaper, plan wake-ups, wishes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Engine, select, text, update
+from sqlalchemy.orm import Session
+
+from service import jobs
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.task import Claim, PlanDecision, TaskKind, TrialRequest, Wish
+from service.errors import LeaseLost, NotFound, NotYet
+from service.models import Job, Task
+from service.queue import MAX_DEATHS, Queue
+from tests.factory import configuration, failed, measured
+
+PLAN, TRIAL = (TaskKind.plan,), (TaskKind.trial, TaskKind.verify)
+Facts = Callable[..., HardwareFacts]
+Spec = Callable[..., JobSpec]
+
+
+def request(number: int = 1, **levers: str) -> TrialRequest:
+    return TrialRequest(configuration=configuration(**levers), origin="recipe", number=number)
+
+
+def plan_trials(queue: Queue, worker: str, *requests: TrialRequest) -> Claim:
+    """Claim the open plan and have it queue these trials."""
+    claim = queue.claim(worker, PLAN)
+    assert claim is not None and claim.kind is TaskKind.plan
+    queue.plan_input(claim)
+    queue.finish_plan(claim, PlanDecision(trials=requests))
+    return claim
+
+
+@pytest.fixture
+def started(queue: Queue, facts: Facts, spec: Spec) -> str:
+    """A job with one queued trial, and the worker 'w'."""
+    queue.register("w", 1, facts())
+    job_id = queue.submit(spec())
+    plan_trials(queue, "w", request())
+    return job_id
+
+
+def status(engine: Engine, job_id: str) -> Job:
+    with Session(engine) as session:
+        return jobs.get(session, job_id)
+
+
+def expire(engine: Engine, task_id: str) -> None:
+    with Session(engine) as session, session.begin():
+        session.execute(update(Task).where(Task.id == task_id).values(lease_until=1.0))
+
+
+def test_a_job_starts_with_a_plan_and_binds_the_hardware(
+    queue: Queue, engine: Engine, started: str, facts: Facts
+) -> None:
+    job = status(engine, started)
+    assert job.status == "running" and job.fingerprint == facts().fingerprint
+    queue.register("other", 2, facts(name="Other CPU"))
+    assert queue.claim("other", TRIAL) is None  # timings of different hardware never mix within a job
+    claim = queue.claim("w", TRIAL)
+    assert claim is not None and claim.kind is TaskKind.trial and claim.attempt == 1
+
+
+def test_a_result_is_written_once(queue: Queue, engine: Engine, started: str) -> None:
+    claim = queue.claim("w", TRIAL)
+    assert claim is not None
+    queue.finish_trial(claim, measured(configuration()), "log")
+    with pytest.raises(LeaseLost):
+        queue.finish_trial(claim, measured(configuration(), 1.0), "late")
+    with Session(engine) as session:
+        (trial,) = jobs.trials(session, jobs.get(session, started))
+    assert trial["measurement"]["timing"]["seconds"] == 10.0 and trial["outcome"] == "ok"
+
+
+def test_a_lost_lease_drops_the_result(queue: Queue, engine: Engine, started: str, facts: Facts) -> None:
+    first = queue.claim("w", TRIAL)
+    assert first is not None
+    expire(engine, first.task_id)
+    assert queue.reap() == 1
+    queue.register("v", 2, facts())
+    second = queue.claim("v", TRIAL)
+    assert second is not None and second.task_id == first.task_id and second.attempt > first.attempt
+    for write in (
+        lambda: queue.finish_trial(first, measured(configuration(), 1.0), ""),
+        lambda: queue.renew(first),
+        lambda: queue.release(first),
+        lambda: queue.fail_job(first, "no"),
+    ):
+        with pytest.raises(LeaseLost):
+            write()
+    queue.finish_trial(second, measured(configuration()), "")
+    assert status(engine, started).status == "running"
+
+
+def test_reaping_leaves_the_living_alone(queue: Queue, started: str) -> None:
+    claim = queue.claim("w", TRIAL)
+    assert claim is not None
+    assert queue.renew(claim, "probing") is None
+    assert queue.reap() == 0
+
+
+def test_the_third_death_poisons_a_trial(queue: Queue, engine: Engine, started: str) -> None:
+    for death in range(MAX_DEATHS):
+        claim = queue.claim("w", TRIAL)
+        assert claim is not None, f"not offered again after {death} deaths"
+        expire(engine, claim.task_id)
+        assert queue.reap() == 1
+    assert queue.claim("w", TRIAL) is None
+    with Session(engine) as session:
+        (trial,) = jobs.trials(session, jobs.get(session, started))
+    assert trial["outcome"] == "crashed" and "workers died" in trial["measurement"]["reason"]
+    assert queue.claim("w", PLAN) is not None  # the plan is told
+
+
+def test_a_released_task_is_no_death(queue: Queue, engine: Engine, started: str) -> None:
+    for _ in range(MAX_DEATHS + 1):
+        claim = queue.claim("w", TRIAL)
+        assert claim is not None
+        queue.release(claim)
+    with Session(engine) as session:
+        assert session.scalar(select(Task.deaths).where(Task.kind == "trial")) == 0
+
+
+def test_no_wake_up_is_lost(queue: Queue, engine: Engine, started: str) -> None:
+    """A trial that ends while a plan is under way makes that plan queue another, not end the job."""
+    claim = queue.claim("w", TRIAL)
+    assert claim is not None
+    queue.finish_trial(claim, failed(configuration()), "")
+    planning = queue.claim("w", PLAN)
+    assert planning is not None
+    queue.plan_input(planning)
+    with Session(engine) as session, session.begin():  # as if another trial ended now
+        session.execute(update(Job).where(Job.id == started).values(history_version=Job.history_version + 1))
+    queue.finish_plan(planning, PlanDecision(finish=True, error="nothing"))
+    assert status(engine, started).status == "running"
+    again = queue.claim("w", PLAN)
+    assert again is not None
+    queue.plan_input(again)
+    queue.finish_plan(again, PlanDecision(finish=True, error="nothing"))
+    assert status(engine, started).status == "failed"
+
+
+def test_one_open_plan_a_job(queue: Queue, engine: Engine, started: str) -> None:
+    with Session(engine) as session, session.begin():
+        job = session.scalars(select(Job)).one()
+        from service.enqueue import queue_plan
+
+        for _ in range(3):
+            queue_plan(session, job, 1.0)
+        plans = session.scalars(select(Task).where(Task.kind == "plan", Task.state == "queued")).all()
+    assert len(plans) == 1
+
+
+def test_the_same_trial_is_queued_once(queue: Queue, engine: Engine, facts: Facts, spec: Spec) -> None:
+    queue.register("w", 1, facts())
+    queue.submit(spec())
+    plan_trials(queue, "w", request(1), request(2))
+    with Session(engine) as session:
+        assert len(session.scalars(select(Task).where(Task.kind == "trial")).all()) == 1
+
+
+def test_cancel_ends_at_once_and_tells_the_worker(queue: Queue, engine: Engine, started: str) -> None:
+    claim = queue.claim("w", TRIAL)
+    assert claim is not None
+    queue.cancel(started)
+    assert status(engine, started).status == "cancelled"
+    assert queue.renew(claim) is Wish.cancel
+    queue.release(claim)
+    assert queue.claim("w", TRIAL) is None
+    queue.cancel(started)  # twice is no mistake
+    with pytest.raises(NotYet):
+        queue.stop(started)
+
+
+def test_stop_keeps_what_was_learnt(queue: Queue, engine: Engine, facts: Facts, spec: Spec) -> None:
+    queue.register("w", 1, facts())
+    job_id = queue.submit(spec())
+    plan_trials(queue, "w", request(1), request(2, batching="sorted"))
+    first, second = queue.claim("w", TRIAL), queue.claim("w", TRIAL)
+    assert first and second
+    queue.finish_trial(first, measured(configuration()), "")
+    assert queue.stop(job_id) == "succeeded"
+    assert queue.renew(second) is Wish.stop
+    job = status(engine, job_id)
+    assert job.recommendation and job.recommendation["final"] is True
+    assert job.recommendation["configuration"]["micro_batch_size"] == 8
+
+
+def test_stop_before_the_first_trial_fails_with_a_sentence(queue: Queue, engine: Engine, started: str) -> None:
+    assert queue.stop(started) == "failed"
+    assert "before any trial" in (status(engine, started).error or "")
+
+
+def test_a_failed_job_keeps_its_best(queue: Queue, engine: Engine, facts: Facts, spec: Spec) -> None:
+    queue.register("w", 1, facts())
+    job_id = queue.submit(spec())
+    plan_trials(queue, "w", request(1), request(2, batching="sorted"))
+    first, second = queue.claim("w", TRIAL), queue.claim("w", TRIAL)
+    assert first and second
+    queue.finish_trial(first, measured(configuration()), "")
+    queue.fail_job(second, "the disk is full")
+    job = status(engine, job_id)
+    assert job.status == "failed" and job.error == "the disk is full" and job.recommendation is not None
+
+
+@pytest.mark.parametrize(
+    ("hardware", "served"),
+    [
+        ({"device": "cuda"}, False),
+        ({"device": "cpu"}, True),
+        ({"name": "test"}, True),
+        ({"name": "H200"}, False),
+        ({"memory_gib": 15}, True),
+        ({"memory_gib": 17}, False),
+    ],
+)
+def test_only_fitting_hardware_is_offered_a_job(
+    queue: Queue, facts: Facts, spec: Spec, hardware: dict[str, object], served: bool
+) -> None:
+    queue.register("w", 1, facts())
+    queue.submit(spec(hardware=hardware))
+    assert (queue.claim("w", PLAN) is not None) is served
+
+
+def test_older_jobs_come_first(queue: Queue, facts: Facts, spec: Spec) -> None:
+    queue.register("w", 1, facts())
+    first, second = queue.submit(spec()), queue.submit(spec())
+    claims = [queue.claim("w", PLAN), queue.claim("w", PLAN)]
+    assert [claim.job_id for claim in claims if claim] == [first, second]
+
+
+def test_concurrent_claims_never_share_a_task(queue: Queue, facts: Facts, spec: Spec) -> None:
+    for number in range(4):
+        queue.register(f"w{number}", number, facts())
+    for _ in range(12):
+        queue.submit(spec())
+    claimed: list[str] = []
+
+    def work(worker: str) -> None:
+        while (claim := queue.claim(worker, PLAN)) is not None:
+            claimed.append(claim.task_id)
+
+    threads = [threading.Thread(target=work, args=(f"w{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # A claim may come back empty while another worker holds the job's row, so the rest is fetched here.
+    work("w0")
+    assert len(claimed) == len(set(claimed)) == 12
+
+
+def test_the_claim_uses_the_partial_index(queue: Queue, engine: Engine, facts: Facts, spec: Spec) -> None:
+    if engine.dialect.name != "sqlite":
+        with engine.begin() as connection:
+            connection.execute(text("SET enable_seqscan = off"))
+            plan = connection.execute(
+                text("EXPLAIN SELECT seq FROM tasks WHERE state = 'queued' ORDER BY rank, job_seq, seq LIMIT 1")
+            ).all()
+    else:
+        with engine.begin() as connection:
+            plan = connection.execute(
+                text(
+                    "EXPLAIN QUERY PLAN SELECT seq FROM tasks WHERE state = 'queued' ORDER BY rank, job_seq, seq LIMIT 1"
+                )
+            ).all()
+    assert "ix_tasks_claimable" in str(plan)
+
+
+def test_unknown_jobs_are_not_found(queue: Queue) -> None:
+    for ask in (queue.cancel, queue.stop):
+        with pytest.raises(NotFound, match="no job"):
+            ask("nothing")

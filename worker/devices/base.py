@@ -1,0 +1,92 @@
+"""What a trial needs of a device. Bytes and seconds throughout."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+# How allocators and libraries say that memory is short. oneDNN only says that it could not create something
+# (huggingface/accelerate's finder died on it), so it counts on the CPU, where nothing else makes it say so here.
+OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|out of memory|DefaultCPUAllocator|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|"
+    r"could not create a primitive|could not create a memory object|std::bad_alloc|Cannot allocate memory",
+    re.IGNORECASE,
+)
+
+
+class Device(Protocol):
+    """One accelerator, as the child sees it."""
+
+    torch: torch.device
+
+    def limit(self, cap_bytes: int | None) -> None:
+        """Set the memory cap; None means what is free now, a little kept back."""
+
+    def capacity(self) -> int:
+        """The peak, as `peak` measures it, at which memory runs out."""
+
+    def used_by_others(self) -> int:
+        """Bytes of the device that other processes hold."""
+
+    def used(self) -> int:
+        """Bytes held now."""
+
+    def reset_peak(self) -> None:
+        """Begin a new peak."""
+
+    def peak(self) -> int:
+        """The highest use since `reset_peak`."""
+
+    def reserved(self) -> int | None:
+        """What the allocator holds, used or not; None where the notion does not exist."""
+
+    def exact_memory(self, on: bool) -> None:
+        """Make memory follow what is allocated exactly (slower), for probing; off, for timing."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was asked."""
+
+    def mark(self) -> Any:
+        """A point in device time, without waiting for it."""
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds between two marks, after `synchronize`."""
+
+    def neighbours(self) -> Any:
+        """A reading from which `others_share` tells what others used."""
+
+    def others_share(self, first: Any, last: Any) -> float:
+        """The share of the device that went to others between two readings, 0 to 1."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out. An illegal access and the like are not counted as it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError | OSError) and OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def proc_status() -> dict[str, int]:
+    """/proc/self/status in bytes, for the fields that are given in kB."""
+    fields = {}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if value.endswith(" kB"):
+            fields[name] = int(value.split()[0]) * 1024
+    return fields
+
+
+def cpu_reading() -> tuple[float, float, float]:
+    """(wall, busy seconds of all CPUs, own CPU seconds). Steal counts as busy: it went to others as well."""
+    import time
+
+    ticks = os.sysconf("SC_CLK_TCK")
+    first = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(value) for value in first[:8])
+    own = os.times()
+    busy = (user + nice + system + irq + softirq + steal) / ticks
+    return time.perf_counter(), busy, own.user + own.system

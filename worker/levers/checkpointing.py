@@ -1,0 +1,13 @@
+"""Applies activation checkpointing through transformers, always non-reentrant."""
+
+from typing import Any
+
+NAME = "checkpointing"
+
+
+def model(choice: str, model: Any, method: str) -> None:
+    """Switch it on for every layer. Frozen inputs need gradients for adapters to receive any."""
+    if choice == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if method != "full":
+            model.enable_input_require_grads()

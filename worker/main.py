@@ -1,0 +1,131 @@
+"""`python -m worker`: arguments and signals of one worker process, or of one process a device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from service.broker import connect
+from service.contract.hardware import HardwareFacts
+from service.settings import Settings
+from worker.lock import DeviceLock
+from worker.loop import Loop
+from worker.measuring import Bench
+from worker.sandbox import Sandbox
+
+DEFAULT_ENTRY = "worker.trial.child:main"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="dynotune worker", description="Measure trials on this machine's device.")
+    parser.add_argument(
+        "--devices", default="first", help="first (default), all, or a list such as cuda:0,cuda:1 or cpu"
+    )
+    parser.add_argument("--facts", type=Path, help="read the device's facts from this JSON file, not from the device")
+    parser.add_argument("--entry", default=DEFAULT_ENTRY, help=argparse.SUPPRESS)
+    parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def discover() -> list[HardwareFacts]:
+    """The devices of this machine, asked in a process of its own, because asking imports torch."""
+    done = subprocess.run(
+        [sys.executable, "-m", "worker.devices.facts"], capture_output=True, text=True, env=environment()
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        sys.exit(f"dynotune worker: the devices could not be read ({last}); is dynotune[worker] installed?")
+    return [HardwareFacts.model_validate(one) for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def environment() -> dict[str, str]:
+    """What has to be set before a process starts: passive OpenMP waits, and a CUDA check that needs no context."""
+    return {
+        **os.environ,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+
+
+def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
+    """The devices asked for; exits with a sentence when one is not there."""
+    if devices == "first":
+        return found[:1]
+    if devices == "all":
+        gpus = [facts for facts in found if facts.device == "cuda"]
+        return gpus or found[:1]
+    names = {f"{facts.device}:{facts.index}": facts for facts in found} | {facts.device: facts for facts in found[::-1]}
+    unknown = [name for name in devices.split(",") if name not in names]
+    if unknown:
+        sys.exit(f"dynotune worker: there is no device {', '.join(unknown)}; there are: {', '.join(names)}")
+    return [names[name] for name in devices.split(",")]
+
+
+def main() -> None:
+    """Start: one device is served here, several by a process each."""
+    options = arguments()
+    os.environ.update(environment())
+    if options.facts:
+        found = [HardwareFacts.model_validate_json(options.facts.read_text())]
+    else:
+        found = discover()
+    devices = chosen(found, options.devices)
+    if len(devices) == 1:
+        serve(devices[0], options.entry, options.lifeline)
+        return
+    command = [sys.executable, "-m", "worker", "--entry", options.entry, "--devices"]
+    children = [subprocess.Popen([*command, f"{facts.device}:{facts.index}"]) for facts in devices]
+
+    def end(*_: object) -> None:
+        for child in children:
+            child.terminate()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    sys.exit(max(child.wait() for child in children))
+
+
+def serve(facts: HardwareFacts, entry: str, lifeline: int | None) -> None:
+    """Work on one device until told to go: SIGTERM once drains, twice hands back; so does the lifeline's end."""
+    settings = Settings.from_environment()
+    broker = connect(settings.database_url)
+    sandbox = Sandbox(facts.device, entry)
+    bench = Bench(
+        sandbox=sandbox,
+        facts=facts,
+        home=settings.home,
+        data_roots=settings.data_roots,
+        hub_cache=settings.hub_cache,
+        allow_pickle=settings.allow_pickle,
+        allow_remote_code=settings.allow_remote_code,
+    )
+    worker_id = f"{facts.device}{facts.index}-{secrets.token_hex(4)}"
+    lock = DeviceLock(settings.lock_folder, facts.lock_name)
+    loop = Loop(broker, worker_id, bench, lock, settings.min_free_disk_bytes)
+    signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+    signal.signal(signal.SIGINT, lambda *_: loop.stop(now=True))
+    if lifeline is not None:
+        threading.Thread(target=_watch, args=(lifeline, loop), daemon=True, name="lifeline").start()
+    broker.register(worker_id, os.getpid(), facts)
+    sys.stderr.write(f"worker {worker_id}: measuring on {facts.name}\n")
+    try:
+        loop.run()
+    finally:
+        broker.leave(worker_id)
+        sandbox.close()
+
+
+def _watch(lifeline: int, loop: Loop) -> None:
+    """Whoever started us holds the other end; when it goes, so do we."""
+    os.read(lifeline, 1)
+    loop.stop(now=True)

@@ -1,0 +1,77 @@
+"""The baseline: what a Trainer user gets without thinking, or the user's own TrainingArguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.contract.configuration import Configuration
+from service.contract.job import JobSpec, Method
+from service.levers import LEVERS
+from worker.plan.space import TRAINER_BATCH, learning_rate
+
+OPTIMIZERS = {
+    "adamw_torch": "adamw-foreach",
+    "adamw_torch_fused": "adamw-fused",
+    "adamw_bnb_8bit": "adamw-8bit",
+    "adamw_8bit": "adamw-8bit",
+    "paged_adamw_8bit": "paged-adamw-8bit",
+}
+READ = {
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "bf16",
+    "fp16",
+    "tf32",
+    "optim",
+    "gradient_checkpointing",
+    "torch_compile",
+    "group_by_length",
+    "train_sampling_strategy",
+    "attn_implementation",
+}
+
+
+def baseline(spec: JobSpec, method: Method) -> tuple[Configuration, tuple[str, ...]]:
+    """(configuration, notes on what was left out of the user's arguments)."""
+    mine: dict[str, Any] = spec.baseline if isinstance(spec.baseline, dict) else {}
+    micro = int(mine.get("per_device_train_batch_size", TRAINER_BATCH))
+    effective = spec.training.effective_batch_size or micro * int(mine.get("gradient_accumulation_steps", 1))
+    levers = {name: lever.baseline for name, lever in LEVERS.items()}
+    if mine:
+        levers |= _levers(mine)
+    notes = []
+    left_out = sorted(set(mine) - READ)
+    if left_out:
+        notes.append(f"Of the baseline's arguments these were not taken into account: {', '.join(left_out)}.")
+    wanted = micro * int(mine.get("gradient_accumulation_steps", 1))
+    if mine and wanted != effective:
+        notes.append(
+            f"The baseline's effective batch of {wanted} became the job's {effective}, so that both do the same work."
+        )
+    configuration = Configuration(
+        method=method,
+        levers=levers,
+        effective_batch_size=effective,
+        learning_rate=learning_rate(spec, effective),
+        micro_batch_size=min(micro, effective),
+    )
+    return configuration, tuple(notes)
+
+
+def _levers(mine: dict[str, Any]) -> dict[str, str]:
+    """The levers that TrainingArguments set."""
+    levers: dict[str, str] = {}
+    for flag, choice in (("bf16", "bf16-mixed"), ("fp16", "fp16-mixed"), ("tf32", "tf32")):
+        if mine.get(flag):
+            levers.setdefault("precision", choice)
+    if mine.get("optim") in OPTIMIZERS:
+        levers["optimizer"] = OPTIMIZERS[mine["optim"]]
+    if mine.get("gradient_checkpointing"):
+        levers["checkpointing"] = "full"
+    if mine.get("torch_compile"):
+        levers["compile"] = "per-layer"
+    if mine.get("group_by_length") or mine.get("train_sampling_strategy") == "group_by_length":
+        levers["batching"] = "grouped"
+    if mine.get("attn_implementation") in LEVERS["attention"].names:
+        levers["attention"] = mine["attn_implementation"]
+    return levers

@@ -1,0 +1,46 @@
+"""The job's budget: how many trials and how long; a quarter of the time is kept for the verification."""
+
+from __future__ import annotations
+
+import statistics
+
+from service.contract.configuration import Configuration
+from service.contract.task import PlanInput
+
+VERIFY_SHARE = 0.25
+COMPILE_FACTOR = 2.5
+LEAST_LIMIT = 60.0
+
+
+class Budget:
+    """What is left of trials and minutes, as of a plan's input."""
+
+    def __init__(self, known: PlanInput) -> None:
+        self._known = known
+        self._seconds = known.spec.search.minutes * 60
+        spent = [sum(one.measurement.time_spent.values()) for one in known.history if one.request.origin != "baseline"]
+        self._typical = statistics.median(spent) if spent else 0.0
+
+    def left(self) -> float:
+        """Seconds left for trials."""
+        return self._seconds * (1 - VERIFY_SHARE) - self._known.elapsed_seconds
+
+    def allows(self, planned: int) -> bool:
+        """Whether another trial may begin: one of the usual length has to end in time."""
+        count = len(self._known.history) + len(self._known.open_trials) + planned
+        return count < self._known.spec.search.trials and self.left() > self._typical
+
+    def affords(self, configuration: Configuration) -> bool:
+        """Whether the time left is enough for this one: compiled trials take longer."""
+        factor = COMPILE_FACTOR if configuration.levers["compile"] != "off" else 1.0
+        return self.left() > factor * self._typical
+
+    def trial_limit(self, origin: str) -> float:
+        """The time limit of a trial; the baseline may use the whole budget, since nothing works without it."""
+        if origin == "baseline":
+            return max(LEAST_LIMIT, self._seconds)
+        return max(LEAST_LIMIT, self.left() + self._seconds * VERIFY_SHARE / 2)
+
+    def verify_seconds(self, methods: int) -> float:
+        """Seconds for one method's verification."""
+        return self._seconds * VERIFY_SHARE / methods

@@ -1,0 +1,56 @@
+"""Known-good recipes for a device, and single changes around the best: what a person would try first."""
+
+from __future__ import annotations
+
+from service.contract.configuration import Configuration
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec, Method
+from worker.plan.space import Space, make
+
+# Preferred choices, best first; the first that the space offers is taken.
+PRECISION = ("bf16-mixed", "fp16-mixed", "tf32", "fp32")
+BATCHING = {"cpu": ("grouped", "sorted", "packed"), "cuda": ("packed", "sorted", "grouped")}
+# Single changes worth a trial around the best so far, dear ones last.
+CHANGES: tuple[tuple[str, str], ...] = (
+    ("attention", "eager"),
+    ("optimizer", "adamw-foreach"),
+    ("compile", "per-layer"),
+    ("optimizer", "adamw-8bit"),
+    ("checkpointing", "full"),
+)
+
+
+def recipes(spec: JobSpec, facts: HardwareFacts, method: Method, choices: Space, effective: int) -> list[Configuration]:
+    """The device's recipes, one a batching, within the space."""
+
+    def first(lever: str, preferred: tuple[str, ...]) -> str:
+        return next((choice for choice in preferred if choice in choices[lever]), choices[lever][0])
+
+    common = {
+        "precision": first("precision", PRECISION),
+        "attention": first("attention", ("sdpa",)),
+        "optimizer": first("optimizer", ("adamw-fused",)),
+        "checkpointing": first("checkpointing", ("off",)),
+        "compile": first("compile", ("off",)),
+    }
+    found = []
+    for batching in BATCHING[facts.device]:
+        if batching in choices["batching"]:
+            made = make(spec, method, {**common, "batching": batching}, effective)
+            if made:
+                found.append(made)
+    if not found:
+        made = make(spec, method, {**common, "batching": choices["batching"][0]}, effective)
+        found += [made] if made else []
+    return found
+
+
+def changes(spec: JobSpec, best: Configuration, choices: Space) -> list[Configuration]:
+    """The best with one lever changed, and with a second batching that the recipes did not have."""
+    found = []
+    for lever, choice in CHANGES:
+        if choice in choices[lever] and best.levers[lever] != choice:
+            made = make(spec, best.method, {**best.levers, lever: choice}, best.effective_batch_size)
+            if made:
+                found.append(made)
+    return found

@@ -1,0 +1,100 @@
+"""The search space of one method: which choices each lever has here, and which points are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from service.contract.configuration import Configuration
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec, Method
+from service.levers import LEVERS, METHOD_NEEDS, excluded
+
+TRAINER_BATCH = 8  # TrainingArguments.per_device_train_batch_size
+EFFECTIVE_CHOICES = (8, 16, 32, 64)
+LEAST_STEPS_AN_EPOCH = 50
+
+Space = dict[str, tuple[str, ...]]
+
+
+def unavailable(facts: HardwareFacts, method: Method) -> str | None:
+    """Why a method cannot run on this hardware, or None."""
+    for need in METHOD_NEEDS[method]:
+        if not need.met(facts):
+            return f"method {method} {need.sentence}"
+    return None
+
+
+def blocked(spec: JobSpec, facts: HardwareFacts) -> str | None:
+    """Why a fixed choice cannot run on this hardware, or None."""
+    for name, chosen in spec.search.fixed.items():
+        missing = LEVERS[name].choice(chosen).missing(facts, asked=True)
+        if missing:
+            return f"search.fixed: {name}={chosen} {missing}"
+    return None
+
+
+def space(spec: JobSpec, facts: HardwareFacts) -> Space:
+    """Choices by lever: the fixed one, the available ones of a searched lever, or the default of any other."""
+    found: Space = {}
+    for name, lever in LEVERS.items():
+        asked = spec.search.levers is not None and name in spec.search.levers
+        usable = tuple(
+            choice.name for choice in lever.choices if choice.searched and choice.missing(facts, asked) is None
+        )
+        if name in spec.search.fixed:
+            found[name] = (spec.search.fixed[name],)
+        elif spec.search.levers is None or asked:
+            found[name] = usable
+        else:
+            found[name] = (lever.baseline,)
+    return found
+
+
+def effective_choices(spec: JobSpec, rows: int | None) -> tuple[int, ...]:
+    """Effective batches to try: the user's, or those that leave 50 optimizer steps an epoch."""
+    given = spec.training.effective_batch_size
+    if given is not None:
+        return (given,)
+    most = max(TRAINER_BATCH, (rows or 0) // LEAST_STEPS_AN_EPOCH)
+    return tuple(size for size in EFFECTIVE_CHOICES if size <= most)
+
+
+def learning_rate(spec: JobSpec, effective: int) -> float:
+    """The user's at their effective batch; else scaled from Trainer's 8 by the square root of the ratio.
+
+    The square-root rule for adaptive optimizers: Malladi et al. 2022, arXiv 2205.10287.
+    """
+    rate = spec.training.learning_rate
+    if spec.training.effective_batch_size is not None:
+        return rate
+    return float(f"{rate * (effective / TRAINER_BATCH) ** 0.5:.6g}")
+
+
+def point(configuration: Configuration, spec: JobSpec) -> dict[str, str]:
+    """A configuration as the exclusions see it."""
+    return {**configuration.levers, "method": configuration.method, "task": spec.task}
+
+
+def make(spec: JobSpec, method: Method, levers: dict[str, str], effective: int) -> Configuration | None:
+    """The configuration of these choices, or None when it is an excluded combination."""
+    made = Configuration(
+        method=method,
+        levers={name: levers[name] for name in LEVERS},
+        effective_batch_size=effective,
+        learning_rate=learning_rate(spec, effective),
+    )
+    return None if excluded(point(made, spec)) else made
+
+
+def size(spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...]) -> int:
+    """How many valid configurations there are."""
+    return sum(1 for _ in _all(spec, method, choices, effectives))
+
+
+def _all(spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...]) -> Iterator[Configuration]:
+    for combination in product(*choices.values()):
+        for effective in effectives:
+            made = make(spec, method, dict(zip(choices, combination, strict=True)), effective)
+            if made is not None:
+                yield made

@@ -1,0 +1,63 @@
+"""Optuna, replayed: the history into an in-memory study, then `ask`. The same seed and history, the same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState, create_trial
+
+from service.contract.configuration import Configuration
+from service.contract.job import JobSpec, Method
+from service.contract.measurement import Measurement, Outcome
+from worker.plan.space import Space, make
+
+MOST_ASKS = 64
+WORSE = 2.0
+EFFECTIVE = "effective_batch_size"
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def ask(
+    spec: JobSpec,
+    method: Method,
+    choices: Space,
+    effectives: tuple[int, ...],
+    history: list[Measurement],
+    under_way: list[Configuration],
+    taken: set[str],
+    score: Callable[[Measurement], float],
+) -> Configuration | None:
+    """The next configuration by TPE (Bergstra et al. 2011), or None when everything valid has been tried.
+
+    `history` is in finish order. What failed is told as twice the worst, so that the sampler keeps away from it;
+    what is under way counts as no better than the median (constant liar). An ask that is invalid or taken is
+    told FAIL before the next.
+    """
+    distributions: dict[str, CategoricalDistribution] = {
+        name: CategoricalDistribution(options) for name, options in choices.items()
+    }
+    distributions[EFFECTIVE] = CategoricalDistribution(effectives)
+    sampler = optuna.samplers.TPESampler(
+        seed=spec.search.seed, n_startup_trials=5, multivariate=True, warn_independent_sampling=False
+    )
+    study = optuna.create_study(direction="minimize", sampler=sampler)
+    good = sorted(score(one) for one in history if one.outcome is Outcome.ok)
+    if not good:
+        good = [1.0]
+    told = [(one.configuration, score(one) if one.outcome is Outcome.ok else WORSE * good[-1]) for one in history]
+    told += [(configuration, good[len(good) // 2]) for configuration in under_way]
+    for configuration, value in told:
+        parameters = {**configuration.levers, EFFECTIVE: configuration.effective_batch_size}
+        if all(parameters[name] in distribution.choices for name, distribution in distributions.items()):
+            study.add_trial(create_trial(params=parameters, distributions=distributions, value=value))
+    for _ in range(MOST_ASKS):
+        trial = study.ask(distributions)
+        levers = {name: str(trial.params[name]) for name in choices}
+        made = make(spec, method, levers, int(trial.params[EFFECTIVE]))
+        if made is not None and made.key not in taken:
+            return made
+        study.tell(trial, state=TrialState.FAIL)
+    return None

@@ -1,0 +1,68 @@
+"""What a task is. A sample is a pair of integer lists; a batch is a dictionary of tensors for the model."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from service.contract.job import Columns
+from worker.trial.problem import JobProblem
+
+IGNORED = -100
+USUAL = {
+    "prompt": ("prompt", "instruction", "question", "input"),
+    "completion": ("completion", "response", "answer", "output"),
+    "messages": ("messages", "conversations"),
+    "text": ("text", "sentence", "content", "review"),
+    "label": ("label", "labels", "target"),
+}
+Sample = tuple[list[int], list[int]]
+Batch = dict[str, torch.Tensor]
+
+
+class Task:
+    """Base of all tasks; the methods say what each must do."""
+
+    name: ClassVar[str]
+
+    def columns(self, given: Columns, row: dict[str, Any]) -> dict[str, str]:
+        """The columns to read: those named, else the usual names found in the row; JobProblem when missing."""
+        raise NotImplementedError
+
+    def encode(self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int) -> list[Sample]:
+        """(input_ids, labels) a row, cut at `length` tokens."""
+        raise NotImplementedError
+
+    def model_class(self) -> Any:
+        """The transformers Auto class."""
+        raise NotImplementedError
+
+    def model_arguments(self, samples: list[Sample]) -> dict[str, Any]:
+        """What the model's configuration must know of the data, such as the number of labels."""
+        return {}
+
+    def items(self, sample: Sample) -> int:
+        """How many terms of the loss a sample has: labelled tokens, or 1."""
+        raise NotImplementedError
+
+    def collate(self, rows: list[list[Sample]], pad: int, mask: bool, length: int | None = None) -> Batch:
+        """Rows of samples, padded on the right to the longest row (or `length`), on the CPU."""
+        raise NotImplementedError
+
+    def loss(self, model: Any, batch: Batch, items: torch.Tensor) -> torch.Tensor:
+        """The micro batch's share of the step's mean loss: its sum over `items` of the whole step."""
+        raise NotImplementedError
+
+    def correct(self, output: Any, batch: Batch) -> tuple[int, int]:
+        """(right, of how many) for the evaluation."""
+        raise NotImplementedError
+
+
+def find(kind: str, given: str | None, row: dict[str, Any]) -> str | None:
+    """The column for `kind`; JobProblem when one is named that is not there."""
+    if given is not None:
+        if given not in row:
+            raise JobProblem(f"dataset.columns.{kind}: there is no column {given!r}; there are: {', '.join(row)}")
+        return given
+    return next((name for name in USUAL[kind] if name in row), None)

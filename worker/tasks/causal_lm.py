@@ -1,0 +1,117 @@
+"""Causal language modelling: prompt and completion (loss on the completion), chat messages, or plain text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from service.contract.job import Columns
+from worker.tasks.base import IGNORED, Batch, Sample, Task, find
+from worker.trial.problem import JobProblem
+
+
+class CausalLM(Task):
+    """Next-token prediction; packed rows carry position_ids that restart at each sample."""
+
+    name = "causal-lm"
+
+    def columns(self, given: Columns, row: dict[str, Any]) -> dict[str, str]:
+        """prompt + completion, or messages, or text."""
+        prompt, completion = find("prompt", given.prompt, row), find("completion", given.completion, row)
+        if prompt and completion and not (given.messages or given.text):
+            return {"prompt": prompt, "completion": completion}
+        if messages := find("messages", given.messages, row):
+            return {"messages": messages}
+        if text := find("text", given.text, row):
+            return {"text": text}
+        raise JobProblem(
+            f"dataset.columns: causal-lm needs prompt and completion, messages, or text; the data has: {', '.join(row)}"
+        )
+
+    def encode(self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int) -> list[Sample]:
+        """Token ids and labels; prompt tokens are IGNORED in the labels, and so is each sample's first token."""
+        end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+        begin = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+        if "messages" in columns:
+            pairs = [self._chat(row[columns["messages"]], tokenizer) for row in rows]
+        elif "text" in columns:
+            texts = self._ids([row[columns["text"]] for row in rows], tokenizer)
+            pairs = [(begin, text + end) for text in texts]
+        else:
+            prompts = self._ids([row[columns["prompt"]] for row in rows], tokenizer)
+            completions = self._ids([row[columns["completion"]] for row in rows], tokenizer)
+            pairs = [(begin + prompt, done + end) for prompt, done in zip(prompts, completions, strict=True)]
+        samples = []
+        for asked, learnt in pairs:
+            ids = (asked + learnt)[:length]
+            labels = ([IGNORED] * len(asked) + learnt)[:length]
+            samples.append((ids, [IGNORED, *labels[1:]]))
+        return samples
+
+    def _ids(self, texts: list[Any], tokenizer: Any) -> list[list[int]]:
+        if wrong := next((text for text in texts if not isinstance(text, str)), None):
+            raise JobProblem(f"dataset: a text column holds {type(wrong).__name__} {str(wrong)[:40]!r}, not text")
+        ids: list[list[int]] = tokenizer(["" if text is None else text for text in texts], add_special_tokens=False)[
+            "input_ids"
+        ]
+        return ids
+
+    def _chat(self, messages: Any, tokenizer: Any) -> tuple[list[int], list[int]]:
+        """The template's tokens: everything before the last assistant message is asked, that message learnt."""
+        if tokenizer.chat_template is None:
+            raise JobProblem("dataset.columns.messages: this model's tokenizer has no chat template")
+        whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+        asked = tokenizer.apply_chat_template(
+            messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False
+        )
+        return whole[: len(asked)], whole[len(asked) :]
+
+    def model_class(self) -> Any:
+        """AutoModelForCausalLM."""
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM
+
+    def items(self, sample: Sample) -> int:
+        """Labelled tokens."""
+        return sum(label != IGNORED for label in sample[1])
+
+    def collate(self, rows: list[list[Sample]], pad: int, mask: bool, length: int | None = None) -> Batch:
+        """input_ids, labels [rows, longest]; attention_mask when `mask`; position_ids when a row is packed.
+
+        Right padding needs no mask under causal attention, and without one the flash kernel can run. In packed
+        rows the padding is a sample of its own, so that nothing attends across.
+        """
+        width = length or max(sum(len(ids) for ids, _ in row) for row in rows)
+        packed = any(len(row) > 1 for row in rows)
+        shape = (len(rows), width)
+        ids, labels = torch.full(shape, pad), torch.full(shape, IGNORED)
+        positions, attended = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+        for at, row in enumerate(rows):
+            start = 0
+            for sample, target in row:
+                end = start + len(sample)
+                ids[at, start:end] = torch.tensor(sample)
+                labels[at, start:end] = torch.tensor(target)
+                positions[at, start:end] = torch.arange(len(sample))
+                start = end
+            positions[at, start:] = torch.arange(width - start)
+            attended[at, :start] = 1
+        batch = {"input_ids": ids, "labels": labels}
+        if packed:
+            batch["position_ids"] = positions
+        elif mask:
+            batch["attention_mask"] = attended
+        return batch
+
+    def loss(self, model: Any, batch: Batch, items: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy summed over the micro batch, over the step's labelled tokens."""
+        return model(**batch, num_items_in_batch=items, use_cache=False).loss
+
+    def correct(self, output: Any, batch: Batch) -> tuple[int, int]:
+        """Next tokens guessed right."""
+        target = batch["labels"][:, 1:]
+        counted = target != IGNORED
+        right = (output.logits[:, :-1].argmax(-1) == target) & counted
+        return int(right.sum()), int(counted.sum())

@@ -1,0 +1,82 @@
+"""Sequence classification: one label a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from service.contract.job import Columns
+from worker.tasks.base import Batch, Sample, Task, find
+from worker.trial.problem import JobProblem
+
+
+class SequenceClassification(Task):
+    """A class a sample, cross-entropy over the step's samples."""
+
+    name = "sequence-classification"
+
+    def columns(self, given: Columns, row: dict[str, Any]) -> dict[str, str]:
+        """text + label."""
+        text, label = find("text", given.text, row), find("label", given.label, row)
+        if text is None or label is None:
+            raise JobProblem(
+                f"dataset.columns: sequence-classification needs text and label; the data has: {', '.join(row)}"
+            )
+        return {"text": text, "label": label}
+
+    def encode(self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int) -> list[Sample]:
+        """Token ids with the tokenizer's special tokens, and the class number."""
+        labels = [_class_number(row[columns["label"]], columns["label"]) for row in rows]
+        texts = [row[columns["text"]] for row in rows]
+        if wrong := next((text for text in texts if not isinstance(text, str)), None):
+            raise JobProblem(f"dataset: column {columns['text']!r} holds {str(wrong)[:40]!r}, not text")
+        ids = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
+        return [(one, [label]) for one, label in zip(ids, labels, strict=True)]
+
+    def model_class(self) -> Any:
+        """AutoModelForSequenceClassification."""
+        from transformers import AutoModelForSequenceClassification
+
+        return AutoModelForSequenceClassification
+
+    def model_arguments(self, samples: list[Sample]) -> dict[str, Any]:
+        """num_labels."""
+        return {"num_labels": max(label for _, (label,) in samples) + 1}
+
+    def items(self, sample: Sample) -> int:
+        """One."""
+        return 1
+
+    def collate(self, rows: list[list[Sample]], pad: int, mask: bool, length: int | None = None) -> Batch:
+        """input_ids, attention_mask [rows, longest], labels [rows]. The mask is always needed here."""
+        width = length or max(len(row[0][0]) for row in rows)
+        ids = torch.full((len(rows), width), pad)
+        attended = torch.zeros((len(rows), width), dtype=torch.long)
+        for at, row in enumerate(rows):
+            sample = row[0][0]
+            ids[at, : len(sample)] = torch.tensor(sample)
+            attended[at, : len(sample)] = 1
+        labels = torch.tensor([row[0][1][0] for row in rows])
+        return {"input_ids": ids, "attention_mask": attended, "labels": labels}
+
+    def loss(self, model: Any, batch: Batch, items: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy summed over the micro batch, over the step's samples."""
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        logits = model(**inputs).logits
+        return torch.nn.functional.cross_entropy(logits.float(), batch["labels"], reduction="sum") / items
+
+    def correct(self, output: Any, batch: Batch) -> tuple[int, int]:
+        """Classes guessed right."""
+        right = output.logits.argmax(-1) == batch["labels"]
+        return int(right.sum()), len(right)
+
+
+def _class_number(value: Any, column: str) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = -1
+    if number < 0 or isinstance(value, float) and value != number:
+        raise JobProblem(f"dataset.columns.label: column {column!r} holds {value!r}; labels are numbers from 0 on")
+    return number

@@ -1,0 +1,1 @@
+"""The child process of one trial: build, data, probe, measure, watch. The only rooms that import torch."""

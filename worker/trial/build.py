@@ -1,0 +1,253 @@
+"""Builds what a trial trains: tokenizer, data, model with its adapter, levers applied, optimizer."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from service.contract.configuration import Configuration
+from service.contract.job import JobSpec
+from service.contract.paths import Roots
+from worker.devices import Device
+from worker.levers import TWINS, compile, optimizer, precision
+from worker.tasks import TASKS, Task
+from worker.trial import data as data_room
+from worker.trial import sources
+from worker.trial.problem import JobProblem, TrialProblem
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server allows, and where the job's cache lies."""
+
+    roots: Roots
+    cache: Path | None
+    allow_pickle: bool = False
+    allow_remote_code: bool = False
+
+
+@dataclass
+class Bundle:
+    """Everything a trial trains with."""
+
+    spec: JobSpec
+    configuration: Configuration
+    device: Device
+    task: Task
+    tokenizer: Any
+    data: data_room.Data
+    model: Any
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None
+    load_seconds: float
+    data_seconds: float
+
+    @property
+    def pad(self) -> int:
+        """The id that pads."""
+        return int(self.tokenizer.pad_token_id)
+
+    def autocast(self) -> Any:
+        """The context of forward and loss."""
+        return precision.autocast(self.configuration.levers["precision"], self.device.torch)
+
+    def new_optimizer(self) -> None:
+        """A fresh optimizer: the state that the probe made is dropped."""
+        training = self.spec.training
+        self.optimizer = optimizer.build(
+            self.configuration.levers["optimizer"], self.model, self.configuration.learning_rate, training.weight_decay
+        )
+
+    def compiled(self) -> bool:
+        """Whether compile is on."""
+        return self.configuration.levers["compile"] != "off"
+
+    def compile(self) -> None:
+        """Compile now: after the probe, which runs eagerly so that no batch size is compiled for nothing."""
+        TWINS["compile"].model(self.configuration.levers["compile"], self.model, self.configuration.method)
+
+
+def build(spec: JobSpec, configuration: Configuration, device: Device, limits: Limits, seed: int) -> Bundle:
+    """Build it all; JobProblem for the user's mistakes, TrialProblem where only this configuration cannot run."""
+    task = TASKS[spec.task]()
+    folder = sources.model_folder(spec.model, limits.roots, limits.allow_pickle, limits.allow_remote_code)
+    started = time.perf_counter()
+    tokenizer = _tokenizer(folder, limits)
+    source = sources.dataset_path(spec.dataset, limits.roots)
+    data = data_room.load(spec, task, tokenizer, source, limits.cache)
+    data_seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    model = _model(spec, configuration, task, folder, tokenizer, data, device, limits, seed)
+    for name in configuration.levers:
+        if name != "compile" and hasattr(TWINS[name], "model"):
+            TWINS[name].model(configuration.levers[name], model, configuration.method)
+    model.train()
+    device.synchronize()
+    scaler = precision.scaler(configuration.levers["precision"], device.torch)
+    made = optimizer.build(
+        configuration.levers["optimizer"], model, configuration.learning_rate, spec.training.weight_decay
+    )
+    load_seconds = time.perf_counter() - started
+    return Bundle(spec, configuration, device, task, tokenizer, data, model, made, scaler, load_seconds, data_seconds)
+
+
+def _tokenizer(folder: Path, limits: Limits) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=limits.allow_remote_code)
+    except (OSError, ValueError) as error:
+        raise JobProblem(f"model.source: its tokenizer does not load: {_line(error)}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token_id is None:
+        raise JobProblem("model.source: its tokenizer has neither a pad nor an end token")
+    return tokenizer
+
+
+def _model(
+    spec: JobSpec,
+    configuration: Configuration,
+    task: Task,
+    folder: Path,
+    tokenizer: Any,
+    data: data_room.Data,
+    device: Device,
+    limits: Limits,
+    seed: int,
+) -> Any:
+    from transformers import AutoConfig
+
+    options: dict[str, Any] = {}
+    for name, choice in configuration.levers.items():
+        twin = TWINS[name]
+        if hasattr(twin, "process"):
+            twin.process(choice)
+        if hasattr(twin, "load"):
+            twin.load(choice, options, configuration.method)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=limits.allow_remote_code)
+    config.use_cache = False
+    config.pad_token_id = tokenizer.pad_token_id
+    for name, value in task.model_arguments(data.train + data.validation).items():
+        setattr(config, name, value)
+    _check_length(spec, config)
+    torch.manual_seed(seed)
+    try:
+        if spec.model.weights == "random":
+            model = _random(spec, configuration, task, config, options, device, seed)
+        else:
+            quantization = _quantization(configuration, options["dtype"]) if configuration.method == "qlora" else None
+            model = task.model_class().from_pretrained(
+                folder,
+                config=config,
+                quantization_config=quantization,
+                device_map={"": device.torch},
+                trust_remote_code=limits.allow_remote_code,
+                use_safetensors=None if limits.allow_pickle else True,
+                **options,
+            )
+    except (ValueError, ImportError) as error:
+        raise TrialProblem(f"the model does not load this way: {_line(error)}") from error
+    return _adapted(spec, configuration, model, seed)
+
+
+def _random(
+    spec: JobSpec,
+    configuration: Configuration,
+    task: Task,
+    config: Any,
+    options: dict[str, Any],
+    device: Device,
+    seed: int,
+) -> Any:
+    """Drawn weights. Quantised ones are drawn, saved and loaded, so that they take the road real ones take."""
+    dtype = torch.float32 if options["dtype"] == "auto" else options["dtype"]
+    if configuration.method != "qlora":
+        torch.manual_seed(seed)
+        # Drawn in fp32 and cast, so that every precision starts from the same weights.
+        model = task.model_class().from_config(
+            config, dtype=torch.float32, attn_implementation=options["attn_implementation"]
+        )
+        return model.to(device=device.torch, dtype=dtype)
+    import tempfile
+
+    torch.manual_seed(seed)
+    drawn = task.model_class().from_config(config, dtype=torch.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        drawn.save_pretrained(folder)
+        del drawn
+        return task.model_class().from_pretrained(
+            folder,
+            config=config,
+            quantization_config=_quantization(configuration, dtype),
+            device_map={"": device.torch},
+            dtype=dtype,
+            attn_implementation=options["attn_implementation"],
+        )
+
+
+def _quantization(configuration: Configuration, dtype: Any) -> Any:
+    """NF4 with double quantisation (Dettmers et al. 2023); bitsandbytes' defaults are fp4 and fp32 compute."""
+    from transformers import BitsAndBytesConfig
+
+    compute = precision.AUTOCAST.get(configuration.levers["precision"], torch.float32)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute,
+    )
+
+
+def _adapted(spec: JobSpec, configuration: Configuration, model: Any, seed: int) -> Any:
+    if configuration.method == "full":
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    kinds = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
+    if configuration.method == "qlora":
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+    targets = spec.lora.target_modules
+    config = LoraConfig(
+        r=spec.lora.r,
+        lora_alpha=spec.lora.alpha,
+        lora_dropout=spec.lora.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type=kinds[spec.task],
+    )
+    torch.manual_seed(seed)  # peft draws the adapter from the global generator
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise JobProblem(f"lora.target_modules: {_line(error)}") from error
+
+
+def _check_length(spec: JobSpec, config: Any) -> None:
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
+    if spec.dataset.max_length > limit:
+        raise JobProblem(
+            f"dataset.max_length is {spec.dataset.max_length}, but the model has positions for {limit} tokens only"
+        )
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0][:300]
+
+
+def parameter_counts(model: Any) -> tuple[int, int]:
+    """(all, trained) parameters; 4-bit weights hold two a byte."""
+    every = trained = 0
+    for parameter in model.parameters():
+        count = parameter.numel() * (2 if type(parameter).__name__ == "Params4bit" else 1)
+        every += count
+        trained += count if parameter.requires_grad else 0
+    return every, trained
+
+
+__all__ = ["Bundle", "Limits", "build", "compile", "parameter_counts"]

@@ -1,0 +1,132 @@
+"""The training loop: one optimizer step over micro batches. Plain and short, so that nothing hides from the clock."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from worker.levers import batching
+from worker.tasks.base import Batch
+from worker.trial.arrange import MicroBatch, Step
+from worker.trial.build import Bundle
+from worker.trial.problem import Unstable
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step: mean loss a token (or sample) and the gradient norm before clipping."""
+
+    loss: float
+    grad_norm: float
+
+
+def no_mark() -> None:
+    """Takes the place of the clock where nobody times."""
+
+
+def collate(bundle: Bundle, micro_batch: MicroBatch, length: int | None = None) -> Batch:
+    """A micro batch's tensors on the host, pinned when the device is a GPU."""
+    rows = [[bundle.data.train[sample] for sample in row] for row in micro_batch]
+    mask = batching.needs_mask(bundle.configuration.levers["batching"])
+    batch = bundle.task.collate(rows, bundle.pad, mask, length)
+    if bundle.device.torch.type == "cuda":
+        batch = {name: value.pin_memory() for name, value in batch.items()}
+    return batch
+
+
+def prepare(bundle: Bundle, step: Step) -> tuple[list[Batch], int]:
+    """A step's batches and the number of its loss terms."""
+    items = sum(bundle.task.items(bundle.data.train[sample]) for micro in step for row in micro for sample in row)
+    return [collate(bundle, micro) for micro in step], items
+
+
+def forward_backward(bundle: Bundle, batch: Batch, items: torch.Tensor) -> torch.Tensor:
+    """One micro batch; its share of the step's loss, still on the device."""
+    batch = {name: value.to(bundle.device.torch, non_blocking=True) for name, value in batch.items()}
+    with bundle.autocast():
+        loss = bundle.task.loss(bundle.model, batch, items)
+    (bundle.scaler.scale(loss) if bundle.scaler else loss).backward()
+    return loss.detach()
+
+
+def update(bundle: Bundle) -> torch.Tensor:
+    """Clip, step, and clear the gradients; the gradient norm before clipping, still on the device."""
+    if bundle.scaler:
+        bundle.scaler.unscale_(bundle.optimizer)
+    trained = [parameter for parameter in bundle.model.parameters() if parameter.requires_grad]
+    norm = torch.nn.utils.clip_grad_norm_(trained, bundle.spec.training.max_grad_norm)
+    if bundle.scaler:
+        bundle.scaler.step(bundle.optimizer)
+        bundle.scaler.update()
+    else:
+        bundle.optimizer.step()
+    bundle.optimizer.zero_grad(set_to_none=True)
+    return norm.detach()
+
+
+def optimizer_step(
+    bundle: Bundle, batches: list[Batch], items: int, mark: Callable[[], None] = no_mark
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A whole step; (loss, gradient norm), not synchronised. `mark` is called after each micro batch and the update."""
+    count = torch.tensor(items, device=bundle.device.torch)
+    losses = []
+    for batch in batches:
+        losses.append(forward_backward(bundle, batch, count))
+        mark()
+    norm = update(bundle)
+    mark()
+    return torch.stack(losses).sum(), norm
+
+
+def check(result: StepResult, step: int) -> None:
+    """Unstable when a step's loss or gradient norm is not finite, or the norm is zero."""
+    if not math.isfinite(result.loss):
+        raise Unstable(f"the loss of step {step} is {result.loss}")
+    if not math.isfinite(result.grad_norm):
+        raise Unstable(f"the gradient norm of step {step} is {result.grad_norm}")
+    if result.grad_norm == 0:
+        raise Unstable(f"the gradient norm of step {step} is zero: nothing is learnt")
+
+
+@contextlib.contextmanager
+def without_dropout(model: Any) -> Iterator[bool]:
+    """Dropout off while the model stays in training mode; yields whether there was any."""
+    saved: list[tuple[Any, str, float]] = []
+    for module in model.modules():
+        names = ("p",) if isinstance(module, torch.nn.Dropout) else ("attention_dropout", "dropout", "dropout_prob")
+        for name in names:
+            value = getattr(module, name, None)
+            if isinstance(value, float) and value > 0:
+                saved.append((module, name, value))
+                setattr(module, name, 0.0)
+    try:
+        yield bool(saved)
+    finally:
+        for module, name, value in saved:
+            setattr(module, name, value)
+
+
+def reference_step(bundle: Bundle, step: Step) -> StepResult:
+    """Loss and gradient norm of a step on the weights as they are, dropout off, nothing updated."""
+    batches, items = prepare(bundle, step)
+    count = torch.tensor(items, device=bundle.device.torch)
+    with without_dropout(bundle.model):
+        losses = [forward_backward(bundle, batch, count) for batch in batches]
+    trained = [parameter for parameter in bundle.model.parameters() if parameter.requires_grad]
+    if bundle.scaler:
+        bundle.scaler.unscale_(bundle.optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(trained, float("inf"))
+    bundle.optimizer.zero_grad(set_to_none=True)
+    if bundle.scaler:
+        bundle.scaler.update()
+    return StepResult(float(torch.stack(losses).sum()), float(norm))
+
+
+def trained_sum(model: torch.nn.Module) -> float:
+    """A checksum of the trained weights, to see that they change."""
+    return float(sum(one.detach().double().abs().sum() for one in model.parameters() if one.requires_grad))

@@ -1,0 +1,90 @@
+"""Reads rows from jsonl, csv and parquet files, folders and hub datasets, without the `datasets` package."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from service.contract.job import DatasetSpec
+from worker.trial.problem import JobProblem
+
+ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
+Row = dict[str, Any]
+
+
+def read_file(path: Path) -> Iterator[Row]:
+    """The rows of one file; JobProblem names file and line of what cannot be read."""
+    if path.suffix == ".csv":
+        csv.field_size_limit(sys.maxsize)
+        with path.open(newline="", encoding="utf-8") as stream:
+            yield from csv.DictReader(stream)
+    elif path.suffix == ".parquet":
+        try:
+            import pyarrow.parquet
+        except ImportError as error:
+            raise JobProblem(
+                f"{path.name} is parquet, which needs pyarrow: pip install pyarrow on the worker"
+            ) from error
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    elif path.suffix in (".jsonl", ".json"):
+        yield from _json_lines(path)
+    else:
+        raise JobProblem(f"{path.name}: datasets are read from {', '.join(ENDINGS)} files")
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise JobProblem(f"{path.name}, line {number}: not JSON ({error.msg})") from error
+            if not isinstance(row, dict):
+                raise JobProblem(f"{path.name}, line {number}: a row must be a JSON object")
+            yield row
+
+
+def files_of(source: Path, split: str) -> list[Path]:
+    """The files of one split: the file itself, or a folder's files with the split in their path."""
+    if source.is_file():
+        return [source]
+    every = sorted(path for path in source.rglob("*") if path.suffix in ENDINGS and path.is_file())
+    return [path for path in every if split in str(path.relative_to(source))]
+
+
+def read_splits(dataset: DatasetSpec, source: Path) -> tuple[list[Row], list[Row]]:
+    """(train, validation) rows. JobProblem when there are none, or too few to hold some out."""
+    splits = dataset.splits
+    if splits.column:
+        rows = list(itertools.chain.from_iterable(read_file(path) for path in files_of(source, "")))
+        if rows and splits.column not in rows[0]:
+            raise JobProblem(f"dataset.splits.column: there is no column {splits.column!r} in {source.name}")
+        train = [row for row in rows if str(row[splits.column]) == splits.train]
+        held = [row for row in rows if str(row[splits.column]) == splits.validation] if splits.validation else []
+    else:
+        train = _read(source, splits.train)
+        held = _read(source, splits.validation) if splits.validation and source.is_dir() else []
+    if not train:
+        raise JobProblem(f"dataset {source.name} has no training rows (split {splits.train!r})")
+    if splits.validation and not held:
+        raise JobProblem(f"dataset {source.name} has no validation rows (split {splits.validation!r})")
+    if not held:
+        every = max(2, round(1 / splits.validation_fraction))
+        held = train[::every]
+        train = [row for at, row in enumerate(train) if at % every] or held
+    return train, held
+
+
+def _read(source: Path, split: str) -> list[Row]:
+    files = files_of(source, split)
+    if not files and source.is_dir():
+        files = files_of(source, "") if split == "train" else []
+    return list(itertools.chain.from_iterable(read_file(path) for path in files))
