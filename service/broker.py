@@ -10,7 +10,6 @@ from service.contract.task import Claim, PlanDecision, PlanInput, TaskKind, Wish
 from service.errors import LeaseLost
 
 LEASE_SECONDS = 30.0
-RENEW_SECONDS = 10.0
 WISH_SECONDS = 2.0
 
 
@@ -54,12 +53,12 @@ class Broker(Protocol):
         """Give the tasks of dead workers to others; the number of them."""
 
 
-def connect(url: str) -> Broker:
-    """The broker on a database URL."""
+def connect(url: str, lease_seconds: float = LEASE_SECONDS) -> Broker:
+    """The broker on a database URL; a worker that is silent for `lease_seconds` loses its task."""
     from service.db import connect as engine_for
     from service.queue import Queue
 
-    return Queue(engine_for(url))
+    return Queue(engine_for(url), lease_seconds=lease_seconds)
 
 
-__all__ = ["LEASE_SECONDS", "RENEW_SECONDS", "WISH_SECONDS", "Broker", "LeaseLost", "connect"]
+__all__ = ["LEASE_SECONDS", "WISH_SECONDS", "Broker", "LeaseLost", "connect"]

@@ -41,8 +41,11 @@ RUNNING = Task.state == literal_column("'running'")
 class Queue:
     """The broker's SQL form, and the few writes of the control plane (submit, cancel, stop)."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, engine: Engine, clock: Callable[[], float] = time.time, lease_seconds: float = LEASE_SECONDS
+    ) -> None:
         self.engine = engine
+        self._lease = lease_seconds
         self._clock = clock
 
     def _now(self, session: Session) -> float:
@@ -149,7 +152,7 @@ class Queue:
                     state="running",
                     attempt=Task.attempt + 1,
                     worker_id=worker_id,
-                    lease_until=now + LEASE_SECONDS,
+                    lease_until=now + self._lease,
                     started_at=func.coalesce(Task.started_at, now),
                     progress=None,
                 )
@@ -175,7 +178,7 @@ class Queue:
         """Extend the lease and ask what the user wishes; LeaseLost when it is no longer held."""
         with Session(self.engine) as session, session.begin():
             now = self._now(session)
-            values: dict[str, Any] = {"lease_until": now + LEASE_SECONDS}
+            values: dict[str, Any] = {"lease_until": now + self._lease}
             if progress is not None:
                 values["progress"] = progress[:200]
             self._fenced(session, claim, values)
@@ -237,7 +240,7 @@ class Queue:
         with Session(self.engine) as session, session.begin():
             now = self._now(session)
             job = self._job(session, claim.job_id)
-            self._fenced(session, claim, {"state": "done", "outcome": "failed", "finished_at": now})
+            self._fenced(session, claim, {"state": "cancelled", "finished_at": now})
             if job.status in ("queued", "running"):
                 best = self._recommend(session, job, final=True)
                 self._end(session, job, "failed", now, error=reason, recommendation=best)

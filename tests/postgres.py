@@ -112,7 +112,7 @@ def start(folder: Path) -> Server:
     postgres = [str(binaries / "postgres"), "-D", "data", "-k", str(sockets), "-p", str(PORT)]
     postgres += [f"--{name}={value}" for name, value in SETTINGS.items()]
     task = json.dumps([initdb, postgres, options, [str(home), str(sockets)]])
-    log = tempfile.TemporaryFile()
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - the server writes to it for as long as it lives
     command = [sys.executable, "-I", "-S", "-c", KEEPER, task]
     # A session of its own: Ctrl-C goes to pytest alone, and the server outlives the teardown of the tests.
     keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)

@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-from service.broker import connect
+from service.broker import LEASE_SECONDS, connect
 from service.contract.hardware import HardwareFacts
 from service.settings import Settings
 from worker.lock import DeviceLock
@@ -31,6 +31,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--facts", type=Path, help="read the device's facts from this JSON file, not from the device")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, help=argparse.SUPPRESS)
+    parser.add_argument("--lease", type=float, default=LEASE_SECONDS, help="seconds of silence that lose a task")
     parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -81,9 +82,9 @@ def main() -> None:
         found = discover()
     devices = chosen(found, options.devices)
     if len(devices) == 1:
-        serve(devices[0], options.entry, options.lifeline)
+        serve(devices[0], options)
         return
-    command = [sys.executable, "-m", "worker", "--entry", options.entry, "--devices"]
+    command = [sys.executable, "-m", "worker", "--entry", options.entry, "--lease", str(options.lease), "--devices"]
     children = [subprocess.Popen([*command, f"{facts.device}:{facts.index}"]) for facts in devices]
 
     def end(*_: object) -> None:
@@ -95,11 +96,11 @@ def main() -> None:
     sys.exit(max(child.wait() for child in children))
 
 
-def serve(facts: HardwareFacts, entry: str, lifeline: int | None) -> None:
+def serve(facts: HardwareFacts, options: argparse.Namespace) -> None:
     """Work on one device until told to go: SIGTERM once drains, twice hands back; so does the lifeline's end."""
     settings = Settings.from_environment()
-    broker = connect(settings.database_url)
-    sandbox = Sandbox(facts.device, entry)
+    broker = connect(settings.database_url, options.lease)
+    sandbox = Sandbox(facts.device, options.entry)
     bench = Bench(
         sandbox=sandbox,
         facts=facts,
@@ -114,8 +115,8 @@ def serve(facts: HardwareFacts, entry: str, lifeline: int | None) -> None:
     loop = Loop(broker, worker_id, bench, lock, settings.min_free_disk_bytes)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     signal.signal(signal.SIGINT, lambda *_: loop.stop(now=True))
-    if lifeline is not None:
-        threading.Thread(target=_watch, args=(lifeline, loop), daemon=True, name="lifeline").start()
+    if options.lifeline is not None:
+        threading.Thread(target=_watch, args=(options.lifeline, loop), daemon=True, name="lifeline").start()
     broker.register(worker_id, os.getpid(), facts)
     sys.stderr.write(f"worker {worker_id}: measuring on {facts.name}\n")
     try:

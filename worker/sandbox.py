@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -19,6 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+OUTPUT = "output.log"  # in the child's scratch folder, which goes with it
 TAIL_BYTES = 64 << 10
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 5.0
@@ -73,11 +75,10 @@ class Sandbox:
         """Run one request. Kills the child's group after `seconds`, or as soon as `ended()` says so."""
         messages, theirs = self._context.Pipe(duplex=False)
         their_lifeline, lifeline = self._context.Pipe(duplex=False)
-        handle, log = tempfile.mkstemp(prefix="dynotune-trial-", suffix=".log")
-        os.close(handle)
+        scratch = Path(tempfile.mkdtemp(prefix="dynotune-trial-"))
         inherited = _Inherited(lock_fd) if lock_fd is not None else None
         process = self._context.Process(
-            target=_enter, args=(self._entry, request, theirs, their_lifeline, log, inherited), daemon=False
+            target=_enter, args=(self._entry, request, theirs, their_lifeline, str(scratch), inherited), daemon=False
         )
         started = time.monotonic()
         try:
@@ -86,13 +87,13 @@ class Sandbox:
             their_lifeline.close()
             ending = self._watch(process, messages, started + seconds, on_message, ended)
             ending.seconds = time.monotonic() - started
-            ending.log = _tail(Path(log))
+            ending.log = _tail(scratch / OUTPUT)
             return ending
         finally:
             _kill_group(process)
             messages.close()
             lifeline.close()
-            Path(log).unlink(missing_ok=True)
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def _watch(
         self,
@@ -130,10 +131,10 @@ class Sandbox:
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
-def _enter(entry: str, request: dict[str, Any], messages: Any, lifeline: Any, log: str, lock: object) -> None:
+def _enter(entry: str, request: dict[str, Any], messages: Any, lifeline: Any, scratch: str, lock: object) -> None:
     """In the child: find the entry and call it."""
     module, _, name = entry.partition(":")
-    getattr(importlib.import_module(module), name)(request, messages, lifeline, log, lock)
+    getattr(importlib.import_module(module), name)(request, messages, lifeline, scratch, lock)
 
 
 def _by_exit_code(code: int | None, seen: list[dict[str, Any]]) -> Ending:
@@ -157,6 +158,8 @@ def _kill_group(process: Any) -> None:
 
 
 def _tail(path: Path) -> str:
+    if not path.exists():  # it ended before it could write
+        return ""
     with path.open("rb") as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(max(0, stream.tell() - TAIL_BYTES))

@@ -15,12 +15,11 @@ from worker.plan.baseline import baseline
 from worker.plan.budget import Budget
 from worker.plan.ending import nothing_worked
 from worker.plan.recipes import changes, recipes
-from worker.plan.space import blocked, effective_choices, size, space, unavailable
+from worker.plan.space import blocked, effective_choices, space, unavailable
 from worker.plan.study import ask
 
 FINALISTS = {"quick": 2, "full": 3}
 WITHIN = 1.15
-LARGEST = 10_000
 
 
 class _Plan:
@@ -91,11 +90,10 @@ class _Plan:
             for configuration in changes(self.spec, good[0].configuration, self.choices):
                 if configuration.key not in taken and self.budget.affords(configuration):
                     return self.request(configuration, "recipe")
-        if size(self.spec, method, self.choices, effectives) <= LARGEST:
-            under_way = [one.configuration for one in self.open + self.new if one.configuration.method == method]
-            found = ask(self.spec, method, self.choices, effectives, self.of(method), under_way, taken, self._score)
-            if found is not None and self.budget.affords(found):
-                return self.request(found, "search")
+        under_way = [one.configuration for one in self.open + self.new if one.configuration.method == method]
+        found = ask(self.spec, method, self.choices, effectives, self.of(method), under_way, taken, self._score)
+        if found is not None and self.budget.affords(found):
+            return self.request(found, "search")
         return None
 
     def _score(self, measurement: Measurement) -> float:

@@ -87,12 +87,8 @@ def make(spec: JobSpec, method: Method, levers: dict[str, str], effective: int) 
     return None if excluded(point(made, spec)) else made
 
 
-def size(spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...]) -> int:
-    """How many valid configurations there are."""
-    return sum(1 for _ in _all(spec, method, choices, effectives))
-
-
-def _all(spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...]) -> Iterator[Configuration]:
+def every(spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...]) -> Iterator[Configuration]:
+    """All valid configurations, in a fixed order."""
     for combination in product(*choices.values()):
         for effective in effectives:
             made = make(spec, method, dict(zip(choices, combination, strict=True)), effective)

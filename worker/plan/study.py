@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
 
 import optuna
@@ -11,9 +13,10 @@ from optuna.trial import TrialState, create_trial
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome
-from worker.plan.space import Space, make
+from worker.plan.space import Space, every, make
 
-MOST_ASKS = 64
+MOST_ASKS = 16
+MOST_LISTED = 10_000
 WORSE = 2.0
 EFFECTIVE = "effective_batch_size"
 
@@ -40,9 +43,7 @@ def ask(
         name: CategoricalDistribution(options) for name, options in choices.items()
     }
     distributions[EFFECTIVE] = CategoricalDistribution(effectives)
-    sampler = optuna.samplers.TPESampler(
-        seed=spec.search.seed, n_startup_trials=5, multivariate=True, warn_independent_sampling=False
-    )
+    sampler = optuna.samplers.TPESampler(seed=spec.search.seed, n_startup_trials=5, multivariate=True)
     study = optuna.create_study(direction="minimize", sampler=sampler)
     good = sorted(score(one) for one in history if one.outcome is Outcome.ok)
     if not good:
@@ -60,4 +61,14 @@ def ask(
         if made is not None and made.key not in taken:
             return made
         study.tell(trial, state=TrialState.FAIL)
-    return None
+    return _any_left(spec, method, choices, effectives, taken)
+
+
+def _any_left(
+    spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...], taken: set[str]
+) -> Configuration | None:
+    """TPE has narrowed down to what is taken: one of the rest at random, or None when there is no rest."""
+    if math.prod(map(len, choices.values())) > MOST_LISTED:
+        return None
+    left = [one for one in every(spec, method, choices, effectives) if one.key not in taken]
+    return random.Random(spec.search.seed + len(taken)).choice(left) if left else None

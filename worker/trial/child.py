@@ -1,4 +1,4 @@
-"""The child's entry: own process group, memory cap, output to a file, and an end with its worker.
+"""The child's entry: runs one request under its memory cap and says how it ended.
 
 Says all it knows through a pipe, as dictionaries with a `kind`: progress, probe_started, probe, and last of all
 result, out_of_memory, or failed. What it does not say (a segfault, a hang, a kill) its worker sees.
@@ -6,56 +6,27 @@ result, out_of_memory, or failed. What it does not say (a segfault, a hang, a ki
 
 from __future__ import annotations
 
-import ctypes
 import os
-import shutil
-import signal
 import sys
-import tempfile
-import threading
 import traceback
 import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-PR_SET_PDEATHSIG = 1
+from worker.trial.isolation import isolate
 
 
-def isolate(lifeline: Connection, log: Path) -> None:
-    """Become a process group of our own, write to `log`, and die when the worker does."""
-    os.setpgid(0, 0)
-    with log.open("ab", buffering=0) as stream:
-        for number in (1, 2):
-            os.dup2(stream.fileno(), number)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Our parent is the fork server, which ends with the worker; the pipe is for where prctl does not exist.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def watch() -> None:
-        try:
-            lifeline.poll(None)
-        finally:
-            os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True, name="lifeline").start()
-
-
-def main(request: dict[str, Any], messages: Connection, lifeline: Connection, log: str, _lock: object) -> None:
+def main(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Run one request and say how it ended. `_lock` is held open: the device's lock goes with the last of us."""
-    isolate(lifeline, Path(log))
+    isolate(lifeline, scratch)
     warnings.simplefilter("default")
-    cache = tempfile.mkdtemp(prefix="dynotune-compile-")
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # cold: somebody else's warm cache would make compile look free
-    try:
-        messages.send(_answer(request, messages))
-    finally:
-        shutil.rmtree(cache, ignore_errors=True)
-        messages.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
+    # Cold: a warm cache of somebody else would make compile look free.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(scratch) / "compile")
+    messages.send(_answer(request, messages))
+    messages.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def _answer(request: dict[str, Any], messages: Connection) -> dict[str, Any]:

@@ -1,0 +1,325 @@
+"""train.py: the exported script trains exactly as the worker's own loop does, stands alone, evaluates and saves."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+
+from service.contract.configuration import Configuration
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.paths import Roots
+from service.contract.recommendation import Recommendation
+from service.exports import EXPORTS
+from service.levers import LEVERS
+from service.recommend import recommend
+from tests.factory import configuration, measured, record
+from worker.devices import open_device
+from worker.trial import arrange, loop, verify
+from worker.trial.build import Limits, build
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPORTS_FOLDER = ROOT / "service" / "exports"
+# peft, and who must run with transformers 5.17 as well, asks for checkpointing by its old name.
+pytestmark = pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing:FutureWarning")
+STEPS = 5  # of 4 steps an epoch, so the second epoch's order is seen as well
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Script and worker take every CPU they may; models this small are faster on one, and do not jostle others."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tiny models with weights, and a dataset for each: llama and functions.jsonl, bert and topics.jsonl."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(1)
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 8192, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "max_position_embeddings": 128, "pad_token_id": 0}
+    # Larger than usual, so that attention across samples or a wrong position changes the loss visibly.
+    llama = LlamaConfig(**shape, num_key_value_heads=2, initializer_range=0.2)
+    LlamaForCausalLM(llama).save_pretrained(folder / "llama")
+    BertForSequenceClassification(BertConfig(**shape)).bert.save_pretrained(folder / "bert")
+    for name in ("llama", "bert"):
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(ROOT / "examples" / "llama-13m" / file, folder / name)
+    rng = random.Random(0)
+    words = ["def", "return", "self", "value", "for", "name", "in", "range", "class", "import", "None", "True", "key"]
+
+    def text(most: int) -> str:
+        return " ".join(rng.choices(words, k=rng.randint(1, most)))
+
+    functions = [{"prompt": text(6), "completion": text(30)} for _ in range(40)]
+    topics = [{"text": text(40), "label": rng.randrange(3)} for _ in range(40)]
+    for name, rows in (("functions", functions), ("topics", topics)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def recommended(spec: JobSpec, made: Configuration, facts: HardwareFacts) -> Recommendation:
+    """The recommendation after one good trial of the configuration."""
+    found = recommend("job1", spec, facts, (record(measured(made, evaluation_batch_size=3)),), {})
+    assert found is not None
+    return found
+
+
+def job(models: Path, made: Configuration, classify: bool = False, **training: Any) -> JobSpec:
+    """A job on a tiny model."""
+    return JobSpec.model_validate(
+        {
+            "model": {"source": str(models / ("bert" if classify else "llama"))},
+            "task": "sequence-classification" if classify else "causal-lm",
+            "dataset": {
+                "source": str(models / ("topics.jsonl" if classify else "functions.jsonl")),
+                "max_length": 64,
+                "splits": {"validation_fraction": 0.25},
+            },
+            "method": made.method,
+            "lora": {"r": 4, "alpha": 16, "dropout": 0.1 if classify else 0.0},
+            "training": {
+                "effective_batch_size": 8,
+                "learning_rate": made.learning_rate,
+                "weight_decay": 0.1,
+                "warmup_ratio": 0.2,
+                "seed": 7,
+                **training,
+            },
+        }
+    )
+
+
+def script(text: str, folder: Path) -> ModuleType:
+    """The exported text as a module."""
+    path = folder / "train.py"
+    path.write_text(text)
+    found = importlib.util.spec_from_file_location("exported_train", path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def rates(schedule: str) -> list[float]:
+    """The learning rate's factors over STEPS steps, the first of them warming up."""
+    after = [(step - 1) / (STEPS - 1) for step in range(1, STEPS)]
+    shapes: dict[str, Callable[[float], float]] = {
+        "linear": lambda done: 1 - done,
+        "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+        "constant": lambda done: 1.0,
+    }
+    return [0.0, *(shapes[schedule](done) for done in after)]
+
+
+def by_worker(spec: JobSpec, made: Configuration, micro: int) -> tuple[list[loop.StepResult], float, float | None]:
+    """The same run by the worker's own rooms: each step's result, evaluation loss and accuracy."""
+    limits = Limits(Roots((Path("/"),), Path("/nowhere")), None)
+    bundle = build(spec, made, open_device("cpu"), limits, spec.training.seed)
+    plan = []
+    for epoch in range(2):
+        seed = spec.training.seed + epoch
+        order = list(range(len(bundle.data.train)))
+        random.Random(seed).shuffle(order)
+        plan += arrange.arrange(made.levers["batching"], order, bundle.data.lengths, 8, micro, 64, seed)
+    results = []
+    for step, factor in zip(plan, rates(spec.training.schedule), strict=False):
+        for group in bundle.optimizer.param_groups:
+            group["lr"] = made.learning_rate * factor
+        loss, norm = loop.optimizer_step(bundle, *loop.prepare(bundle, step))
+        results.append(loop.StepResult(float(loss), float(norm)))
+    loss_after, accuracy, _ = verify.evaluate(bundle, 3)
+    return results, loss_after, accuracy
+
+
+CASES: dict[str, tuple[dict[str, str], bool, dict[str, Any]]] = {
+    "padded lora": ({"method": "lora", "batching": "padded", "attention": "eager"}, False, {}),
+    "sorted full": ({"method": "full", "batching": "sorted", "optimizer": "adamw-loop"}, False, {"schedule": "cosine"}),
+    "grouped lora": ({"method": "lora", "batching": "grouped"}, False, {"schedule": "constant"}),
+    "grouped full": ({"method": "full", "batching": "grouped"}, False, {"max_grad_norm": 0.1}),
+    "packed full": ({"method": "full", "batching": "packed", "optimizer": "adamw-foreach"}, False, {}),
+    "packed lora": ({"method": "lora", "batching": "packed", "checkpointing": "full"}, False, {}),
+    "packed lora bf16": ({"method": "lora", "batching": "packed", "precision": "bf16-mixed"}, False, {}),
+    "packed qlora": ({"method": "qlora", "batching": "packed", "optimizer": "adamw-8bit"}, False, {}),
+    "classify full": ({"method": "full", "batching": "padded", "precision": "fp32"}, True, {}),
+    "classify lora": ({"method": "lora", "batching": "sorted"}, True, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_trains_as_the_worker_does(
+    case: str, models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Losses, gradient norms and the evaluation equal the worker's, with dropout where the model has it."""
+    levers, classify, training = CASES[case]
+    micro = 2
+    made = configuration(effective=8, micro=micro, **levers).model_copy(update={"learning_rate": 5e-3})
+    spec = job(models, made, classify, **training)
+    module = script(EXPORTS["train.py"](recommended(spec, made, facts())), tmp_path)
+    log = tmp_path / "log.jsonl"
+    module.main(["--max-steps", str(STEPS), "--device", "cpu", "--output", str(tmp_path / "out"), "--log", str(log)])
+    *steps, evaluation = [json.loads(line) for line in log.read_text().splitlines()]
+
+    results, loss, accuracy = by_worker(spec, made, micro)
+    assert [one["loss"] for one in steps] == pytest.approx([one.loss for one in results], rel=1e-5)
+    assert [one["grad_norm"] for one in steps] == pytest.approx([one.grad_norm for one in results], rel=1e-4)
+    assert [one["learning_rate"] for one in steps] == pytest.approx(
+        [5e-3 * factor for factor in rates(spec.training.schedule)]
+    )
+    assert evaluation["evaluation_loss"] == pytest.approx(loss, rel=1e-5)
+    assert evaluation["evaluation_accuracy"] == pytest.approx(accuracy)
+    assert "evaluation on 10 samples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("batching", LEVERS["batching"].names)
+def test_it_arranges_an_epoch_as_the_worker_does(
+    batching: str, tmp_path: Path, facts: Callable[..., HardwareFacts]
+) -> None:
+    """Step for step and row for row, over more samples than grouping looks at together."""
+    spec = JobSpec.model_validate({"model": {"source": "org/model"}, "dataset": {"source": "org/data"}})
+    made = configuration(effective=8, micro=4, batching=batching)
+    module = script(EXPORTS["train.py"](recommended(spec, made, facts())), tmp_path)
+    lengths = random.Random(5).choices(range(1, 1025), k=203)
+    order = list(range(len(lengths)))
+    random.Random(3).shuffle(order)
+    theirs = arrange.arrange(batching, order, lengths, 8, 4, spec.dataset.max_length, 3)
+    assert module.epoch_plan(lengths, 3) == theirs
+
+
+def test_it_runs_by_itself_elsewhere(models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
+    """A process in another folder, without this repository in sight: exit 0, and what it saved loads."""
+    from peft import PeftModel
+
+    made = configuration(effective=8, batching="packed")
+    spec = job(models, made)
+    (tmp_path / "train.py").write_text(EXPORTS["train.py"](recommended(spec, made, facts())))
+    shutil.copy(models / "functions.jsonl", tmp_path / "mine.jsonl")
+    command = [sys.executable, "-I", "train.py", "--max-steps", "3", "--data", "mine.jsonl", "--device", "cpu"]
+    done = subprocess.run([*command, "--output", "adapter"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "step 3/3" in done.stdout and "non-padding tokens/s" in done.stdout
+    assert "evaluation on 10 samples after 3 steps: loss" in done.stdout
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(models / "llama"), tmp_path / "adapter")
+    assert any("lora_B" in name and value.abs().sum() > 0 for name, value in loaded.named_parameters())
+    assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        models / "llama"
+    )
+
+
+def test_a_full_model_is_saved_to_be_used(models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
+    """The saved model loads, changed, in fp32, and generates with its cache."""
+    made = configuration(method="full", effective=8, precision="fp32")
+    module = script(EXPORTS["train.py"](recommended(job(models, made), made, facts())), tmp_path)
+    module.main(["--max-steps", "2", "--device", "cpu", "--output", str(tmp_path / "out")])
+    before, after = (AutoModelForCausalLM.from_pretrained(folder) for folder in (models / "llama", tmp_path / "out"))
+    assert after.config.use_cache is True
+    assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
+
+
+def test_it_stops_when_numbers_go_wrong(models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
+    """NaN ends the run with a sentence, and nothing is saved."""
+    made = configuration(method="full", effective=8, precision="fp32")
+    module = script(EXPORTS["train.py"](recommended(job(models, made), made, facts())), tmp_path)
+    build_model = module.build_model
+
+    def broken(*args: Any) -> Any:
+        model = build_model(*args)
+        model.lm_head.weight.data.fill_(math.nan)
+        return model
+
+    module.build_model = broken  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit, match="stopped at step 1: the loss is nan"):
+        module.main(["--max-steps", "2", "--device", "cpu", "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_fp16_skips_an_overflow_and_goes_on(
+    models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scaler's first scales overflow: the update is skipped, the learning rate waits, and training goes on."""
+    made = configuration(method="full", effective=8, precision="fp16-mixed")
+    module = script(EXPORTS["train.py"](recommended(job(models, made, warmup_ratio=0.0), made, facts())), tmp_path)
+    scaler = module.torch.amp.GradScaler
+    module.torch = type("Torch", (), {"__getattr__": lambda _, name: getattr(torch, name)})()  # type: ignore[attr-defined]
+    module.torch.amp = type("Amp", (), {"GradScaler": lambda device: scaler(device, init_scale=2.0**24)})
+    log = tmp_path / "log.jsonl"
+    module.main(["--max-steps", "16", "--device", "cpu", "--output", str(tmp_path / "out"), "--log", str(log)])
+    steps = [json.loads(line) for line in log.read_text().splitlines()][:-1]
+    skipped = [math.isinf(one["grad_norm"]) or math.isnan(one["grad_norm"]) for one in steps]
+    assert skipped[0] and not skipped[-1]
+    assert steps[0]["learning_rate"] == steps[skipped.index(False)]["learning_rate"] > steps[-1]["learning_rate"]
+    assert "(skipped)" in capsys.readouterr().out
+
+
+def test_a_classifier_head_is_trained_in_fp32(
+    models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts]
+) -> None:
+    """Under autocast the base is 16-bit, and nothing that is trained is."""
+    made = configuration(effective=8, precision="bf16-mixed")
+    spec = job(models, made, classify=True)
+    module = script(EXPORTS["train.py"](recommended(spec, made, facts())), tmp_path)
+    tokenizer = module.AutoTokenizer.from_pretrained(models / "bert")
+    train, held = module.load_data(spec.dataset.source, None, tokenizer)
+    model = module.build_model(models / "bert", tokenizer, train + held, torch.device("cpu"), False)
+    assert {one.dtype for one in model.parameters() if one.requires_grad} == {torch.float32}
+    assert {one.dtype for one in model.parameters() if not one.requires_grad} == {torch.bfloat16}
+    assert model.config.num_labels == 3
+
+
+def test_the_text_is_the_recommendations(models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
+    """It compiles, imports nothing of dynotune, holds strange names unharmed, and follows the recommendation."""
+    made = configuration(effective=8)
+    spec = job(models, made)
+    text = EXPORTS["train.py"](recommended(spec, made, facts()))
+    compile(text, "train.py", "exec")
+    assert "import service" not in text and "import worker" not in text and "from service" not in text
+    assert '"learning_rate": 0.0002,' in text
+    changed = made.model_copy(update={"learning_rate": 3.5e-4})
+    assert '"learning_rate": 0.00035,' in EXPORTS["train.py"](recommended(spec, changed, facts()))
+    strange = "a\"b\\\n''' é {\"x\": None}\n"
+    odd = spec.model_copy(update={"model": spec.model.model_copy(update={"source": strange})})
+    module = script(EXPORTS["train.py"](recommended(odd, made, facts(name=strange))), tmp_path)
+    assert module.CONFIG["model"]["source"] == strange and strange in module.CONFIG["measured"]
+
+
+def test_the_text_is_clean(models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
+    """ruff finds nothing in the joined file: sorted imports, none unused, no long line of ours."""
+    ruff = pytest.importorskip("ruff").__file__ and shutil.which("ruff", path=str(Path(sys.executable).parent))
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    spec = JobSpec.model_validate({"model": {"source": "org/model"}, "dataset": {"source": "org/data"}})
+    made = configuration()
+    (tmp_path / "train.py").write_text(EXPORTS["train.py"](recommended(spec, made, facts(name="CPU", versions={}))))
+    command = [ruff, "check", "--isolated", "--line-length=120", "--select=E,F,I,UP,B,SIM", "--ignore=SIM108"]
+    done = subprocess.run([*command, str(tmp_path / "train.py")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_choice_of_the_catalogue_is_known_to_it() -> None:
+    """A new choice must be taught to the script: each name occurs in it, or is the one that changes nothing."""
+    text = "".join(path.read_text() for path in sorted((EXPORTS_FOLDER / "templates").glob("*.py")))
+    plain = {"off", "fp32", "eager", "sdpa", "padded"}  # defaults, and what is passed on by name
+    missing = [
+        choice
+        for lever in LEVERS.values()
+        for choice in lever.names
+        if choice not in plain and f'"{choice}"' not in text
+    ]
+    assert missing == []

@@ -1,0 +1,183 @@
+"""The plan is pure: baseline first, recipes, changes, Optuna, verification, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.measurement import Outcome, Probe
+from service.contract.task import PlanInput, TrialRecord
+from service.levers import LEVERS, excluded
+from tests.factory import configuration, failed, history, measured, record
+from worker.plan import plan
+from worker.plan.space import learning_rate, point
+
+Facts = Callable[..., HardwareFacts]
+Spec = Callable[..., JobSpec]
+
+
+def known(spec: JobSpec, facts: HardwareFacts, records: tuple[TrialRecord, ...] = (), **more: Any) -> PlanInput:
+    return PlanInput(spec=spec, facts=facts, history=records, next_number=len(records) + 1, **more)
+
+
+def run(spec: JobSpec, facts: HardwareFacts, seconds: Callable[[Any], float]) -> tuple[list[TrialRecord], PlanInput]:
+    """Plan and `measure` until no trial is asked for."""
+    records: list[TrialRecord] = []
+    while True:
+        now = known(spec, facts, tuple(records))
+        decision = plan(now)
+        if not decision.trials:
+            return records, now
+        for request in decision.trials:
+            made = measured(request.configuration, seconds(request.configuration))
+            records.append(TrialRecord(request=request, measurement=made))
+
+
+def test_the_baseline_is_first_and_alone(spec: Spec, facts: Facts) -> None:
+    decision = plan(known(spec(), facts(), workers=3))
+    (request,) = decision.trials
+    assert request.origin == "baseline" and request.configuration.micro_batch_size == 8
+    assert request.configuration.levers == {name: lever.baseline for name, lever in LEVERS.items()}
+    assert not plan(known(spec(), facts(), open_trials=(request,), workers=3)).trials
+
+
+def test_the_same_input_gives_the_same_answer(spec: Spec, facts: Facts) -> None:
+    records = history(spec(), 6.0, 5.0, 7.0)
+    first, second = (plan(known(spec(search={"trials": 50}), facts(), records)) for _ in range(2))
+    assert first == second and first.trials
+
+
+def test_recipes_come_before_the_search_and_nothing_is_tried_twice(spec: Spec, facts: Facts) -> None:
+    records, _ = run(spec(search={"trials": 25, "minutes": 600}), facts(), lambda _: 6.0)
+    origins = [one.request.origin for one in records]
+    assert origins[0] == "baseline" and set(origins) == {"baseline", "recipe", "search"}
+    assert origins == sorted(origins, key=["baseline", "recipe", "search"].index)
+    keys = [one.request.configuration.key for one in records]
+    assert len(keys) == len(set(keys)) == 25
+
+
+def test_invalid_combinations_are_never_tried(spec: Spec, facts: Facts) -> None:
+    job = spec(task="sequence-classification", search={"trials": 60, "minutes": 600})
+    records, _ = run(job, facts(), lambda _: 6.0)
+    assert len(records) > 10
+    assert not [one for one in records if excluded(point(one.request.configuration, job))]
+
+
+def test_unavailable_choices_are_not_searched_but_named_ones_are(spec: Spec, facts: Facts) -> None:
+    def precisions(job: JobSpec) -> set[str]:
+        return {one.request.configuration.levers["precision"] for one in run(job, facts(), lambda _: 6.0)[0][1:]}
+
+    assert precisions(spec(search={"trials": 30, "minutes": 600})) == {"fp32"}
+    assert precisions(spec(search={"trials": 30, "minutes": 600, "levers": ["precision"]})) == {"fp32", "bf16-mixed"}
+    native = run(spec(search={"trials": 30, "minutes": 600}), facts(bf16_native=True), lambda _: 6.0)[0]
+    assert native[1].request.configuration.levers["precision"] == "bf16-mixed"
+
+
+def test_fixed_choices_hold(spec: Spec, facts: Facts) -> None:
+    records, _ = run(spec(search={"trials": 8, "fixed": {"attention": "eager"}}), facts(), lambda _: 6.0)
+    assert {one.request.configuration.levers["attention"] for one in records[1:]} == {"eager"}
+
+
+def test_a_fixed_choice_that_cannot_run_fails_with_its_sentence(spec: Spec, facts: Facts) -> None:
+    decision = plan(known(spec(search={"fixed": {"precision": "tf32"}}), facts()))
+    assert decision.finish and decision.error and "needs an NVIDIA GPU" in decision.error
+
+
+def test_qlora_without_bitsandbytes_fails_with_a_sentence(spec: Spec, facts: Facts) -> None:
+    decision = plan(known(spec(method="qlora"), facts(packages={})))
+    assert decision.finish and decision.error and "needs" in decision.error
+    both = plan(known(spec(method=["full", "qlora"]), facts(packages={})))
+    assert both.trials and both.notes and "qlora" in both.notes[0]
+
+
+def test_every_method_gets_its_baseline_and_its_share(spec: Spec, facts: Facts) -> None:
+    records, _ = run(spec(method=["lora", "full"], search={"trials": 10, "minutes": 600}), facts(), lambda _: 6.0)
+    methods = [one.request.configuration.method for one in records]
+    assert methods.count("lora") == methods.count("full") == 5
+
+
+def test_trials_carry_what_was_learnt(spec: Spec, facts: Facts) -> None:
+    records = history(spec(), 6.0)
+    (request,) = plan(known(spec(), facts(), records)).trials
+    assert request.best_seconds == 6.0 and request.reference_loss == 9.0 and request.reference_grad_norm == 1.0
+    assert request.confirm_largest is False  # quick: an earlier trial has run its largest
+
+
+def test_workers_get_a_trial_each(spec: Spec, facts: Facts) -> None:
+    decision = plan(known(spec(search={"trials": 30}), facts(), history(spec(), 6.0), workers=3))
+    assert len({request.configuration.key for request in decision.trials}) == 3
+
+
+def test_the_time_budget_ends_the_search(spec: Spec, facts: Facts) -> None:
+    records = history(spec(), 6.0, 5.0)
+    job = spec(search={"minutes": 10, "trials": 100})
+    assert plan(known(job, facts(), records, elapsed_seconds=100)).trials
+    late = plan(known(job, facts(), records, elapsed_seconds=449))
+    assert not late.trials and late.verify is not None
+    assert late.verify.seconds_limit == 150  # a quarter
+
+
+def test_finalists_are_the_fast_ones(spec: Spec, facts: Facts) -> None:
+    records = history(spec(), 5.0, 5.2, 9.0)
+    decision = plan(known(spec(search={"trials": 4, "verify": "full"}), facts(), records))
+    assert decision.verify and decision.verify.baseline
+    assert [one.timing.seconds for one in decision.verify.finalists if one.timing] == [5.0, 5.2]
+
+
+def test_after_verification_the_job_ends(spec: Spec, facts: Facts) -> None:
+    decision = plan(known(spec(search={"trials": 2}), facts(), history(spec(), 5.0), verified_methods=("lora",)))
+    assert decision.finish and decision.error is None
+    waiting = plan(known(spec(search={"trials": 2}), facts(), history(spec(), 5.0), verify_open=True))
+    assert not waiting.finish and waiting.phase == "verifying"
+
+
+def test_when_nothing_fits_the_answer_says_what_would_help(spec: Spec, facts: Facts) -> None:
+    small = failed(configuration(batching="sorted"))
+    small = small.model_copy(update={"probes": (Probe(micro_batch_size=1, peak_bytes=2 << 30),)})
+    records = (record(failed(configuration(micro=8)), "baseline"), record(small))
+    decision = plan(known(spec(search={"trials": 2}), facts(), records))
+    assert decision.finish and decision.error
+    assert "2.00 GiB" in decision.error and "qlora" in decision.error
+
+
+def test_other_failures_are_told_by_reason(spec: Spec, facts: Facts) -> None:
+    broken = failed(configuration(micro=8), Outcome.crashed, "it broke")
+    records = (record(broken, "baseline"), record(failed(configuration(batching="sorted"))))
+    decision = plan(known(spec(search={"trials": 2}), facts(), records))
+    assert decision.error and "it broke" in decision.error
+
+
+def test_a_failed_baseline_does_not_stop_the_search(spec: Spec, facts: Facts) -> None:
+    records = (record(failed(configuration(micro=8)), "baseline"),)
+    (request,) = plan(known(spec(), facts(), records)).trials
+    assert request.origin == "recipe" and request.reference_loss is None
+
+
+def test_an_unset_effective_batch_is_searched_with_a_scaled_learning_rate(spec: Spec, facts: Facts) -> None:
+    job = spec(training={"learning_rate": 1e-4}, search={"trials": 40, "minutes": 600})
+    records, _ = run(job, facts(), lambda made: 100.0 / made.effective_batch_size)
+    sizes = {one.request.configuration.effective_batch_size for one in records}
+    assert sizes > {8} and max(sizes) * 50 <= 1000  # 50 optimizer steps an epoch of 1,000 rows
+    assert learning_rate(job, 32) == pytest.approx(2e-4)
+    assert learning_rate(spec(), 32) == spec().training.learning_rate
+
+
+def test_the_users_own_baseline(spec: Spec, facts: Facts) -> None:
+    mine = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "bf16": True,
+        "optim": "adamw_bnb_8bit",
+        "gradient_checkpointing": True,
+        "logging_steps": 10,
+    }
+    decision = plan(known(spec(baseline=mine), facts()))
+    (request,) = decision.trials
+    levers = request.configuration.levers
+    assert (levers["precision"], levers["optimizer"], levers["checkpointing"]) == ("bf16-mixed", "adamw-8bit", "full")
+    assert request.configuration.micro_batch_size == 4 and request.configuration.effective_batch_size == 32
+    assert any("logging_steps" in note for note in decision.notes) and any("became" in note for note in decision.notes)

@@ -1,0 +1,83 @@
+"""Verdicts: who held, by how much faster, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from service.contract.job import JobSpec
+from service.contract.measurement import Outcome, Soak
+from service.contract.task import VerifyRequest
+from tests.factory import block, configuration, measured
+from worker.plan.verdicts import judge
+
+Spec = Callable[..., JobSpec]
+BASE = measured(configuration(micro=8), 10.0)
+FAST = measured(configuration(batching="sorted"), 5.0)
+SLOW = measured(configuration(batching="packed"), 6.0)
+GROUPED = measured(configuration(batching="grouped"), 5.0)
+REQUEST = VerifyRequest(method="lora", baseline=BASE, finalists=(FAST, SLOW), blocks=2, seconds_limit=60)
+
+
+def test_speedup_is_the_median_of_the_blocks(spec: Spec) -> None:
+    blocks = tuple(
+        block(one, seconds, number)
+        for number in range(3)
+        for one, seconds in ((BASE, 10.0 + number), (FAST, 5.0), (SLOW, 6.0))
+    )
+    found = judge(spec(), REQUEST, blocks, {})
+    verdict = next(one for one in found.verdicts if one.key == FAST.configuration.key)
+    assert verdict.stable and verdict.speedup == pytest.approx(2.2)
+    assert verdict.speedup_low is not None and verdict.speedup_high is not None
+    assert verdict.speedup_low < 2.0 and verdict.speedup_high > 2.4
+    assert found.ranking == tuple(one.configuration.key for one in (FAST, SLOW, BASE)) and not found.tied
+
+
+def test_a_diverging_loss_is_not_stable(spec: Spec) -> None:
+    blocks = (block(BASE, 10.0), block(FAST, 5.0, losses=(9.0, 9.1)), block(SLOW, 6.0))
+    found = judge(spec(), REQUEST, blocks, {})
+    verdict = next(one for one in found.verdicts if one.key == FAST.configuration.key)
+    assert not verdict.stable and "away from the baseline's" in verdict.reasons[0]
+    assert found.ranking[0] == SLOW.configuration.key
+
+
+def test_grouped_steps_hold_other_samples_so_means_are_compared(spec: Spec) -> None:
+    request = REQUEST.model_copy(update={"finalists": (GROUPED,)})
+    blocks = (block(BASE, 10.0, losses=(9.0, 8.0)), block(GROUPED, 5.0, losses=(8.1, 8.9)))
+    assert judge(spec(), request, blocks, {}).ranking[0] == GROUPED.configuration.key
+    blocks = (block(BASE, 10.0, losses=(9.0, 8.0)), block(GROUPED, 5.0, losses=(9.5, 9.5)))
+    assert judge(spec(), request, blocks, {}).ranking == (BASE.configuration.key,)
+
+
+def test_a_failed_block_or_soak_is_a_reason(spec: Spec) -> None:
+    bad = block(FAST, 5.0, outcome=Outcome.unstable, reason="the loss of step 1 is nan")
+    found = judge(
+        spec(), REQUEST, (block(BASE, 10.0), bad, block(SLOW, 6.0)), {SLOW.configuration.key: "the soak failed"}
+    )
+    reasons = {one.key: one.reasons for one in found.verdicts}
+    assert "nan" in reasons[FAST.configuration.key][0] and reasons[SLOW.configuration.key] == ("the soak failed",)
+    assert found.ranking == (BASE.configuration.key,)
+
+
+def test_what_was_not_run_is_not_stable(spec: Spec) -> None:
+    found = judge(spec(), REQUEST, (block(BASE, 10.0), block(FAST, 5.0)), {FAST.configuration.key: Soak(steps=3)})
+    verdicts = {one.key: one for one in found.verdicts}
+    assert verdicts[SLOW.configuration.key].reasons == ("it was not run",)
+    soak = verdicts[FAST.configuration.key].soak
+    assert soak is not None and soak.steps == 3
+
+
+def test_overlapping_intervals_are_a_tie(spec: Spec) -> None:
+    blocks = (block(BASE, 10.0), block(FAST, 5.0), block(SLOW, 5.1))
+    found = judge(spec(), REQUEST, blocks, {})
+    assert found.tied and "tied" in found.note
+
+
+def test_compile_time_counts_in_the_order(spec: Spec) -> None:
+    compiled = FAST.model_copy(update={"compile_seconds": 1e6})
+    request = REQUEST.model_copy(update={"finalists": (compiled, SLOW)})
+    blocks = (block(BASE, 10.0), block(FAST, 5.0), block(SLOW, 6.0))
+    assert judge(spec(), request, blocks, {}).ranking[0] == SLOW.configuration.key
+    throughput = spec(search={"objective": "throughput"})
+    assert judge(throughput, request, blocks, {}).ranking[0] == FAST.configuration.key

@@ -1,0 +1,40 @@
+"""Real worker processes for tests, and waiting for what they do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from service.contract.hardware import HardwareFacts
+from tests.conftest import ROOT
+
+LOOK_SECONDS = 0.05
+
+
+def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait for a condition; AssertionError with `what` after a deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(LOOK_SECONDS)
+
+
+def start_worker(
+    folder: Path, url: str, facts: HardwareFacts | None, entry: str | None = None, lease: float = 3.0
+) -> subprocess.Popen[bytes]:
+    """A worker process on the database; with facts given, it does not look at the machine's devices."""
+    command = [sys.executable, "-m", "worker", "--lease", str(lease)]
+    if entry:
+        command += ["--entry", f"tests.stubs:{entry}"]
+    if facts:
+        file = folder / f"facts-{facts.device}-{facts.index}.json"
+        file.write_text(facts.model_dump_json())
+        command += ["--facts", str(file)]
+    environment = os.environ | {"DYNOTUNE_DATABASE_URL": url, "PYTHONPATH": str(ROOT), "DYNOTUNE_DATA_ROOTS": "/"}
+    output = (folder / "workers.log").open("ab")
+    with output:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)

@@ -1,0 +1,88 @@
+"""The recommendation: what is chosen, what is said, and that its arguments are real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.measurement import Outcome
+from service.contract.recommendation import Recommendation
+from service.contract.task import VerifyRequest
+from service.recommend import recommend
+from tests.factory import block, configuration, failed, history, measured, record
+from worker.plan.verdicts import judge
+
+Facts = Callable[..., HardwareFacts]
+Spec = Callable[..., JobSpec]
+
+
+def test_best_so_far_from_the_first_good_trial_on(spec: Spec, facts: Facts) -> None:
+    assert recommend("j", spec(), facts(), (), {}) is None
+    only = recommend("j", spec(), facts(), history(spec()), {}, final=False)
+    assert only and only.final is False and only.evidence.speedup == 1.0
+    best = recommend("j", spec(), facts(), history(spec(), 5.0, 4.0), {}, final=False)
+    assert best and best.configuration.levers["batching"] == "grouped"
+    assert best.evidence.speedup == 2.5 and best.stability.stable is None
+    assert best.evidence.speedup_low and best.evidence.speedup_low < 2.5 < (best.evidence.speedup_high or 0)
+
+
+def test_verification_decides(spec: Spec, facts: Facts) -> None:
+    records = history(spec(), 5.0, 4.0)
+    base, one, two = (record.measurement for record in records)
+    request = VerifyRequest(method="lora", baseline=base, finalists=(two, one), blocks=1, seconds_limit=60)
+    blocks = (block(base, 12.0), block(one, 5.0), block(two, 4.0, losses=(9.0, 20.0)))
+    best = recommend("j", spec(), facts(), records, {"lora": judge(spec(), request, blocks, {})})
+    assert best and best.configuration.levers["batching"] == "sorted" and best.stability.stable is True
+    assert best.evidence.speedup == 12.0 / 5.0 and "verification" in best.evidence.speedup_from
+    assert any(rejected.outcome == "unstable" for rejected in best.rejected)
+
+
+def test_a_verification_that_died_leaves_the_best_unverified(spec: Spec, facts: Facts) -> None:
+    best = recommend("j", spec(), facts(), history(spec(), 5.0), {"lora": None})
+    assert best and best.stability.stable is None
+
+
+def test_one_winner_a_method_and_the_fastest_leads(spec: Spec, facts: Facts) -> None:
+    job = spec(method=["lora", "full"])
+    records = (
+        record(measured(configuration("lora", micro=8), 10.0), "baseline"),
+        record(measured(configuration("full", micro=8), 20.0), "baseline"),
+        record(measured(configuration("lora", batching="sorted"), 6.0)),
+        record(measured(configuration("full", batching="sorted"), 5.0)),
+    )
+    best = recommend("j", job, facts(), records, {})
+    assert best and best.configuration.method == "full" and set(best.methods) == {"lora", "full"}
+    assert best.LoraConfig is None and best.methods["lora"].LoraConfig
+    assert best.evidence.speedup == 4.0  # against its own method's baseline
+
+
+def test_rejected_configurations_carry_their_reasons(spec: Spec, facts: Facts) -> None:
+    records = (*history(spec(), 5.0), record(failed(configuration(attention="eager"), Outcome.unstable, "nan")))
+    best = recommend("j", spec(), facts(), records, {})
+    assert best and [(one.outcome, one.reason) for one in best.rejected] == [("unstable", "nan")]
+
+
+def test_random_weights_are_said_plainly(spec: Spec, facts: Facts) -> None:
+    job = spec(model={"source": "m", "weights": "random"})
+    best = recommend("j", job, facts(), history(job, 5.0), {})
+    assert best and "random" in best.weights
+
+
+def test_an_unset_effective_batch_takes_the_smallest_within_a_percent(spec: Spec, facts: Facts) -> None:
+    job = spec(training={})
+    records = (
+        record(measured(configuration(effective=64, batching="sorted"), 5.00)),
+        record(measured(configuration(effective=16, batching="sorted"), 5.04)),
+        record(measured(configuration(effective=8, batching="sorted"), 5.20)),
+    )
+    best = recommend("j", job, facts(), records, {})
+    assert best and best.configuration.effective_batch_size == 16
+    assert any("No effective batch was given" in note for note in best.notes)
+
+
+def test_it_survives_json(spec: Spec, facts: Facts) -> None:
+    best = recommend("j", spec(), facts(), history(spec(), 5.0), {})
+    assert best and Recommendation.model_validate_json(best.model_dump_json()) == best
+    assert best.schema_version == "1" and best.configuration.gradient_accumulation_steps == 4
+    assert best.TrainingArguments["per_device_train_batch_size"] == best.configuration.micro_batch_size

@@ -1,0 +1,79 @@
+"""Trial children for tests: the real sandbox and worker around them, no torch in them.
+
+Each has the signature of worker.trial.child.main.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from service.contract.configuration import Configuration
+from tests.factory import block, measured
+from worker.trial.isolation import isolate
+
+
+def _answer(request: dict[str, Any], messages: Connection) -> None:
+    configuration = Configuration.model_validate(
+        request["trial"]["configuration"] if request["mode"] == "trial" else request["candidate"]["configuration"]
+    )
+    made = measured(configuration, 5.0 + int(configuration.key[:2], 16) / 100)
+    if request["mode"] == "block":
+        result = block(made, made.timing.seconds if made.timing else 1.0, request["block"]).model_dump(mode="json")
+    elif request["mode"] == "soak":
+        result = {"steps": 4, "worst_case_steps": 2}
+    else:
+        result = made.model_dump(mode="json")
+    messages.send({"kind": "progress", "text": "stub"})
+    messages.send({"kind": "result", "result": result})
+
+
+def quick(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Answers at once."""
+    isolate(lifeline, scratch)
+    _answer(request, messages)
+
+
+def exclusive(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
+    """Answers, and says if another child is on the device at the same time."""
+    isolate(lifeline, scratch)
+    inside = Path(os.environ["DYNOTUNE_LOCKS"]) / "inside"
+    with (Path(os.environ["DYNOTUNE_LOCKS"]) / "overlaps").open("a") as overlaps:
+        try:
+            handle = os.open(inside, os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            overlaps.write("two at once\n")
+        else:
+            time.sleep(0.05)  # long enough to be seen by another
+            os.close(handle)
+            inside.unlink()
+    _answer(request, messages)
+
+
+def segfault(_request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Dies as a broken kernel would."""
+    isolate(lifeline, scratch)
+    print("last words", flush=True)
+    messages.send({"kind": "probe_started", "micro_batch_size": 4})
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hang(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Never ends, and has a child of its own. Says its pids first."""
+    isolate(lifeline, scratch)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    messages.send({"kind": "progress", "text": f"{os.getpid()} {child.pid}"})
+    threading.Event().wait()
+
+
+def silent(_request: dict[str, Any], _messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Ends without a word."""
+    isolate(lifeline, scratch)
+    os._exit(7)

@@ -1,0 +1,44 @@
+"""Tiny random models and data, made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trial import tiny
+
+
+@pytest.fixture(autouse=True)
+def _process_settings() -> Iterator[None]:
+    """Building a bundle sets threads and the fp32 precision of the process: put both back."""
+    threads, precision = torch.get_num_threads(), torch.backends.fp32_precision
+    yield
+    torch.set_num_threads(threads)
+    torch.backends.fp32_precision = precision
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama's folder."""
+    return tiny.save("llama", tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT classifier's folder."""
+    return tiny.save("bert", tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="session")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 prompts and completions."""
+    return tiny.write(tmp_path_factory.mktemp("data") / "functions.jsonl", tiny.pairs(48))
+
+
+@pytest.fixture(scope="session")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 texts with labels."""
+    return tiny.write(tmp_path_factory.mktemp("data") / "reviews.jsonl", tiny.classes(48))

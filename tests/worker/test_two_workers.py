@@ -1,0 +1,77 @@
+"""Two workers, one job, one device: both contribute, never at once; and a worker that is told to go, goes in order."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from service import jobs
+from service.models import Job, Task
+from service.queue import Queue
+from tests.processes import start_worker, until
+
+
+def status(engine: Engine) -> str:
+    with Session(engine) as session:
+        return session.scalars(select(Job.status)).one()
+
+
+def trials(engine: Engine, state: str) -> list[Task]:
+    with Session(engine) as session:
+        return list(session.scalars(select(Task).where(Task.kind == "trial", Task.state == state)))
+
+
+def test_both_contribute_and_never_at_once(
+    queue: Queue, engine: Engine, database_url: str, tmp_path: Path, facts: Callable[..., Any], spec: Callable[..., Any]
+) -> None:
+    (tmp_path / "locks").mkdir()
+    queue.submit(spec(search={"trials": 24, "minutes": 100, "verify": "quick"}))
+    workers = [start_worker(tmp_path, database_url, facts(), "exclusive") for _ in range(2)]
+    try:
+        until(lambda: status(engine) not in ("queued", "running"), 120, "the end of the job")
+    finally:
+        for worker in workers:
+            worker.send_signal(signal.SIGTERM)
+        codes = [worker.wait(30) for worker in workers]
+    assert codes == [0, 0] and status(engine) == "succeeded"
+    assert not (tmp_path / "locks" / "overlaps").read_text()
+    with Session(engine) as session:
+        done = jobs.trials(session, session.scalars(select(Job)).one())
+        assert len({trial["worker_id"] for trial in done}) == 2
+        best = session.scalars(select(Job)).one().recommendation
+    assert best and best["final"] and best["stability"]["stable"]
+
+
+def test_cancel_frees_the_device_and_the_worker_goes_on(
+    queue: Queue, engine: Engine, database_url: str, tmp_path: Path, facts: Callable[..., Any], spec: Callable[..., Any]
+) -> None:
+    first = queue.submit(spec())
+    worker = start_worker(tmp_path, database_url, facts(), "hang")
+    try:
+        until(lambda: any(task.progress for task in trials(engine, "running")), 60, "a running trial")
+        queue.cancel(first)
+        until(lambda: not trials(engine, "running"), 20, "the end of the cancelled trial")
+        second = queue.submit(spec())
+        until(lambda: any(task.job_id == second for task in trials(engine, "running")), 20, "the next job's trial")
+        assert queue.stop(second) == "failed"  # nothing had succeeded
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+
+
+def test_a_second_sigterm_hands_the_trial_back(
+    queue: Queue, engine: Engine, database_url: str, tmp_path: Path, facts: Callable[..., Any], spec: Callable[..., Any]
+) -> None:
+    queue.submit(spec())
+    worker = start_worker(tmp_path, database_url, facts(), "hang")
+    until(lambda: any(task.progress for task in trials(engine, "running")), 60, "a running trial")
+    worker.send_signal(signal.SIGTERM)  # lets the trial end ...
+    worker.send_signal(signal.SIGINT)  # ... this hands it back
+    assert worker.wait(30) == 0
+    (task,) = trials(engine, "queued")
+    assert task.deaths == 0 and task.worker_id is None
