@@ -1,6 +1,7 @@
-"""docker-compose.yml against the Compose Specification's own schema, it and the Dockerfile against what we promise.
+"""docker-compose.yml against the Compose Specification's own schema; it and the Dockerfile against what we promise.
 
-Both are read as text: there is no Docker engine where the tests run. The schema is the one that `check-jsonschema` ships (compose-spec/compose-spec, schema/compose-spec.json, Apache-2.0).
+Both are read as text: there is no Docker engine where the tests run. The schema is the one that `check-jsonschema`
+ships (compose-spec/compose-spec, schema/compose-spec.json, Apache-2.0).
 """
 
 from __future__ import annotations
@@ -199,9 +200,7 @@ def test_compose_builds_the_targets_on_the_same_base() -> None:
 @pytest.mark.parametrize("target", OURS)
 def test_ends_as_a_user_that_is_not_root(target: str) -> None:
     words = [word for word, _ in STAGES[target]]
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last(target, "USER")), (
-        "numeric, so that Kubernetes can see it is not root"
-    )
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last(target, "USER"))  # a number is what Kubernetes can check
     assert "RUN" not in words[words.index("USER") :]
     assert last(target, "STOPSIGNAL") == "SIGTERM"
 

@@ -28,7 +28,27 @@ SHAPE: dict[str, Any] = {
 }
 IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GROUPED: dict[str, Any] = {"num_key_value_heads": 2, "tie_word_embeddings": True}
-WORDS = "return self value for line in path open read write not None raise Error key list dict index count".split()
+WORDS = [
+    "return",
+    "self",
+    "value",
+    "for",
+    "line",
+    "in",
+    "path",
+    "open",
+    "read",
+    "write",
+    "not",
+    "None",
+    "raise",
+    "Error",
+    "key",
+    "list",
+    "dict",
+    "index",
+    "count",
+]
 
 
 def config(kind: str, initializer_range: float = 0.02, vocabulary: int = VOCAB) -> Any:

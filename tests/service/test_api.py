@@ -1,0 +1,138 @@
+"""The REST API on both databases, from submission to recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from service.contract.hardware import HardwareFacts
+from service.contract.task import PlanDecision, TaskKind, TrialRequest
+from service.levers import LEVERS
+from service.queue import Queue
+from service.settings import Settings
+from tests.factory import configuration, measured
+
+Make = Callable[..., dict[str, Any]]
+Facts = Callable[..., HardwareFacts]
+
+
+def submit(api: TestClient, body: dict[str, Any]) -> str:
+    answer = api.post("/v1/jobs", json=body)
+    assert answer.status_code == 202, answer.text
+    assert answer.headers["location"] == f"/v1/jobs/{answer.json()['id']}"
+    return str(answer.json()["id"])
+
+
+def run_trial(queue: Queue, seconds: float, number: int, **levers: str) -> str:
+    """As a worker would: plan one trial, claim it, finish it."""
+    made = configuration(**levers)
+    plan = queue.claim("w", (TaskKind.plan,))
+    assert plan is not None
+    queue.plan_input(plan)
+    request = TrialRequest(configuration=made, origin="recipe", number=number)
+    queue.finish_plan(plan, PlanDecision(trials=(request,), phase="searching", planned_trials=9))
+    trial = queue.claim("w", (TaskKind.trial,))
+    assert trial is not None
+    queue.renew(trial, "timing")
+    queue.finish_trial(trial, measured(made, seconds), "its output")
+    return trial.task_id
+
+
+def test_yaml_and_json_mean_the_same(api: TestClient, job: Make) -> None:
+    first = submit(api, job())
+    text = "name: test\nmodel: {source: model, weights: random}\ndataset: {source: data.jsonl, max_length: 512}\n"
+    text += "training: {effective_batch_size: 32}\n"
+    second = api.post("/v1/jobs", content=text, headers={"Content-Type": "application/yaml"}).json()["id"]
+    specs = [api.get(f"/v1/jobs/{one}").json()["spec"] for one in (first, second)]
+    assert specs[0] == specs[1]
+
+
+def test_a_job_from_submission_to_recommendation(api: TestClient, job: Make, queue: Queue, facts: Facts) -> None:
+    job_id = submit(api, job())
+    queued = api.get(f"/v1/jobs/{job_id}").json()
+    assert queued["status"] == "queued" and "No worker is connected" in queued["waiting_for"]
+    early = api.get(f"/v1/jobs/{job_id}/recommendation")
+    assert early.status_code == 409 and early.json()["code"] == "not-yet"
+
+    queue.register("w", 1, facts())
+    trial_id = run_trial(queue, 8.0, 1)
+    running = api.get(f"/v1/jobs/{job_id}").json()
+    assert running["status"] == "running" and running["phase"] == "searching"
+    assert running["progress"]["trials"] == {"ok": 1} and running["progress"]["planned"] == 9
+    assert running["best"]["tokens_per_second"] == 12_800 / 8 and running["estimated_finish_at"] > 0
+    assert api.get(f"/v1/jobs/{job_id}/recommendation").json()["final"] is False
+
+    trials = api.get(f"/v1/jobs/{job_id}/trials").json()["items"]
+    assert [one["id"] for one in trials] == [trial_id] and trials[0]["fastest"] is True
+    assert api.get(f"/v1/trials/{trial_id}").json()["log"] == "its output"
+    kinds = [event["kind"] for event in api.get(f"/v1/jobs/{job_id}/events").json()["items"]]
+    assert kinds == ["submitted", "started", "trial"]
+    last = api.get(f"/v1/jobs/{job_id}/events", params={"after": 2}).json()["items"]
+    assert all(event["seq"] > 2 for event in last)
+
+    assert api.post(f"/v1/jobs/{job_id}/stop").json()["status"] == "succeeded"
+    final = api.get(f"/v1/jobs/{job_id}/recommendation").json()
+    assert final["final"] is True and final["configuration"]["micro_batch_size"] == 8
+    assert api.post(f"/v1/jobs/{job_id}/stop").status_code == 409
+    for name, word in (("json", "schema_version"), ("spec", "max_length"), ("train.py", "import torch")):
+        assert word in api.get(f"/v1/jobs/{job_id}/exports/{name}").text
+    assert api.get(f"/v1/jobs/{job_id}/exports/none").status_code == 404
+
+
+def test_lists_are_paged_and_filtered(api: TestClient, job: Make) -> None:
+    ids = [submit(api, job(labels={"team": "a" if number % 2 else "b"})) for number in range(5)]
+    page = api.get("/v1/jobs", params={"limit": 2}).json()
+    seen = [one["id"] for one in page["items"]]
+    while page["next"]:
+        page = api.get("/v1/jobs", params={"limit": 2, "cursor": page["next"]}).json()
+        seen += [one["id"] for one in page["items"]]
+    assert seen == ids[::-1]
+    labelled = api.get("/v1/jobs", params={"label": "team=a"}).json()["items"]
+    assert [one["id"] for one in labelled] == [ids[3], ids[1]]
+    api.post(f"/v1/jobs/{ids[0]}/cancel")
+    cancelled = api.get("/v1/jobs", params={"status": "cancelled"}).json()["items"]
+    assert [one["id"] for one in cancelled] == [ids[0]]
+
+
+def test_a_job_nobody_can_serve_says_why(api: TestClient, job: Make, queue: Queue, facts: Facts) -> None:
+    queue.register("w", 1, facts())
+    for hardware, words in (
+        ({"device": "cuda"}, "is a cpu worker, the job wants cuda"),
+        ({"name": "H200"}, "the job wants H200"),
+        ({"memory_gib": 64}, "the job wants 64"),
+    ):
+        job_id = submit(api, job(hardware=hardware))
+        found = api.get(f"/v1/jobs/{job_id}").json()
+        assert found["status"] == "queued" and words in found["waiting_for"]
+
+
+def test_levers_tell_what_each_worker_offers(api: TestClient, queue: Queue, facts: Facts) -> None:
+    queue.register("w", 1, facts(packages={}))
+    found = api.get("/v1/levers").json()
+    assert [lever["name"] for lever in found["levers"]] == list(LEVERS)
+    states = {
+        (lever["name"], choice["name"]): choice["workers"]["w"]
+        for lever in found["levers"]
+        for choice in lever["choices"]
+    }
+    assert states["attention", "sdpa"] == {"available": True, "why_not": None}
+    assert "NVIDIA GPU" in states["precision", "tf32"]["why_not"]
+    assert "pip install bitsandbytes" in states["optimizer", "adamw-8bit"]["why_not"]
+    assert found["exclusions"] and found["tasks"] == ["causal-lm", "sequence-classification"]
+    (worker,) = api.get("/v1/workers").json()["items"]
+    assert worker["alive"] and worker["facts"]["name"] == "Test CPU"
+
+
+def test_health(api: TestClient, settings: Settings) -> None:
+    assert api.get("/healthz").json() == {"status": "ok"}
+    assert api.get("/readyz").json() == {"status": "ok"}
+
+
+def test_openapi_describes_the_job_and_its_errors(api: TestClient) -> None:
+    schema = api.get("/openapi.json").json()
+    post = schema["paths"]["/v1/jobs"]["post"]
+    assert "example" in post["requestBody"]["content"]["application/json"]
+    assert {"202", "400", "413", "422"} <= set(post["responses"])
+    assert "JobSpec" in schema["components"]["schemas"] and "Recommendation" in schema["components"]["schemas"]
