@@ -20,7 +20,8 @@ demo: install examples/data/functions.jsonl
 	$(BIN)/dynotune tune examples/functions-lora.yaml
 
 test: install
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -q -n 2 -m "not alone"
+	$(BIN)/python -m pytest -q -m alone
 
 lint: install
 	$(BIN)/ruff check .

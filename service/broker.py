@@ -17,10 +17,7 @@ class Broker(Protocol):
     """What a worker may ask of the queue. Every write about a claim raises LeaseLost once it is no longer held."""
 
     def register(self, worker_id: str, pid: int, facts: HardwareFacts) -> None:
-        """Announce a worker, or that it lives on with the same facts."""
-
-    def beat(self, worker_id: str, state: str, task_id: str | None = None) -> None:
-        """Say that the worker is alive, and what it does."""
+        """Announce a worker. From then on, its claims and renewals show that it lives."""
 
     def leave(self, worker_id: str) -> None:
         """Say that the worker has ended."""

@@ -34,6 +34,7 @@ from service.models import Job, JobLabel, Task, Worker
 from service.recommend import recommend
 
 MAX_DEATHS = 3
+FORGOTTEN_SECONDS = 24 * 3600.0
 QUEUED = Task.state == literal_column("'queued'")
 RUNNING = Task.state == literal_column("'running'")
 
@@ -102,26 +103,13 @@ class Queue:
     # --- what workers ask -----------------------------------------------------------------------------------
 
     def register(self, worker_id: str, pid: int, facts: HardwareFacts) -> None:
-        """Announce a worker."""
+        """Announce a worker; without effect on one that is known."""
         with Session(self.engine) as session, session.begin():
+            if session.get(Worker, worker_id) is not None:
+                return
             now = self._now(session)
-            session.merge(
-                Worker(
-                    id=worker_id,
-                    pid=pid,
-                    facts=facts.model_dump(mode="json"),
-                    fingerprint=facts.fingerprint,
-                    state="idle",
-                    started_at=now,
-                    seen_at=now,
-                )
-            )
-
-    def beat(self, worker_id: str, state: str, task_id: str | None = None) -> None:
-        """Note that the worker is alive."""
-        with Session(self.engine) as session, session.begin():
-            values = {"seen_at": self._now(session), "state": state, "task_id": task_id}
-            session.execute(update(Worker).where(Worker.id == worker_id).values(**values))
+            values = {"facts": facts.model_dump(mode="json"), "fingerprint": facts.fingerprint}
+            session.add(Worker(id=worker_id, pid=pid, state="idle", started_at=now, seen_at=now, **values))
 
     def leave(self, worker_id: str) -> None:
         """Forget a worker that has ended in order."""
@@ -135,6 +123,7 @@ class Queue:
             if worker is None:
                 return None
             now = self._now(session)
+            worker.state, worker.task_id, worker.seen_at = "idle", None, now
             picked = (
                 select(Task.seq)
                 .join(Job, Job.id == Task.job_id)
@@ -164,7 +153,7 @@ class Queue:
             job = self._job(session, task.job_id)
             self._start(session, job, worker, now)
             task.base_version = job.history_version
-            worker.state, worker.task_id, worker.seen_at = "busy", task.id, now
+            worker.state, worker.task_id = "busy", task.id
             return Claim(
                 task_id=task.id,
                 attempt=task.attempt,
@@ -182,6 +171,7 @@ class Queue:
             if progress is not None:
                 values["progress"] = progress[:200]
             self._fenced(session, claim, values)
+            session.execute(update(Worker).where(Worker.task_id == claim.task_id).values(seen_at=now))
             job = self._job(session, claim.job_id, lock=False)
             if job.status in ("queued", "running"):
                 return None
@@ -249,6 +239,7 @@ class Queue:
         """Requeue the tasks whose lease ran out; the third death of a task poisons it."""
         with Session(self.engine) as session, session.begin():
             now = self._now(session)
+            session.execute(delete(Worker).where(Worker.seen_at < now - FORGOTTEN_SECONDS))
             expired = (RUNNING, Task.lease_until < now)
             buried = 0
             for seq, job_id in session.execute(select(Task.seq, Task.job_id).where(*expired)).all():

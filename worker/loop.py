@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -18,7 +19,7 @@ from worker.plan import plan
 from worker.verifying import Verifier
 
 IDLE_SECONDS = (0.2, 2.0)
-BEAT_SECONDS = 5.0
+REAP_SECONDS = 5.0
 TURN_SECONDS = 1.0
 ON_DEVICE = (TaskKind.trial, TaskKind.verify)
 
@@ -37,7 +38,7 @@ class Loop:
         self._stopping = threading.Event()
         self._now = threading.Event()
         self._lease: Lease | None = None
-        self._beaten = 0.0
+        self._reaped = 0.0
 
     def stop(self, now: bool = False) -> None:
         """End after the task in hand; `now`, or the second time, hand it back unfinished."""
@@ -65,10 +66,10 @@ class Loop:
 
     def _once(self) -> bool:
         """Claim and do one task; False when there was none."""
-        if time.monotonic() - self._beaten > BEAT_SECONDS:
-            self.broker.register(self.worker_id, self._pid(), self.bench.facts)
+        if time.monotonic() - self._reaped > REAP_SECONDS:
+            self.broker.register(self.worker_id, os.getpid(), self.bench.facts)  # a forgotten worker comes back
             self.broker.reap()
-            self._beaten = time.monotonic()
+            self._reaped = time.monotonic()
         claim = self.broker.claim(self.worker_id, (TaskKind.plan,))
         if claim is not None:
             self._plan(claim)
@@ -95,11 +96,6 @@ class Loop:
             if claim is not None:
                 self._plan(claim)
             self._stopping.wait(0.1)
-
-    def _pid(self) -> int:
-        import os
-
-        return os.getpid()
 
     def _plan(self, claim: Claim) -> None:
         known = self.broker.plan_input(claim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -130,11 +131,12 @@ class Progress:
 
 def result_table(recommendation: Recommendation) -> Table:
     """The end of a job: baseline, winners and runners-up."""
-    table = Table(title=f"{recommendation.job_name}: {_device(recommendation)}", title_justify="left")
-    table.add_column("configuration", overflow="fold")
+    title = f"{recommendation.job_name}: {_device(recommendation)}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("configuration", overflow="fold", min_width=24)
     for name in ("tokens/s", "samples/s", "step s", "micro", "peak GiB", "speed-up"):
-        table.add_column(name, justify="right")
-    table.add_column("stable", overflow="fold")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("stable", overflow="fold", min_width=12)
     for method, winner in recommendation.methods.items():
         baseline = winner.evidence.baseline
         if baseline is not None:

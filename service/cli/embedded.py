@@ -18,7 +18,7 @@ from service.api import create_app
 from service.db import upgrade
 from service.settings import Settings
 
-END_SECONDS = 10.0
+END_SECONDS = 10
 
 
 class LocalWorker:
@@ -59,7 +59,9 @@ def control_plane(settings: Settings) -> Iterator[str]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn.Config(create_app(settings), log_level="warning", access_log=False)
+    config = uvicorn.Config(
+        create_app(settings), log_level="warning", access_log=False, timeout_graceful_shutdown=END_SECONDS
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api")
     thread.start()
@@ -78,7 +80,14 @@ def serve(settings: Settings, host: str, port: int, worker: bool) -> None:
     upgrade(settings.database_url)
     local = LocalWorker(settings) if worker else None
     try:
-        uvicorn.run(create_app(settings), host=host, port=port, log_level="info", access_log=False)
+        uvicorn.run(
+            create_app(settings),
+            host=host,
+            port=port,
+            log_level="info",
+            access_log=False,
+            timeout_graceful_shutdown=END_SECONDS,
+        )
     finally:
         if local is not None:
             local.stop(now=True)

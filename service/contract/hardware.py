@@ -21,6 +21,7 @@ class HardwareFacts(Contract):
     host: str
     device: Literal["cpu", "cuda"]
     index: int = 0
+    uuid: str | None = None
     name: str
     memory_bytes: int
     cores: int
@@ -42,7 +43,7 @@ class HardwareFacts(Contract):
     @property
     def lock_name(self) -> str:
         """The device's name on its host, the same for every worker that would use it."""
-        return f"{self.device}-{self.index}"
+        return f"{self.device}-{self.uuid or self.index}"
 
     def has(self, package: str) -> bool:
         """Whether an optional package can be used here."""

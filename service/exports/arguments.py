@@ -9,6 +9,7 @@ from service.contract.recommendation import RecommendedConfiguration
 from service.levers import LEVERS
 
 PEFT_TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
+SCHEDULES = {"constant": "constant_with_warmup"}  # transformers' `constant` would leave the warm-up out
 COMPUTE = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
 
@@ -20,7 +21,7 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[st
         "per_device_eval_batch_size": configuration.evaluation_batch_size,
         "num_train_epochs": spec.training.epochs,
         "learning_rate": configuration.learning_rate,
-        "lr_scheduler_type": spec.training.schedule,
+        "lr_scheduler_type": SCHEDULES.get(spec.training.schedule, spec.training.schedule),
         "warmup_steps": spec.training.warmup_ratio,
         "weight_decay": spec.training.weight_decay,
         "max_grad_norm": spec.training.max_grad_norm,

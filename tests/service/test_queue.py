@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.task import Claim, PlanDecision, TaskKind, TrialRequest, Wish
 from service.errors import LeaseLost, NotFound, NotYet
-from service.models import Job, Task
+from service.models import Job, Task, Worker
 from service.queue import MAX_DEATHS, Queue
 from tests.factory import configuration, failed, measured
 
@@ -102,6 +103,17 @@ def test_reaping_leaves_the_living_alone(queue: Queue, started: str) -> None:
     assert claim is not None
     assert queue.renew(claim, "probing") is None
     assert queue.reap() == 0
+
+
+def test_a_worker_in_a_long_trial_counts_as_alive(queue: Queue, engine: Engine, started: str) -> None:
+    claim = queue.claim("w", TRIAL)
+    assert claim is not None
+    with Session(engine) as session, session.begin():
+        session.execute(update(Worker).values(seen_at=1.0))
+    queue.renew(claim)
+    with Session(engine) as session:
+        (worker,) = jobs.workers(session, time.time())
+    assert worker["alive"]
 
 
 def test_the_third_death_poisons_a_trial(queue: Queue, engine: Engine, started: str) -> None:

@@ -13,8 +13,9 @@ from tests.trial import tiny
 
 @pytest.fixture(autouse=True)
 def _process_settings() -> Iterator[None]:
-    """Building a bundle sets threads and the fp32 precision of the process: put both back."""
+    """One thread: more only spin on models this small. A bundle sets that and the fp32 precision: put both back."""
     threads, precision = torch.get_num_threads(), torch.backends.fp32_precision
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
     torch.backends.fp32_precision = precision

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,12 @@ def bundle(spec: JobSpec, method: str = "lora", device: Any = None, effective: i
     """What a trial trains, in fp32 unless said otherwise."""
     made = configuration(method, effective, **({"precision": "fp32"} | levers))
     folders = (Path(spec.model.source), Path(spec.dataset.source).parent)
-    return build(spec, made, device or Cpu(), limits(*folders), seed=0)
+    device = device or Cpu()
+    torch.set_num_threads(1)  # the device takes all cores
+    with warnings.catch_warnings():
+        # peft 0.21 reads a property that transformers 5.23 calls deprecated.
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
+        return build(spec, made, device, limits(*folders), seed=0)
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:

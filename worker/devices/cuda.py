@@ -83,6 +83,9 @@ class Cuda:
         import pynvml
 
         try:
+            known = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self._nvml)}
+            if os.getpid() not in known:  # NVML sees the host's process ids, not this container's: nobody to tell apart
+                return 0.0
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._nvml, int(first))
         except pynvml.NVMLError:  # no sample since, or not supported here
             return 0.0

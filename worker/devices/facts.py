@@ -100,6 +100,7 @@ def cuda_facts(common: dict[str, Any]) -> list[HardwareFacts]:
             HardwareFacts(
                 device="cuda",
                 index=index,
+                uuid=str(properties.uuid) if hasattr(properties, "uuid") else None,
                 name=properties.name,
                 memory_bytes=total,
                 capability=capability,

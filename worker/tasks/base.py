@@ -46,8 +46,8 @@ class Task:
         """How many terms of the loss a sample has: labelled tokens, or 1."""
         raise NotImplementedError
 
-    def collate(self, rows: list[list[Sample]], pad: int, mask: bool, length: int | None = None) -> Batch:
-        """Rows of samples, padded on the right to the longest row (or `length`), on the CPU."""
+    def collate(self, rows: list[list[Sample]], pad: int, mask: bool = False, packed: bool = False) -> Batch:
+        """Rows of samples, padded on the right to the longest row, on the CPU; with a mask, or positions."""
         raise NotImplementedError
 
     def loss(self, model: Any, batch: Batch, items: torch.Tensor) -> torch.Tensor:
@@ -66,3 +66,13 @@ def find(kind: str, given: str | None, row: dict[str, Any]) -> str | None:
             raise JobProblem(f"dataset.columns.{kind}: there is no column {given!r}; there are: {', '.join(row)}")
         return given
     return next((name for name in USUAL[kind] if name in row), None)
+
+
+def only_text(values: list[Any]) -> list[str]:
+    """The values, if all of them are text; JobProblem names the first that is not."""
+    for number, value in enumerate(values, 1):
+        if not isinstance(value, str):
+            raise JobProblem(
+                f"dataset: a text column holds {value!r:.40} ({type(value).__name__}) in row {number}, not text"
+            )
+    return values

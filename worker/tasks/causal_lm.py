@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from service.contract.job import Columns
-from worker.tasks.base import IGNORED, Batch, Sample, Task, find
+from worker.tasks.base import IGNORED, Batch, Sample, Task, find, only_text
 from worker.trial.problem import JobProblem
 
 
@@ -18,12 +18,14 @@ class CausalLM(Task):
 
     def columns(self, given: Columns, row: dict[str, Any]) -> dict[str, str]:
         """prompt + completion, or messages, or text."""
+        named = given.messages or given.text
         prompt, completion = find("prompt", given.prompt, row), find("completion", given.completion, row)
-        if prompt and completion and not (given.messages or given.text):
+        if prompt and completion and not named:
             return {"prompt": prompt, "completion": completion}
-        if messages := find("messages", given.messages, row):
+        messages, text = find("messages", given.messages, row), find("text", given.text, row)
+        if messages and not given.text:
             return {"messages": messages}
-        if text := find("text", given.text, row):
+        if text:
             return {"text": text}
         raise JobProblem(
             f"dataset.columns: causal-lm needs prompt and completion, messages, or text; the data has: {', '.join(row)}"
@@ -50,11 +52,7 @@ class CausalLM(Task):
         return samples
 
     def _ids(self, texts: list[Any], tokenizer: Any) -> list[list[int]]:
-        if wrong := next((text for text in texts if not isinstance(text, str)), None):
-            raise JobProblem(f"dataset: a text column holds {type(wrong).__name__} {str(wrong)[:40]!r}, not text")
-        ids: list[list[int]] = tokenizer(["" if text is None else text for text in texts], add_special_tokens=False)[
-            "input_ids"
-        ]
+        ids: list[list[int]] = tokenizer(only_text(texts), add_special_tokens=False)["input_ids"]
         return ids
 
     def _chat(self, messages: Any, tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -77,14 +75,13 @@ class CausalLM(Task):
         """Labelled tokens."""
         return sum(label != IGNORED for label in sample[1])
 
-    def collate(self, rows: list[list[Sample]], pad: int, mask: bool, length: int | None = None) -> Batch:
-        """input_ids, labels [rows, longest]; attention_mask when `mask`; position_ids when a row is packed.
+    def collate(self, rows: list[list[Sample]], pad: int, mask: bool = False, packed: bool = False) -> Batch:
+        """input_ids, labels [rows, longest]; attention_mask when `mask`; position_ids when `packed`.
 
         Right padding needs no mask under causal attention, and without one the flash kernel can run. In packed
         rows the padding is a sample of its own, so that nothing attends across.
         """
-        width = length or max(sum(len(ids) for ids, _ in row) for row in rows)
-        packed = any(len(row) > 1 for row in rows)
+        width = max(sum(len(ids) for ids, _ in row) for row in rows)
         shape = (len(rows), width)
         ids, labels = torch.full(shape, pad), torch.full(shape, IGNORED)
         positions, attended = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from service.contract.job import Columns
-from worker.tasks.base import Batch, Sample, Task, find
+from worker.tasks.base import Batch, Sample, Task, find, only_text
 from worker.trial.problem import JobProblem
 
 
@@ -28,9 +28,7 @@ class SequenceClassification(Task):
     def encode(self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int) -> list[Sample]:
         """Token ids with the tokenizer's special tokens, and the class number."""
         labels = [_class_number(row[columns["label"]], columns["label"]) for row in rows]
-        texts = [row[columns["text"]] for row in rows]
-        if wrong := next((text for text in texts if not isinstance(text, str)), None):
-            raise JobProblem(f"dataset: column {columns['text']!r} holds {str(wrong)[:40]!r}, not text")
+        texts = only_text([row[columns["text"]] for row in rows])
         ids = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
         return [(one, [label]) for one, label in zip(ids, labels, strict=True)]
 
@@ -48,9 +46,9 @@ class SequenceClassification(Task):
         """One."""
         return 1
 
-    def collate(self, rows: list[list[Sample]], pad: int, mask: bool, length: int | None = None) -> Batch:
+    def collate(self, rows: list[list[Sample]], pad: int, mask: bool = True, packed: bool = False) -> Batch:
         """input_ids, attention_mask [rows, longest], labels [rows]. The mask is always needed here."""
-        width = length or max(len(row[0][0]) for row in rows)
+        width = max(len(row[0][0]) for row in rows)
         ids = torch.full((len(rows), width), pad)
         attended = torch.zeros((len(rows), width), dtype=torch.long)
         for at, row in enumerate(rows):

@@ -14,6 +14,7 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.paths import Roots
 from worker.devices import Device
+from worker.devices.base import is_out_of_memory
 from worker.levers import TWINS, compile, optimizer, precision
 from worker.tasks import TASKS, Task
 from worker.trial import data as data_room
@@ -46,6 +47,7 @@ class Bundle:
     scaler: torch.amp.GradScaler | None
     load_seconds: float
     data_seconds: float
+    skipped: int = 0
 
     @property
     def pad(self) -> int:
@@ -153,6 +155,10 @@ def _model(
             )
     except (ValueError, ImportError) as error:
         raise TrialProblem(f"the model does not load this way: {_line(error)}") from error
+    except RuntimeError as error:
+        if "size" not in str(error) or is_out_of_memory(error):
+            raise
+        raise JobProblem(f"model.source: its weights do not fit this task's model: {_line(error)}") from error
     return _adapted(spec, configuration, model, seed)
 
 
@@ -173,7 +179,10 @@ def _random(
         model = task.model_class().from_config(
             config, dtype=torch.float32, attn_implementation=options["attn_implementation"]
         )
-        return model.to(device=device.torch, dtype=dtype)
+        # Parameters only: buffers such as the rotary frequencies stay fp32, as from_pretrained leaves them.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return model.to(device.torch)
     import tempfile
 
     torch.manual_seed(seed)
@@ -223,9 +232,15 @@ def _adapted(spec: JobSpec, configuration: Configuration, model: Any, seed: int)
     )
     torch.manual_seed(seed)  # peft draws the adapter from the global generator
     try:
-        return get_peft_model(model, config)
+        adapted = get_peft_model(model, config)
     except ValueError as error:
         raise JobProblem(f"lora.target_modules: {_line(error)}") from error
+    if configuration.levers["precision"] in precision.AUTOCAST:
+        # peft keeps a classification head in the base's 16 bits; what is trained needs fp32 master weights.
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+    return adapted
 
 
 def _check_length(spec: JobSpec, config: Any) -> None:

@@ -25,15 +25,18 @@ class StepResult:
     grad_norm: float
 
 
+MOST_SKIPPED = 20
+
+
 def no_mark() -> None:
     """Takes the place of the clock where nobody times."""
 
 
-def collate(bundle: Bundle, micro_batch: MicroBatch, length: int | None = None) -> Batch:
+def collate(bundle: Bundle, micro_batch: MicroBatch) -> Batch:
     """A micro batch's tensors on the host, pinned when the device is a GPU."""
     rows = [[bundle.data.train[sample] for sample in row] for row in micro_batch]
-    mask = batching.needs_mask(bundle.configuration.levers["batching"])
-    batch = bundle.task.collate(rows, bundle.pad, mask, length)
+    choice = bundle.configuration.levers["batching"]
+    batch = bundle.task.collate(rows, bundle.pad, batching.needs_mask(choice), batching.is_packed(choice))
     if bundle.device.torch.type == "cuda":
         batch = {name: value.pin_memory() for name, value in batch.items()}
     return batch
@@ -83,10 +86,17 @@ def optimizer_step(
     return torch.stack(losses).sum(), norm
 
 
-def check(result: StepResult, step: int) -> None:
-    """Unstable when a step's loss or gradient norm is not finite, or the norm is zero."""
+def check(bundle: Bundle, result: StepResult, step: int) -> None:
+    """Unstable when a step's loss or gradient norm is not finite, or the norm is zero.
+
+    With a gradient scaler a few infinite norms in a row are its way to find the scale: those steps are skipped.
+    """
     if not math.isfinite(result.loss):
         raise Unstable(f"the loss of step {step} is {result.loss}")
+    skipped = bundle.scaler is not None and not math.isfinite(result.grad_norm)
+    bundle.skipped = bundle.skipped + 1 if skipped else 0
+    if skipped and bundle.skipped <= MOST_SKIPPED:
+        return
     if not math.isfinite(result.grad_norm):
         raise Unstable(f"the gradient norm of step {step} is {result.grad_norm}")
     if result.grad_norm == 0:
@@ -115,15 +125,19 @@ def reference_step(bundle: Bundle, step: Step) -> StepResult:
     """Loss and gradient norm of a step on the weights as they are, dropout off, nothing updated."""
     batches, items = prepare(bundle, step)
     count = torch.tensor(items, device=bundle.device.torch)
-    with without_dropout(bundle.model):
-        losses = [forward_backward(bundle, batch, count) for batch in batches]
     trained = [parameter for parameter in bundle.model.parameters() if parameter.requires_grad]
-    if bundle.scaler:
-        bundle.scaler.unscale_(bundle.optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(trained, float("inf"))
-    bundle.optimizer.zero_grad(set_to_none=True)
-    if bundle.scaler:
-        bundle.scaler.update()
+    for _ in range(MOST_SKIPPED):
+        with without_dropout(bundle.model):
+            losses = [forward_backward(bundle, batch, count) for batch in batches]
+        if bundle.scaler:
+            bundle.scaler.unscale_(bundle.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(trained, float("inf"))
+        bundle.optimizer.zero_grad(set_to_none=True)
+        if bundle.scaler is None:
+            break
+        bundle.scaler.update()  # halves the scale after an overflow
+        if bool(torch.isfinite(norm)):
+            break
     return StepResult(float(torch.stack(losses).sum()), float(norm))
 
 

@@ -163,7 +163,7 @@ def check_reference(bundle: Bundle, unit: list[int], request: TrialRequest, note
     samples = short if len(short) == CHECK_SAMPLES else unit[:CHECK_SAMPLES]
     (step,) = plan_of(bundle, samples, micro=4, effective=len(samples))
     result = loop.reference_step(bundle, step)
-    loop.check(result, 0)
+    loop.check(bundle, result, 0)
     if request.reference_loss is None or request.reference_grad_norm is None:
         if request.origin != "baseline":
             notes.append("There is no baseline to compare step 0 with.")

@@ -19,6 +19,7 @@ from worker.trial import loop
 from worker.trial.build import Bundle
 
 KEPT_BACK = 0.03
+WORTH_ANOTHER = 1.1
 
 
 @dataclass
@@ -47,7 +48,7 @@ def worst_case(bundle: Bundle, micro: int) -> tuple[Batch, int]:
     first, second = ((ids * times)[:size] for size in (length - half, half))
     first_labels, second_labels = ((labels * times)[:size] for size in (length - half, half))
     row = [(first, first_labels), (second, [-100, *second_labels[1:]])]
-    batch = bundle.task.collate([row] * micro, bundle.pad, mask=False)
+    batch = bundle.task.collate([row] * micro, bundle.pad, packed=True)
     return batch, max(1, int((batch["labels"] != -100).sum()))
 
 
@@ -133,7 +134,7 @@ def _climb(bundle: Bundle, found: Found, limit: int, probe: Callable[[int], Prob
     """Predict from the line, confirm, and correct it by what was seen, until the prediction is what was run."""
     for _ in range(2):
         predicted = _predict(bundle, found, limit)
-        if predicted <= found.largest:
+        if predicted <= found.largest * (WORTH_ANOTHER if found.largest > 2 else 1):
             return
         before = found.probes[-1]
         now = probe(predicted)

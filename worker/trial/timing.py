@@ -121,7 +121,7 @@ class Unit:
         result = loop.StepResult(float(loss), float(norm))
         self.losses.append(result.loss)
         self.grad_norms.append(result.grad_norm)
-        loop.check(result, len(self.losses) - 1)
+        loop.check(self.bundle, result, len(self.losses) - 1)
         for (first, before), (last, after) in zip(readings, readings[1:], strict=False):
             share = device.others_share(before, after)
             for at in range(first, last):

@@ -20,7 +20,7 @@ from worker.trial.measure import plan_of, unit_size
 from worker.trial.problem import Unstable
 from worker.trial.timing import Unit, time_unit
 
-MOST_EVALUATED = 256
+MOST_EVALUATED = {"quick": 64, "full": 1024}
 
 
 def run_block(spec: JobSpec, candidate: Measurement, block: int, seed: int, device: Device, limits: Limits) -> Block:
@@ -62,7 +62,7 @@ def run_soak(spec: JobSpec, candidate: Measurement, seed: int, device: Device, l
             break
         loss, norm = loop.optimizer_step(bundle, *loop.prepare(bundle, step))
         last = loop.StepResult(float(loss), float(norm))
-        loop.check(last, number)
+        loop.check(bundle, last, number)
         steps += 1
     if evaluated is None:
         evaluated = evaluate(bundle, candidate.evaluation_batch_size or micro)
@@ -95,7 +95,11 @@ def evaluate(bundle: Bundle, size: int) -> tuple[float, float | None, float]:
     """(mean loss, share right, seconds) over validation samples, padded, dropout off."""
     started = time.perf_counter()
     bundle.model.eval()
-    samples = sorted(bundle.data.validation[:MOST_EVALUATED], key=lambda sample: len(sample[0]), reverse=True)
+    samples = sorted(
+        bundle.data.validation[: MOST_EVALUATED[bundle.spec.search.verify]],
+        key=lambda sample: len(sample[0]),
+        reverse=True,
+    )
     total = items = right = counted = 0.0
     for start in range(0, len(samples), size):
         rows = [[sample] for sample in samples[start : start + size]]

@@ -88,10 +88,10 @@ def collate(rows: list[list[Sample]], pad: int, mask: bool) -> Batch:
         classes = torch.tensor([row[0][1][0] for row in rows])
         return {"input_ids": ids, "attention_mask": attended, "labels": classes}
     batch = {"input_ids": ids, "labels": labels}
-    if any(len(row) > 1 for row in rows):
-        batch["position_ids"] = positions
-    elif mask:
+    if mask:
         batch["attention_mask"] = attended
+    elif lever("batching") == "packed":
+        batch["position_ids"] = positions
     return batch
 
 

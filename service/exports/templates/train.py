@@ -4,6 +4,7 @@
 
 Needs torch, transformers and peft (for LoRA and QLoRA), bitsandbytes (for QLoRA and 8-bit optimizers), and pyarrow
 when the data is parquet. From top to bottom: what was found, data, batching, model, training, evaluation, main.
+On a CPU, set OMP_WAIT_POLICY=PASSIVE before starting it, as dynotune did: it matters where others compute too.
 """
 
 from __future__ import annotations

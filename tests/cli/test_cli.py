@@ -1,0 +1,111 @@
+"""The command: exit codes, --json everywhere, one sentence for a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.client import Client, Refused, Unreachable
+from tests import tiny
+from tests.conftest import ROOT
+from tests.processes import until
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs `dynotune` with arguments."""
+
+    def go(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "service.cli", *arguments]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+    return go
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """`dynotune serve` without a worker, on a free port; its URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), "--no-worker"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_DATA_ROOTS": str(tmp_path)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            with Client(url) as client:
+                return client.workers() == []
+        except Unreachable:
+            return False
+
+    try:
+        until(answers, 60, "the control plane")
+        yield url
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0 or process.returncode == -15
+
+
+def test_nobody_there_is_3(run: Run) -> None:
+    done = run("ls", "--url", "http://127.0.0.1:9")
+    assert done.returncode == 3 and "no control plane answers" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_wrong_usage_is_2(run: Run, tmp_path: Path) -> None:
+    assert run("fly").returncode == 2
+    (tmp_path / "bad.yaml").write_text("model: {source: m}\ndataset: {source: d}\nsearch: {minutes: -3}\n")
+    done = run("submit", "bad.yaml")
+    assert done.returncode == 2 and "search.minutes" in done.stderr and "Traceback" not in done.stderr
+    (tmp_path / "broken.yaml").write_text("model: [")
+    for name in ("broken.yaml", "missing.yaml"):
+        done = run("tune", name)
+        assert done.returncode == 2 and name in done.stderr and "Traceback" not in done.stderr
+
+
+def test_levers_need_no_control_plane(run: Run) -> None:
+    done = run("levers", "--json", "--url", "http://127.0.0.1:9")
+    assert done.returncode == 0
+    assert "batching" in [lever["name"] for lever in json.loads(done.stdout)["levers"]]
+
+
+def test_doctor(run: Run) -> None:
+    done = run("doctor", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and found["devices"][-1]["device"] == "cpu" and found["free_disk_bytes"] > 0
+    assert "torch" in found["devices"][0]["versions"]
+
+
+def test_a_jobs_life_from_the_command_line(run: Run, served: str, tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path, labels={"team": "a"})))
+    job = json.loads(run("submit", "job.json", "--json", "--url", served).stdout)["id"]
+    listed = json.loads(run("ls", "--json", "--label", "team=a", "--url", served).stdout)
+    assert [one["id"] for one in listed] == [job]
+    shown = run("show", job, "--url", served)
+    assert shown.returncode == 0 and "No worker is connected" in shown.stdout
+    assert json.loads(run("trials", job, "--json", "--url", served).stdout) == []
+    early = run("export", job, "--url", served)
+    assert early.returncode == 2 and "no successful trial yet" in early.stderr
+    assert json.loads(run("cancel", job, "--json", "--url", served).stdout)["status"] == "cancelled"
+    assert run("watch", job, "--url", served).returncode == 1
+    unknown = run("show", "nothing", "--url", served)
+    assert unknown.returncode == 2 and "There is no job 'nothing'" in unknown.stderr
+
+
+def test_the_client_tells_refusals_apart(served: str) -> None:
+    body: dict[str, Any] = {"model": {"source": "./no"}, "dataset": {"source": "./no.jsonl"}}
+    with Client(served) as client, pytest.raises(Refused) as refused:
+        client.submit(body)
+    assert refused.value.code == "invalid-job" and len(refused.value.problem["errors"]) == 2

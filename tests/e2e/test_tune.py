@@ -1,0 +1,133 @@
+"""The whole way with real trials on a tiny model: an answer, a script that trains, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.contract.recommendation import Recommendation
+from service.db import connect
+from service.models import Task
+from service.queue import Queue
+from tests import tiny
+from tests.conftest import ROOT
+from tests.processes import start_worker, until
+from worker.lock import DeviceLock
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_HOME": str(tmp_path / "home")}
+
+
+def ours(tmp_path: Path) -> list[psutil.Process]:
+    """Processes of this test that are still alive."""
+    found = []
+    for process in psutil.process_iter(["environ", "status"]):
+        home = (process.info["environ"] or {}).get("DYNOTUNE_HOME")
+        keeper = "-S" in process.cmdline() if process.is_running() and home else False  # the tests' PostgreSQL
+        mine = home == str(tmp_path / "home") and process.pid != os.getpid() and not keeper
+        if mine and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def test_tune_ends_with_an_answer_that_trains(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path, method=["lora", "full", "qlora"])))
+    command = [sys.executable, "-m", "service.cli", "tune", "job.json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    best = Recommendation.model_validate_json((tmp_path / "dynotune-out" / "recommendation.json").read_text())
+    assert best.final and best.weights.startswith("random") and "random" in done.stdout
+    assert best.evidence.measurement.probes and best.dataset and best.dataset.rows == 190
+    assert "tokens/s" in done.stdout and "speed-up" in done.stdout and "trial 1" in done.stdout
+    train = [sys.executable, "-W", "ignore", "dynotune-out/train.py", "--max-steps", "2", "--output", "model"]
+    trained = subprocess.run(train, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert list((tmp_path / "model").glob("*.safetensors"))
+    assert ours(tmp_path) == []
+
+
+def test_a_mistake_only_the_worker_sees_fails_with_its_sentence(tmp_path: Path) -> None:
+    body = tiny.job(tmp_path, lora={"target_modules": ["no_such_module"]})
+    (tmp_path / "job.json").write_text(json.dumps(body))
+    command = [sys.executable, "-m", "service.cli", "tune", "job.json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 1 and "lora.target_modules" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_when_nothing_fits_the_job_says_so(tmp_path: Path) -> None:
+    body = tiny.job(tmp_path, hardware={"memory_gib": 0.25}, search={"minutes": 1, "trials": 2, "verify": "quick"})
+    (tmp_path / "job.json").write_text(json.dumps(body))
+    command = [sys.executable, "-m", "service.cli", "tune", "job.json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout
+    assert "Every configuration ran out of memory" in done.stderr and "would help" in done.stderr
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path, search={"minutes": 10, "trials": 500})))
+    command = [sys.executable, "-m", "service.cli", "tune", "job.json"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "trial 1" in line and "ok" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stdout.read()
+    process.stdout.close()
+    assert process.wait(60) == 130, rest
+    assert "cancelled" in rest and "Traceback" not in rest
+    assert ours(tmp_path) == []
+
+
+def test_a_killed_worker_leaves_no_process_and_a_free_device(tmp_path: Path, facts: Callable[..., Any]) -> None:
+    """SIGKILL in the middle of a real trial; another worker then finishes the job."""
+    from service.contract.job import JobSpec
+    from service.db import upgrade
+
+    url = f"sqlite:///{tmp_path / 'kill.db'}"
+    upgrade(url)
+    engine = connect(url)
+    queue = Queue(engine)
+    queue.submit(JobSpec.model_validate(tiny.job(tmp_path, search={"minutes": 2, "trials": 2, "verify": "quick"})))
+
+    def under_way() -> bool:
+        with Session(engine) as session:
+            progress = session.scalars(select(Task.progress).where(Task.kind == "trial", Task.state == "running")).all()
+        return any(one and one != "loading" for one in progress)
+
+    here = facts(versions={"torch": "x"})
+    worker = start_worker(tmp_path, url, here)
+    until(under_way, 60, "a trial under way")
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    _, left = psutil.wait_procs(ours(tmp_path), timeout=20)
+    assert [process for process in left if process in ours(tmp_path)] == []
+    lock = DeviceLock(tmp_path / "locks", here.lock_name)
+    assert lock.acquire()
+    lock.release()
+    second = start_worker(tmp_path, url, here)
+    try:
+
+        def done() -> bool:
+            with Session(engine) as session:
+                trials = session.scalars(select(Task).where(Task.kind == "trial")).all()
+            return len(trials) == 2 and all(trial.outcome == "ok" for trial in trials)
+
+        until(done, 120, "both trials")
+    finally:
+        second.send_signal(signal.SIGINT)
+        second.wait(30)
+        engine.dispose()

@@ -1,0 +1,291 @@
+"""Every choice of the catalogue is applied, learns what the baseline learns, and is written by the exporters.
+
+A new lever or choice is picked up here without a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.contract.hardware import HardwareFacts, Package
+from service.contract.recommendation import RecommendedConfiguration
+from service.contract.task import TrialRequest
+from service.exports.arguments import arguments
+from service.levers import EXCLUSIONS, LEVERS, METHOD_NEEDS, excluded
+from tests.trial import tiny
+from worker.levers import TWINS
+from worker.levers.compile import layers
+from worker.trial import loop
+from worker.trial.build import Bundle
+from worker.trial.measure import EXACT, ROUNDED, check_reference, plan_of
+from worker.trial.problem import Unstable
+
+METHODS = tuple(METHOD_NEEDS)
+SAMPLES = list(range(8))
+HERE = HardwareFacts(
+    host="here",
+    device="cpu",
+    name="this CPU",
+    memory_bytes=1 << 34,
+    cores=2,
+    bf16_native=False,
+    versions={"python": "3.11"},
+    packages={name: Package(version="1") for name in ("peft", "bitsandbytes")},
+)
+EVERY = [(lever.name, choice.name) for lever in LEVERS.values() for choice in lever.choices]
+# Asked for by name, a choice whose needs are only soft runs here as well.
+RUNNABLE = [(name, choice) for name, choice in EVERY if LEVERS[name].choice(choice).missing(HERE, asked=True) is None]
+APPLIED = [
+    (method, name, choice)
+    for method in METHODS
+    for name, choice in RUNNABLE
+    # Compiling takes long and is the same for every method: once.
+    if choice == "off" or name != "compile" or method == "lora"
+]
+REFERENCES: dict[str, loop.StepResult] = {}
+
+
+@pytest.fixture
+def build(llama: Path, functions: Path) -> Callable[..., Bundle]:
+    """Builds the tiny Llama with some levers changed."""
+    spec = tiny.job(llama, functions)
+    return lambda method, **levers: tiny.bundle(spec, method, **levers)
+
+
+@pytest.fixture
+def reference(build: Callable[..., Bundle]) -> Callable[[str], loop.StepResult]:
+    """Step 0 of a method in fp32, padded, with every other lever at its baseline."""
+
+    def of(method: str) -> loop.StepResult:
+        if method not in REFERENCES:
+            bundle = build(method)
+            REFERENCES[method] = check_reference(bundle, SAMPLES, request(bundle, None), [])
+        return REFERENCES[method]
+
+    return of
+
+
+def request(bundle: Bundle, against: loop.StepResult | None) -> TrialRequest:
+    """A trial of the bundle's configuration, to be compared with a reference."""
+    return TrialRequest(
+        configuration=bundle.configuration,
+        origin="recipe" if against else "baseline",
+        number=1,
+        reference_loss=against.loss if against else None,
+        reference_grad_norm=against.grad_norm if against else None,
+    )
+
+
+# The two registries
+
+
+def test_catalogue_and_worker_know_the_same_levers() -> None:
+    assert list(LEVERS) == list(TWINS)
+    for name, lever in LEVERS.items():
+        assert TWINS[name].NAME == lever.name == name
+        assert TWINS[name].__name__.rpartition(".")[2] == name
+
+
+@pytest.mark.parametrize("name", LEVERS)
+def test_a_lever_says_what_it_is(name: str) -> None:
+    lever = LEVERS[name]
+    assert lever.summary.endswith(".") and lever.source.startswith("https://")
+    assert len(set(lever.names)) == len(lever.names) >= 2
+    assert lever.choice(lever.baseline).missing(HERE) is None, "the baseline runs everywhere"
+    assert not lever.choice(lever.baseline).changes_order and not lever.choice(lever.baseline).changes_numerics
+    with pytest.raises(KeyError):
+        lever.choice("nonsense")
+
+
+@pytest.mark.parametrize(("name", "choice"), EVERY)
+def test_unmet_needs_are_said_in_a_sentence(name: str, choice: str) -> None:
+    bare = HERE.model_copy(update={"packages": {}})
+    for need in LEVERS[name].choice(choice).needs:
+        assert len(need.sentence) > 20
+        if not need.met(bare):
+            alone = replace(LEVERS[name].choice(choice), needs=(need,))
+            assert alone.missing(bare) == need.sentence
+            assert alone.missing(bare, asked=True) == (None if need.soft else need.sentence)
+
+
+def test_exclusions_name_what_exists() -> None:
+    for exclusion in EXCLUSIONS:
+        assert exclusion.reason and exclusion.reference.startswith("https://")
+        for name, values in exclusion.when.items():
+            if name in LEVERS:
+                assert set(values) <= set(LEVERS[name].names)
+        assert excluded({name: values[0] for name, values in exclusion.when.items()}) is exclusion
+
+
+def test_this_cpu_runs_most_of_the_catalogue() -> None:
+    """Guards the tests below: a need that is wrongly unmet must not make them pass by running nothing."""
+    assert set(EVERY) - set(RUNNABLE) == {("precision", "tf32"), ("precision", "fp16-mixed")}
+
+
+# Applied
+
+
+@pytest.mark.parametrize(("method", "name", "choice"), APPLIED)
+def test_a_choice_starts_from_the_reference_and_learns(
+    build: Callable[..., Bundle],
+    reference: Callable[[str], loop.StepResult],
+    method: str,
+    name: str,
+    choice: str,
+) -> None:
+    bundle = build(method, **{name: choice})
+    if bundle.compiled():
+        bundle.compile()
+    expected = reference(method)
+    rounded = LEVERS[name].choice(choice).changes_numerics
+    loss, norm = ROUNDED if rounded else EXACT
+    found = check_reference(bundle, SAMPLES, request(bundle, expected), [])  # Unstable when it is away
+    assert found.loss == pytest.approx(expected.loss, rel=loss)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=norm)
+    frozen = {key: value.clone() for key, value in bundle.model.named_parameters() if not value.requires_grad}
+    assert bool(frozen) is (method != "full")
+    sums, losses = [loop.trained_sum(bundle.model)], []
+    for number in range(3):
+        (step,) = plan_of(bundle, SAMPLES, micro=4, effective=8)
+        result = loop.StepResult(*map(float, loop.optimizer_step(bundle, *loop.prepare(bundle, step))))
+        loop.check(result, number)
+        losses.append(result.loss)
+        sums.append(loop.trained_sum(bundle.model))
+    assert len(set(sums)) == 4, "the weights change at every step"
+    assert losses[-1] < losses[0], "the same samples thrice: their loss falls"
+    assert all(torch.equal(value, frozen[key]) for key, value in bundle.model.named_parameters() if key in frozen)
+
+
+def test_a_model_that_computes_something_else_is_refused(build: Callable[..., Bundle]) -> None:
+    """The companion: the tolerances are narrow enough to see one wrong layer."""
+    bundle = build("lora")
+    against = check_reference(bundle, SAMPLES, request(bundle, None), [])
+    for layer in layers(bundle.model)[:1]:
+        layer.self_attn.scaling *= 3
+    with torch.no_grad():
+        for parameter in layers(bundle.model)[0].parameters():
+            parameter.mul_(1.5)
+    with pytest.raises(Unstable, match="step 0's"):
+        check_reference(bundle, SAMPLES, request(bundle, against), [])
+
+
+def test_switches_are_really_set(build: Callable[..., Bundle]) -> None:
+    """What a lever sets is visible where the library keeps it: a lever that does nothing would pass the rest."""
+    for attention in LEVERS["attention"].names:
+        assert build("lora", attention=attention).model.config._attn_implementation == attention
+    assert not any(getattr(layer, "gradient_checkpointing", False) for layer in layers(build("full").model))
+    assert all(layer.gradient_checkpointing for layer in layers(build("full", checkpointing="full").model))
+    classes = {choice: type(build("full", optimizer=choice).optimizer) for choice in LEVERS["optimizer"].names}
+    assert [one.__name__ for one in classes.values()] == ["AdamW"] * 3 + ["AdamW8bit", "PagedAdamW8bit"]
+    flags = [build("full", optimizer=choice).optimizer.defaults for choice in ("adamw-foreach", "adamw-fused")]
+    assert [(one["foreach"], one["fused"]) for one in flags] == [(True, None), (None, True)]
+
+
+def test_precision_sets_the_weights_and_autocast(build: Callable[..., Bundle]) -> None:
+    def dtypes(bundle: Bundle) -> tuple[set[torch.dtype], set[torch.dtype]]:
+        parameters = list(bundle.model.parameters())
+        return (
+            {one.dtype for one in parameters if one.requires_grad},
+            {one.dtype for one in parameters if not one.requires_grad},
+        )
+
+    assert dtypes(build("full", precision="bf16-mixed")) == ({torch.float32}, set())
+    assert dtypes(build("lora", precision="bf16-mixed")) == ({torch.float32}, {torch.bfloat16})
+    assert dtypes(build("lora")) == ({torch.float32}, {torch.float32})
+    for precision, expected in (("fp32", torch.float32), ("bf16-mixed", torch.bfloat16)):
+        bundle = build("lora", precision=precision)
+        with bundle.autocast():
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is expected
+
+
+def test_qlora_weights_are_nf4_doubly_quantised(build: Callable[..., Bundle]) -> None:
+    import bitsandbytes as bnb
+
+    for precision, compute in (("fp32", torch.float32), ("bf16-mixed", torch.bfloat16)):
+        bundle = build("qlora", precision=precision)
+        found = [module for module in bundle.model.modules() if isinstance(module, bnb.nn.Linear4bit)]
+        assert len(found) == 14, "seven a layer; the head is not quantised"
+        assert {module.weight.quant_type for module in found} == {"nf4"}
+        assert all(module.weight.quant_state.nested for module in found)
+        assert {module.compute_dtype for module in found} == {compute}
+
+
+# Exported
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("name", "choice"), EVERY)
+def test_the_libraries_take_what_the_exporters_write(
+    tmp_path: Path, llama: Path, functions: Path, monkeypatch: pytest.MonkeyPatch, method: str, name: str, choice: str
+) -> None:
+    import transformers
+    from peft import LoraConfig
+    from transformers import training_args
+
+    # TrainingArguments asks whether this machine has TF32; the one it is written for has.
+    monkeypatch.setattr(training_args, "is_torch_tf32_available", lambda: True)
+    levers = {lever.name: lever.baseline for lever in LEVERS.values()} | {name: choice}
+    configuration = RecommendedConfiguration(
+        method=method,
+        levers=levers,
+        micro_batch_size=4,
+        gradient_accumulation_steps=2,
+        effective_batch_size=8,
+        evaluation_batch_size=16,
+        learning_rate=2e-4,
+        rows_are_packed=levers["batching"] == "packed",
+    )
+    written = arguments(tiny.job(llama, functions), configuration)
+    made = transformers.TrainingArguments(**written["TrainingArguments"], output_dir=str(tmp_path))
+    for key, value in written["TrainingArguments"].items():
+        seen = getattr(made, key)
+        assert getattr(seen, "value", seen) == value, key
+    assert made.logging_nan_inf_filter is False
+    assert (written["LoraConfig"] is None) is (method == "full")
+    if method != "full":
+        lora = LoraConfig(**written["LoraConfig"])
+        assert (lora.r, lora.lora_alpha, lora.target_modules) == (4, 8, "all-linear")
+    assert (written["BitsAndBytesConfig"] is None) is (method != "qlora")
+    if method == "qlora":
+        quantization = transformers.BitsAndBytesConfig(**written["BitsAndBytesConfig"])
+        assert quantization.bnb_4bit_quant_type == "nf4" and quantization.bnb_4bit_use_double_quant
+        assert isinstance(quantization.bnb_4bit_compute_dtype, torch.dtype)
+    options = written["from_pretrained"]
+    assert options["dtype"] == "auto" or isinstance(getattr(torch, options["dtype"]), torch.dtype)
+    if name not in ("precision", "attention") and LEVERS[name].baseline != choice:
+        base = arguments(
+            tiny.job(llama, functions),
+            configuration.model_copy(update={"levers": levers | {name: LEVERS[name].baseline}}),
+        )
+        same = written["TrainingArguments"] == base["TrainingArguments"]
+        assert not same or written["not_expressible"], "a choice that changes nothing must say that it is not written"
+
+
+@pytest.mark.parametrize(("name", "choice"), [one for one in RUNNABLE if one[0] in ("precision", "attention")])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_exported_arguments_load_what_was_measured(
+    build: Callable[..., Bundle], llama: Path, functions: Path, method: str, name: str, choice: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    measured = build(method, **{name: choice})
+    configuration = RecommendedConfiguration(
+        method=method,
+        levers=measured.configuration.levers,
+        micro_batch_size=4,
+        gradient_accumulation_steps=2,
+        effective_batch_size=8,
+        evaluation_batch_size=16,
+        learning_rate=2e-4,
+        rows_are_packed=False,
+    )
+    written = arguments(tiny.job(llama, functions), configuration)
+    loaded = AutoModelForCausalLM.from_pretrained(llama, **written["from_pretrained"])
+    base = measured.model.get_base_model() if method != "full" else measured.model
+    assert loaded.config._attn_implementation == base.config._attn_implementation
+    assert loaded.get_input_embeddings().weight.dtype is base.get_input_embeddings().weight.dtype

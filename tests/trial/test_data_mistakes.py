@@ -1,0 +1,132 @@
+"""Mistakes in a user's data that are easily met: each is one sentence, never a crash of the trial."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.contract.job import DatasetSpec
+from tests.conftest import ROOT
+from tests.trial import tiny
+from worker.tasks import TASKS
+from worker.trial import data, rows
+from worker.trial.problem import JobProblem
+
+TALK = [{"role": "user", "content": "name a word"}, {"role": "assistant", "content": "path"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """The example's tokenizer, with a chat template that refuses robots."""
+    from transformers import AutoTokenizer
+
+    made = AutoTokenizer.from_pretrained(ROOT / "examples" / "llama-13m")
+    made.chat_template = (
+        "{% for m in messages %}{% if m.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    return made
+
+
+def load(source: Path, tokenizer: Any, task: str = "causal-lm", **changes: Any) -> data.Data:
+    """The data of a source, as a trial loads it."""
+    spec = tiny.job(source, source, task=task, dataset={"source": str(source), "max_length": 64} | changes)
+    return data.load(spec, TASKS[task](), tokenizer, source, None)
+
+
+def refused(call: Any, *arguments: Any, **named: Any) -> str:
+    """The one sentence of a JobProblem."""
+    with pytest.raises(JobProblem) as caught:
+        call(*arguments, **named)
+    sentence = str(caught.value)
+    assert sentence and "\n" not in sentence and len(sentence) < 400
+    return sentence
+
+
+def test_quotes_line_breaks_and_large_fields_of_csv_survive(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('text,label\n"one, ""two""\nthree",1\n' + "é" * 300_000 + ",0\n", encoding="utf-8")
+    found = [(row["text"], row["label"]) for row in rows.read_file(path)]
+    assert found == [('one, "two"\nthree', "1"), ("é" * 300_000, "0")]
+
+
+def test_text_of_another_encoding_is_named(tmp_path: Path) -> None:
+    for ending in (".jsonl", ".csv"):
+        path = tmp_path / f"latin{ending}"
+        path.write_bytes('{"text": "café"}\n'.encode("latin-1"))
+        assert path.name in refused(lambda path=path: list(rows.read_file(path)))
+
+
+def test_a_csv_row_with_more_fields_than_columns_does_not_break_the_message(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("source,goal\na,b,c\n")
+    assert "source, goal" in refused(load, path, tokenizer)
+
+
+def test_a_split_is_not_found_inside_other_words(tmp_path: Path) -> None:
+    table = tiny.pairs(20)
+    tiny.write(tmp_path / "train.jsonl", table)
+    tiny.write(tmp_path / "constraints.jsonl", [{"something": "else"}])
+    tiny.write(tmp_path / "validation.jsonl", tiny.pairs(3))
+    spec = DatasetSpec.model_validate({"source": str(tmp_path), "splits": {"validation": "validation"}})
+    train, _ = rows.read_splits(spec, tmp_path)
+    assert train == table
+
+
+@pytest.mark.parametrize("wrong", [0.0, [], {}, {"a": 1}])
+def test_text_that_is_no_text_is_named_also_when_it_is_empty(tmp_path: Path, tokenizer: Any, wrong: object) -> None:
+    path = tiny.write(tmp_path / "rows.jsonl", [*tiny.pairs(20), {"prompt": "ask", "completion": wrong}])
+    assert type(wrong).__name__ in refused(load, path, tokenizer)
+
+
+def test_an_empty_field_does_not_hide_a_wrong_one(tmp_path: Path, tokenizer: Any) -> None:
+    table = [*tiny.pairs(20), {"prompt": "ask", "completion": None}]
+    path = tiny.write(tmp_path / "rows.jsonl", table)
+    assert load(path, tokenizer).facts.rows + load(path, tokenizer).facts.validation_rows == 21, "null is empty text"
+    tiny.write(path, [*table, {"prompt": "ask", "completion": 5}])
+    assert "int" in refused(load, path, tokenizer)
+
+
+@pytest.mark.parametrize("text", [None, 5, 0])
+def test_a_classifiers_text_must_be_text(tmp_path: Path, tokenizer: Any, text: object) -> None:
+    path = tiny.write(tmp_path / "rows.jsonl", [*tiny.classes(6), {"text": text, "label": 1}])
+    assert "text" in refused(load, path, tokenizer, task="sequence-classification")
+
+
+@pytest.mark.parametrize("label", ["", "1.0", math.nan, math.inf])
+def test_labels_must_be_numbers_from_zero(tmp_path: Path, tokenizer: Any, label: object) -> None:
+    path = tiny.write(tmp_path / "rows.jsonl", [*tiny.classes(6), {"text": "odd one", "label": label}])
+    assert repr(label) in refused(load, path, tokenizer, task="sequence-classification")
+
+
+def test_labels_of_csv_are_numbers_too(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in tiny.classes(20)))
+    assert {labels[0] for _, labels in load(path, tokenizer, task="sequence-classification").train} == {0, 1, 2}
+
+
+def test_messages_learn_the_last_answer_only(tmp_path: Path, tokenizer: Any) -> None:
+    path = tiny.write(tmp_path / "rows.jsonl", [{"messages": TALK}] * 4)
+    ids, labels = load(path, tokenizer).train[0]
+    learnt = [label for label in labels if label != -100]
+    assert tokenizer.decode(learnt) == "path</s>" and ids[-len(learnt) :] == learnt
+
+
+def test_messages_without_a_chat_template(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    path = tiny.write(tmp_path / "rows.jsonl", [{"messages": TALK}] * 4)
+    plain = AutoTokenizer.from_pretrained(ROOT / "examples" / "llama-13m")
+    assert "chat template" in refused(load, path, plain)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["hello", ["hello"], None, 5, [{"role": "robot", "content": "x"}]], ids=lambda one: json.dumps(one)[:12]
+)
+def test_messages_that_are_no_messages_are_the_users_problem(tmp_path: Path, tokenizer: Any, wrong: object) -> None:
+    path = tiny.write(tmp_path / "rows.jsonl", [*[{"messages": TALK}] * 4, {"messages": wrong}])
+    assert "messages" in refused(load, path, tokenizer)
