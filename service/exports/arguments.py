@@ -41,7 +41,7 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[st
     return {
         "TrainingArguments": training,
         "LoraConfig": lora_config(spec) if configuration.method != "full" else None,
-        "BitsAndBytesConfig": quantization(configuration) if configuration.method == "qlora" else None,
+        "BitsAndBytesConfig": quantization(spec, configuration) if configuration.method == "qlora" else None,
         "from_pretrained": pretrained,
         "not_expressible": tuple(cannot),
     }
@@ -60,9 +60,11 @@ def lora_config(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def quantization(configuration: RecommendedConfiguration) -> dict[str, Any]:
+def quantization(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[str, Any]:
     """transformers' BitsAndBytesConfig arguments; its own defaults (fp4, fp32 compute) are not QLoRA's."""
-    return {
+    # A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
+    heads = {"llm_int8_skip_modules": ["classifier", "score"]} if spec.task == "sequence-classification" else {}
+    return heads | {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": True,

@@ -142,10 +142,27 @@ def test_a_step_updates_as_the_gradients_say_and_clips(made: Callable[..., Bundl
         (loop.StepResult(1.0, 0.0), "zero"),
     ],
 )
-def test_numbers_that_went_wrong(result: loop.StepResult, says: str) -> None:
+def test_numbers_that_went_wrong(made: Callable[..., Bundle], result: loop.StepResult, says: str) -> None:
+    bundle = made()
     with pytest.raises(Unstable, match=says):
-        loop.check(result, 3)
-    loop.check(loop.StepResult(1.0, 1e-9), 3)
+        loop.check(bundle, result, 3)
+    loop.check(bundle, loop.StepResult(1.0, 1e-9), 3)
+
+
+def test_a_gradient_scaler_may_skip_some_steps_but_not_for_ever(made: Callable[..., Bundle]) -> None:
+    bundle = made()
+    bundle.scaler = torch.amp.GradScaler("cpu")
+    overflow = loop.StepResult(1.0, float("inf"))
+    for _ in range(2):  # a good step in between starts the count again
+        for number in range(loop.MOST_SKIPPED):
+            loop.check(bundle, overflow, number)
+        loop.check(bundle, loop.StepResult(1.0, 1.0), 99)
+    for number in range(loop.MOST_SKIPPED):
+        loop.check(bundle, overflow, number)
+    with pytest.raises(Unstable, match="gradient norm"):
+        loop.check(bundle, overflow, 99)
+    with pytest.raises(Unstable, match="loss"):
+        loop.check(bundle, loop.StepResult(float("nan"), float("inf")), 0)
 
 
 def test_nan_weights_end_the_unit(made: Callable[..., Bundle]) -> None:

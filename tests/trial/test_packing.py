@@ -108,7 +108,7 @@ def loss_and_gradients(model: Any, batches: list[Any], items: torch.Tensor) -> t
 @pytest.mark.parametrize("seed", [1, 2])
 def test_packed_logits_are_those_of_the_samples_alone(model: Any, seed: int) -> None:
     rows = ragged(seed)
-    packed = cut(logits_of(model, TASK.collate(rows, PAD, mask=False)), rows)
+    packed = cut(logits_of(model, TASK.collate(rows, PAD, packed=True)), rows)
     assert away(packed, alone(model, rows)) < TOLERANCE
 
 
@@ -116,9 +116,9 @@ def test_packed_logits_are_those_of_the_samples_alone(model: Any, seed: int) -> 
 def test_packed_loss_and_gradients_are_those_of_the_samples_alone(model: Any, seed: int) -> None:
     rows = ragged(seed)
     items = items_of(rows)
-    singles = [TASK.collate([[one]], PAD, mask=False) for one in flat(rows)]
+    singles = [TASK.collate([[one]], PAD) for one in flat(rows)]
     expected_loss, expected = loss_and_gradients(model, singles, items)
-    loss, found = loss_and_gradients(model, [TASK.collate(rows, PAD, mask=False)], items)
+    loss, found = loss_and_gradients(model, [TASK.collate(rows, PAD, packed=True)], items)
     assert loss == pytest.approx(expected_loss, abs=TOLERANCE)
     assert tiny.furthest(found, expected) < TOLERANCE
 
@@ -132,7 +132,7 @@ def test_the_loss_counts_the_labelled_tokens_only(model: Any) -> None:
         terms.append(torch.nn.functional.cross_entropy(picked, torch.tensor(ids)[at], reduction="sum"))
     expected = float(torch.stack(terms).sum() / items_of(rows))
     with torch.no_grad():
-        loss = TASK.loss(model, TASK.collate(rows, PAD, mask=False), items_of(rows))
+        loss = TASK.loss(model, TASK.collate(rows, PAD, packed=True), items_of(rows))
     assert float(loss) == pytest.approx(expected, abs=TOLERANCE)
 
 
@@ -147,41 +147,42 @@ def test_padded_rows_agree_with_and_without_the_mask(model: Any, mask: bool) -> 
 def test_a_row_of_one_sample_among_packed_ones_and_samples_of_one_token(model: Any) -> None:
     rng = random.Random(5)
     rows = [[sample(rng, 9)], [sample(rng, 1), sample(rng, 1), sample(rng, 4)], [sample(rng, 12), sample(rng, 1)]]
-    packed = cut(logits_of(model, TASK.collate(rows, PAD, mask=False)), rows)
+    packed = cut(logits_of(model, TASK.collate(rows, PAD, packed=True)), rows)
     assert away(packed, alone(model, rows)) < TOLERANCE
 
 
 def test_more_padding_changes_nothing(model: Any) -> None:
     rows = ragged(6)
-    batch = TASK.collate(rows, PAD, mask=False, length=80)
-    assert batch["input_ids"].shape == (3, 80)
-    assert away(cut(logits_of(model, batch), rows), alone(model, rows)) < TOLERANCE
+    wide = [*rows, [sample(random.Random(7), 90)]]
+    batch = TASK.collate(wide, PAD, packed=True)
+    assert batch["input_ids"].shape == (4, 90)
+    assert away(cut(logits_of(model, batch), wide)[:-1], alone(model, rows)) < TOLERANCE
 
 
 def test_positions_that_do_not_restart_are_seen(model: Any) -> None:
     """The companion: the same comparison, with positions that run on across samples, is far outside."""
     rows = ragged(1)
-    batch = TASK.collate(rows, PAD, mask=False)
+    batch = TASK.collate(rows, PAD, packed=True)
     batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand(len(rows), -1).clone()
     assert away(cut(logits_of(model, batch), rows), alone(model, rows)) > 0.1
     items = items_of(rows)
     _, broken = loss_and_gradients(model, [batch], items)
-    _, right = loss_and_gradients(model, [TASK.collate(rows, PAD, mask=False)], items)
+    _, right = loss_and_gradients(model, [TASK.collate(rows, PAD, packed=True)], items)
     assert tiny.furthest(broken, right) > 100 * TOLERANCE
 
 
 def test_an_attention_mask_beside_packed_positions_is_seen(model: Any) -> None:
     """The other way to mix samples: a mask switches the detection of packed rows off."""
     rows = ragged(1)
-    batch = TASK.collate(rows, PAD, mask=False)
-    assert "attention_mask" not in TASK.collate(rows, PAD, mask=True), "packed rows never get a mask"
+    batch = TASK.collate(rows, PAD, packed=True)
+    assert "attention_mask" not in TASK.collate(rows, PAD, mask=True, packed=True), "packed rows never get a mask"
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])
     assert away(cut(logits_of(model, batch), rows), alone(model, rows)) > 0.1
 
 
 def test_padding_is_a_segment_of_its_own_and_the_first_token_of_each_sample_is_not_a_target() -> None:
     rows: Rows = [[([5, 6, 7], [IGNORED, 6, 7]), ([8, 9], [IGNORED, 9])], [([4], [IGNORED]), ([3, 3], [IGNORED, 3])]]
-    batch = TASK.collate(rows, PAD, mask=False)
+    batch = TASK.collate(rows, PAD, packed=True)
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9], [4, 3, 3, PAD, PAD]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 0, 1]]
     assert batch["labels"].tolist() == [[IGNORED, 6, 7, IGNORED, 9], [IGNORED, IGNORED, 3, IGNORED, IGNORED]]

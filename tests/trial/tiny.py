@@ -134,8 +134,8 @@ def bundle(spec: JobSpec, method: str = "lora", device: Any = None, effective: i
     device = device or Cpu()
     torch.set_num_threads(1)  # the device takes all cores
     with warnings.catch_warnings():
-        # peft 0.21 reads a property that transformers 5.23 calls deprecated.
-        warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
+        # peft 0.21 and the lever use the names that transformers before 5.23 has; 5.23 calls them deprecated.
+        warnings.filterwarnings("ignore", ".(is_)?gradient_checkpointing(_enable)?. is deprecated", FutureWarning)
         return build(spec, made, device, limits(*folders), seed=0)
 
 

@@ -52,7 +52,9 @@ class CausalLM(Task):
         return samples
 
     def _ids(self, texts: list[Any], tokenizer: Any) -> list[list[int]]:
-        ids: list[list[int]] = tokenizer(only_text(texts), add_special_tokens=False)["input_ids"]
+        ids: list[list[int]] = tokenizer(
+            only_text(["" if text is None else text for text in texts]), add_special_tokens=False
+        )["input_ids"]
         return ids
 
     def _chat(self, messages: Any, tokenizer: Any) -> tuple[list[int], list[int]]:

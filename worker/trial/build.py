@@ -22,6 +22,10 @@ from worker.trial import sources
 from worker.trial.problem import JobProblem, TrialProblem
 
 
+# A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
+HEADS = ["classifier", "score"]
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the server allows, and where the job's cache lies."""
@@ -143,7 +147,7 @@ def _model(
         if spec.model.weights == "random":
             model = _random(spec, configuration, task, config, options, device, seed)
         else:
-            quantization = _quantization(configuration, options["dtype"]) if configuration.method == "qlora" else None
+            quantization = _quantization(spec.task, configuration) if configuration.method == "qlora" else None
             model = task.model_class().from_pretrained(
                 folder,
                 config=config,
@@ -193,19 +197,20 @@ def _random(
         return task.model_class().from_pretrained(
             folder,
             config=config,
-            quantization_config=_quantization(configuration, dtype),
+            quantization_config=_quantization(spec.task, configuration),
             device_map={"": device.torch},
             dtype=dtype,
             attn_implementation=options["attn_implementation"],
         )
 
 
-def _quantization(configuration: Configuration, dtype: Any) -> Any:
+def _quantization(task: str, configuration: Configuration) -> Any:
     """NF4 with double quantisation (Dettmers et al. 2023); bitsandbytes' defaults are fp4 and fp32 compute."""
     from transformers import BitsAndBytesConfig
 
     compute = precision.AUTOCAST.get(configuration.levers["precision"], torch.float32)
     return BitsAndBytesConfig(
+        llm_int8_skip_modules=HEADS if task == "sequence-classification" else None,
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,

@@ -29,6 +29,8 @@ def build_model(folder: Path, tokenizer: Any, samples: list[Sample], device: tor
     options: dict[str, Any] = {"config": config, "attn_implementation": lever("attention"), "dtype": dtype}
     if method == "qlora":
         options["quantization_config"] = BitsAndBytesConfig(
+            # A classification head is trained, so it is not quantised.
+            llm_int8_skip_modules=["classifier", "score"] if is_classifier() else None,
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,

@@ -94,7 +94,7 @@ def train(model: Any, samples: list[Sample], pad: int, args: argparse.Namespace,
     optimizer = make_optimizer(model)
     scaler = torch.amp.GradScaler(device.type) if lever("precision") == "fp16-mixed" else None
     per_epoch = len(epoch_plan([len(ids) for ids, _ in samples], 0))
-    total = args.max_steps or math.ceil(args.epochs * per_epoch)
+    total = args.max_steps if args.max_steps is not None else math.ceil(args.epochs * per_epoch)
     name = "constant_with_warmup" if training["schedule"] == "constant" else training["schedule"]
     schedule = get_scheduler(name, optimizer, math.ceil(total * training["warmup_ratio"]), total)
     steps = endless(samples, pad, device)
