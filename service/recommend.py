@@ -36,7 +36,7 @@ def recommend(
     winners: dict[str, Winner] = {
         method: winner
         for method in spec.method
-        if (winner := _winner(spec, method, history, verifications.get(method)))
+        if (winner := _winner(spec, facts.device, method, history, verifications.get(method)))
     }
     if not winners:
         return None
@@ -71,7 +71,11 @@ def baseline_of(method: Method, history: tuple[TrialRecord, ...]) -> Measurement
 
 
 def _winner(
-    spec: JobSpec, method: Method, history: tuple[TrialRecord, ...], verification: Verification | None
+    spec: JobSpec,
+    device: str,
+    method: Method,
+    history: tuple[TrialRecord, ...],
+    verification: Verification | None,
 ) -> Winner | None:
     good = [
         record.measurement
@@ -85,12 +89,13 @@ def _winner(
     for measurement in order:
         verdict = verdicts.get(measurement.configuration.key)
         if verdict is None or verdict.stable:
-            return _build(spec, measurement, baseline_of(method, history), verdict, verification)
+            return _build(spec, device, measurement, baseline_of(method, history), verdict, verification)
     return None
 
 
 def _build(
     spec: JobSpec,
+    device: str,
     measurement: Measurement,
     baseline: Measurement | None,
     verdict: Verdict | None,
@@ -116,7 +121,7 @@ def _build(
         headroom = measurement.capacity_bytes - measurement.peak_bytes
     return Winner(
         configuration=recommended,
-        **arguments(spec, recommended),
+        **arguments(spec, recommended, device),
         evidence=Evidence(
             measurement=measurement,
             baseline=baseline,

@@ -139,7 +139,7 @@ def result_table(recommendation: Recommendation) -> Table:
     table.add_column("stable", overflow="fold", min_width=12)
     for method, winner in recommendation.methods.items():
         baseline = winner.evidence.baseline
-        if baseline is not None:
+        if baseline is not None and baseline.configuration != winner.evidence.measurement.configuration:
             table.add_row(f"{method}: baseline", *_measured(baseline), "1.00x", "")
         _add_winner(table, method, winner)
     baselines = {method: winner.evidence.baseline for method, winner in recommendation.methods.items()}

@@ -13,8 +13,11 @@ SCHEDULES = {"constant": "constant_with_warmup"}  # transformers' `constant` wou
 COMPUTE = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
 
-def arguments(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[str, Any]:
-    """The four argument dictionaries, and what they cannot express, as fields of a Winner."""
+def arguments(spec: JobSpec, configuration: RecommendedConfiguration, device: str = "auto") -> dict[str, Any]:
+    """The four argument dictionaries, and what they cannot express, as fields of a Winner.
+
+    `device` is where it was measured: on a CPU, Trainer has to be told so, or it refuses bf16.
+    """
     training: dict[str, Any] = {
         "per_device_train_batch_size": configuration.micro_batch_size,
         "gradient_accumulation_steps": configuration.gradient_accumulation_steps,
@@ -28,6 +31,8 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[st
         "seed": spec.training.seed,
         "logging_nan_inf_filter": False,
     }
+    if "cpu" in (device, spec.hardware.device):
+        training["use_cpu"] = True
     pretrained: dict[str, Any] = {}
     cannot: list[str] = []
     for name, choice_name in configuration.levers.items():

@@ -8,7 +8,7 @@ LEVER = Lever(
     baseline="off",
     source="https://docs.pytorch.org/docs/stable/checkpoint.html",
     choices=(
-        Choice("off", "keep all activations", training_arguments={"gradient_checkpointing": False}),
+        Choice("off", "keep all activations"),
         Choice(
             "full",
             "keep each layer's input only, non-reentrant",

@@ -33,7 +33,10 @@ LEVER = Lever(
             "8-bit states that page to host memory when the device is full",
             needs=(
                 package("bitsandbytes", "paged optimizer states"),
-                Need(lambda facts: facts.device == "cuda", "on a CPU there is nothing to page to", soft=True),
+                Need(
+                    lambda facts: facts.device == "cuda",
+                    "needs CUDA's managed memory; on a CPU bitsandbytes falls back to adamw-8bit, a choice of its own",
+                ),
             ),
             changes_numerics=True,
             training_arguments={"optim": "paged_adamw_8bit"},

@@ -66,7 +66,7 @@ def test_faster_and_as_good(tmp_path: Path, facts: Callable[..., HardwareFacts])
         },
         "method": "full",
         "training": {"epochs": 2, "learning_rate": 1e-4, "effective_batch_size": 16},
-        "search": {"minutes": 3, "trials": 5, "verify": "quick", "levers": ["batching", "precision", "attention"]},
+        "search": {"minutes": 3, "trials": 5, "verify": "quick", "levers": ["batching", "attention"]},
         "hardware": {"memory_gib": 4},
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))

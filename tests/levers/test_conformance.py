@@ -124,12 +124,14 @@ def test_exclusions_name_what_exists() -> None:
 
 def test_this_cpu_runs_most_of_the_catalogue() -> None:
     """Guards the tests below: a need that is wrongly unmet must not make them pass by running nothing."""
-    assert set(EVERY) - set(RUNNABLE) == {("precision", "tf32"), ("precision", "fp16-mixed")}
+    without = {("precision", "tf32"), ("precision", "fp16-mixed"), ("optimizer", "paged-adamw-8bit")}
+    assert set(EVERY) - set(RUNNABLE) <= without
 
 
 # Applied
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
 @pytest.mark.parametrize(("method", "name", "choice"), APPLIED)
 def test_a_choice_starts_from_the_reference_and_learns(
     build: Callable[..., Bundle],
@@ -241,7 +243,9 @@ def test_the_libraries_take_what_the_exporters_write(
         learning_rate=2e-4,
         rows_are_packed=levers["batching"] == "packed",
     )
-    written = arguments(tiny.job(llama, functions), configuration)
+    device = "cpu" if (name, choice) in RUNNABLE else "cuda"
+    spec = tiny.job(llama, functions, hardware={"device": device})
+    written = arguments(spec, configuration)
     made = transformers.TrainingArguments(**written["TrainingArguments"], output_dir=str(tmp_path))
     for key, value in written["TrainingArguments"].items():
         seen = getattr(made, key)
@@ -260,7 +264,7 @@ def test_the_libraries_take_what_the_exporters_write(
     assert options["dtype"] == "auto" or isinstance(getattr(torch, options["dtype"]), torch.dtype)
     if name not in ("precision", "attention") and LEVERS[name].baseline != choice:
         base = arguments(
-            tiny.job(llama, functions),
+            spec,
             configuration.model_copy(update={"levers": levers | {name: LEVERS[name].baseline}}),
         )
         same = written["TrainingArguments"] == base["TrainingArguments"]

@@ -73,6 +73,8 @@ def test_unavailable_choices_are_not_searched_but_named_ones_are(spec: Spec, fac
 
     assert precisions(spec(search={"trials": 30, "minutes": 600})) == {"fp32"}
     assert precisions(spec(search={"trials": 30, "minutes": 600, "levers": ["precision"]})) == {"fp32", "bf16-mixed"}
+    asked = run(spec(search={"trials": 5, "minutes": 600, "levers": ["precision"]}), facts(), lambda _: 6.0)[0]
+    assert asked[1].request.configuration.levers["precision"] == "fp32"  # emulated ones are not first
     native = run(spec(search={"trials": 30, "minutes": 600}), facts(bf16_native=True), lambda _: 6.0)[0]
     assert native[1].request.configuration.levers["precision"] == "bf16-mixed"
 
@@ -119,6 +121,11 @@ def test_the_time_budget_ends_the_search(spec: Spec, facts: Facts) -> None:
     late = plan(known(job, facts(), records, elapsed_seconds=449))
     assert not late.trials and late.verify is not None
     assert late.verify.seconds_limit == 150  # a quarter
+
+
+def test_a_trial_may_take_a_few_times_the_longest_so_far(spec: Spec, facts: Facts) -> None:
+    (request,) = plan(known(spec(), facts(), history(spec(), 30.0))).trials
+    assert request.seconds_limit == 3 * 60.0
 
 
 def test_finalists_are_the_fast_ones(spec: Spec, facts: Facts) -> None:

@@ -81,3 +81,11 @@ def test_compile_time_counts_in_the_order(spec: Spec) -> None:
     assert judge(spec(), request, blocks, {}).ranking[0] == SLOW.configuration.key
     throughput = spec(search={"objective": "throughput"})
     assert judge(throughput, request, blocks, {}).ranking[0] == FAST.configuration.key
+
+
+def test_blocks_that_others_disturbed_are_told(spec: Spec) -> None:
+    quiet, loud = block(BASE, 10.0), block(FAST, 5.0)
+    assert loud.timing is not None
+    noisy = loud.timing.model_copy(update={"clean_share": 0.2, "largest_share_of_others": 0.5})
+    found = judge(spec(), REQUEST, (quiet, loud.model_copy(update={"timing": noisy})), {})
+    assert "others used up to 50% of the device in 1 of 2 runs" in found.note

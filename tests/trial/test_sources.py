@@ -173,7 +173,9 @@ def test_the_cache_is_found_through_the_environment(root: Path) -> None:
     script = (
         "from pathlib import Path; from worker.trial import sources; from service.contract.job import ModelSpec\n"
         "from service.contract.paths import Roots\n"
-        "print(sources.model_folder(ModelSpec(source='org/name'), Roots((), Path('.')), False, False))"
+        "from service.settings import Settings\n"
+        "roots = Roots((), Settings.from_environment().hub_cache)\n"
+        "print(sources.model_folder(ModelSpec(source='org/name'), roots, False, False))"
     )
     environment = os.environ | {"HF_HUB_CACHE": str(root.parent / "hub"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
@@ -231,6 +233,15 @@ def test_a_file_that_only_calls_itself_safetensors_opens_no_way_to_a_pickle(llam
     data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(20))
     with pytest.raises((JobProblem, TrialProblem)):
         tiny.bundle(tiny.job(folder, data))
+
+
+@pytest.mark.parametrize("size", [0, 4, 2000, -100])
+def test_a_download_that_was_cut_short_is_the_users_problem(llama: Path, tmp_path: Path, size: int) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "model"))
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:size])
+    data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(20))
+    assert "model.source" in refused(tiny.bundle, tiny.job(folder, data))
 
 
 def test_a_tokenizer_that_does_not_load_is_the_users_problem(llama: Path, tmp_path: Path) -> None:

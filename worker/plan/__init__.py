@@ -70,7 +70,7 @@ class _Plan:
             number=self.known.next_number + len(self.new),
             confirm_largest=configuration.micro_batch_size is None and not (quick and confirmed),
             passes=1 if quick and origin == "baseline" else 2,
-            seconds_limit=self.budget.trial_limit(origin),
+            seconds_limit=self.budget.trial_limit(configuration, origin),
             best_seconds=min((one.timing.seconds for one in good if one.timing), default=None),
             reference_loss=reference.check_loss if reference else None,
             reference_grad_norm=reference.check_grad_norm if reference else None,

@@ -9,7 +9,8 @@ from service.contract.task import PlanInput
 
 VERIFY_SHARE = 0.25
 COMPILE_FACTOR = 2.5
-LEAST_LIMIT = 60.0
+PATIENCE = 3.0
+LEAST_LIMIT = 45.0
 
 
 class Budget:
@@ -20,6 +21,7 @@ class Budget:
         self._seconds = known.spec.search.minutes * 60
         spent = [sum(one.measurement.time_spent.values()) for one in known.history if one.request.origin != "baseline"]
         self._typical = statistics.median(spent) if spent else 0.0
+        self._longest = max((sum(one.measurement.time_spent.values()) for one in known.history), default=0.0)
 
     def left(self) -> float:
         """Seconds left for trials."""
@@ -35,11 +37,15 @@ class Budget:
         factor = COMPILE_FACTOR if configuration.levers["compile"] != "off" else 1.0
         return self.left() > factor * self._typical
 
-    def trial_limit(self, origin: str) -> float:
-        """The time limit of a trial; the baseline may use the whole budget, since nothing works without it."""
-        if origin == "baseline":
+    def trial_limit(self, configuration: Configuration, origin: str) -> float:
+        """The time limit of a trial: a few times the longest so far, since a faster one ends sooner.
+
+        The baseline may use the whole budget, since nothing works without it.
+        """
+        if origin == "baseline" or not self._longest:
             return max(LEAST_LIMIT, self._seconds)
-        return max(LEAST_LIMIT, self.left() + self._seconds * VERIFY_SHARE / 2)
+        factor = COMPILE_FACTOR if configuration.levers["compile"] != "off" else 1.0
+        return max(LEAST_LIMIT, min(PATIENCE * factor * self._longest, self._seconds))
 
     def verify_seconds(self, methods: int) -> float:
         """Seconds for one method's verification."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
+from service.levers import LEVERS
 from worker.plan.space import Space, make
 
 # Preferred choices, best first; the first that the space offers is taken.
@@ -27,7 +28,8 @@ def recipes(spec: JobSpec, facts: HardwareFacts, method: Method, choices: Space,
         return next((choice for choice in preferred if choice in choices[lever]), choices[lever][0])
 
     common = {
-        "precision": first("precision", PRECISION),
+        # What is only emulated here is tried later, if it was asked for.
+        "precision": first("precision", tuple(one for one in PRECISION if _native(one, facts))),
         "attention": first("attention", ("sdpa",)),
         "optimizer": first("optimizer", ("adamw-fused",)),
         "checkpointing": first("checkpointing", ("off",)),
@@ -43,6 +45,10 @@ def recipes(spec: JobSpec, facts: HardwareFacts, method: Method, choices: Space,
         made = make(spec, method, {**common, "batching": choices["batching"][0]}, effective)
         found += [made] if made else []
     return found
+
+
+def _native(precision: str, facts: HardwareFacts) -> bool:
+    return LEVERS["precision"].choice(precision).missing(facts) is None
 
 
 def changes(spec: JobSpec, best: Configuration, choices: Space) -> list[Configuration]:

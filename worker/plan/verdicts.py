@@ -15,6 +15,7 @@ from service.contract.task import VerifyRequest
 MOST_LOSS_DIFFERENCE = 1.3e-2
 # Where steps hold other samples than the baseline's, only the mean over the unit can be compared.
 MOST_MEAN_DIFFERENCE = 5e-2
+LEAST_CLEAN = 0.5
 
 
 def judge(
@@ -34,6 +35,11 @@ def judge(
     count = len({block.block for block in blocks})
     note = f"{count} interleaved block{'s' if count != 1 else ''}"
     note += "; the first two are tied within their intervals" if tied else ""
+    shared = [block.timing for block in blocks if block.timing and block.timing.clean_share < LEAST_CLEAN]
+    if shared:
+        most = max(timing.largest_share_of_others for timing in shared)
+        note += f"; others used up to {most:.0%} of the device in {len(shared)} of {len(blocks)} runs, so the speed-up "
+        note += "is less sure than its interval says"
     return Verification(
         baseline_key=base_key, blocks=blocks, verdicts=tuple(verdicts), ranking=ranking, tied=tied, note=note + "."
     )

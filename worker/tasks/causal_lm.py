@@ -59,12 +59,19 @@ class CausalLM(Task):
 
     def _chat(self, messages: Any, tokenizer: Any) -> tuple[list[int], list[int]]:
         """The template's tokens: everything before the last assistant message is asked, that message learnt."""
+        from jinja2 import TemplateError
+
         if tokenizer.chat_template is None:
             raise JobProblem("dataset.columns.messages: this model's tokenizer has no chat template")
-        whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
-        asked = tokenizer.apply_chat_template(
-            messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False
-        )
+        try:
+            whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+            asked = tokenizer.apply_chat_template(
+                messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False
+            )
+        except (TemplateError, TypeError, AttributeError, KeyError, ValueError) as error:
+            text = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+            shown = f"{str(messages)[:80]!r} is no chat for the model's template: {text}"
+            raise JobProblem(f"dataset.columns.messages: {shown}") from error
         return whole[: len(asked)], whole[len(asked) :]
 
     def model_class(self) -> Any:

@@ -73,7 +73,7 @@ class SequenceClassification(Task):
 def _class_number(value: Any, column: str) -> int:
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = -1
     if number < 0 or isinstance(value, float) and value != number:
         raise JobProblem(f"dataset.columns.label: column {column!r} holds {value!r}; labels are numbers from 0 on")

@@ -21,7 +21,6 @@ from worker.trial import data as data_room
 from worker.trial import sources
 from worker.trial.problem import JobProblem, TrialProblem
 
-
 # A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
 HEADS = ["classifier", "score"]
 
@@ -159,6 +158,8 @@ def _model(
             )
     except (ValueError, ImportError) as error:
         raise TrialProblem(f"the model does not load this way: {_line(error)}") from error
+    except OSError as error:
+        raise JobProblem(f"model.source: its weights cannot be read: {_line(error)}") from error
     except RuntimeError as error:
         if "size" not in str(error) or is_out_of_memory(error):
             raise

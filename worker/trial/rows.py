@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,19 +20,32 @@ Row = dict[str, Any]
 
 def read_file(path: Path) -> Iterator[Row]:
     """The rows of one file; JobProblem names file and line of what cannot be read."""
+    try:
+        yield from _rows(path)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise JobProblem(f"{path.name} cannot be read as UTF-8 {path.suffix[1:]}: {error}") from error
+
+
+def _rows(path: Path) -> Iterator[Row]:
     if path.suffix == ".csv":
         csv.field_size_limit(sys.maxsize)
         with path.open(newline="", encoding="utf-8") as stream:
-            yield from csv.DictReader(stream)
+            yield from csv.DictReader(stream, restkey="(beyond the header)")
     elif path.suffix == ".parquet":
         try:
+            import pyarrow
             import pyarrow.parquet
         except ImportError as error:
             raise JobProblem(
                 f"{path.name} is parquet, which needs pyarrow: pip install pyarrow on the worker"
             ) from error
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
+        try:
+            for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+                yield from batch.to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise JobProblem(
+                f"{path.name} is not a parquet file: {str(error).splitlines()[0][:200].rstrip('.')}"
+            ) from error
     elif path.suffix in (".jsonl", ".json"):
         yield from _json_lines(path)
     else:
@@ -57,7 +71,8 @@ def files_of(source: Path, split: str) -> list[Path]:
     if source.is_file():
         return [source]
     every = sorted(path for path in source.rglob("*") if path.suffix in ENDINGS and path.is_file())
-    return [path for path in every if split in str(path.relative_to(source))]
+    whole = re.compile(rf"(^|[-_./]){re.escape(split)}($|[-_./])") if split else re.compile("")
+    return [path for path in every if whole.search(str(path.relative_to(source)))]
 
 
 def read_splits(dataset: DatasetSpec, source: Path) -> tuple[list[Row], list[Row]]:
@@ -65,8 +80,10 @@ def read_splits(dataset: DatasetSpec, source: Path) -> tuple[list[Row], list[Row
     splits = dataset.splits
     if splits.column:
         rows = list(itertools.chain.from_iterable(read_file(path) for path in files_of(source, "")))
-        if rows and splits.column not in rows[0]:
-            raise JobProblem(f"dataset.splits.column: there is no column {splits.column!r} in {source.name}")
+        for number, row in enumerate(rows, 1):
+            if splits.column not in row:
+                where = f"row {number} of {source.name}"
+                raise JobProblem(f"dataset.splits.column: there is no column {splits.column!r} in {where}")
         train = [row for row in rows if str(row[splits.column]) == splits.train]
         held = [row for row in rows if str(row[splits.column]) == splits.validation] if splits.validation else []
     else:
@@ -77,9 +94,10 @@ def read_splits(dataset: DatasetSpec, source: Path) -> tuple[list[Row], list[Row
     if splits.validation and not held:
         raise JobProblem(f"dataset {source.name} has no validation rows (split {splits.validation!r})")
     if not held:
-        every = max(2, round(1 / splits.validation_fraction))
-        held = train[::every]
-        train = [row for at, row in enumerate(train) if at % every] or held
+        share = splits.validation_fraction
+        out = [int((at + 1) * share) != int(at * share) for at in range(len(train))]
+        held = list(itertools.compress(train, out)) or train[:1]
+        train = [row for row, taken in zip(train, out, strict=True) if not taken]
     return train, held
 
 

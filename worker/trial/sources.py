@@ -16,7 +16,12 @@ def model_folder(model: ModelSpec, roots: Roots, allow_pickle: bool, allow_remot
     folder = _local(model.source, "model.source", roots) or _hub(model.source, model.revision, "model", patterns)
     if not (folder / "config.json").is_file():
         raise JobProblem(f"model.source: {model.source} has no config.json, so it is not a model folder")
-    config = json.loads((folder / "config.json").read_text())
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise JobProblem(f"model.source: the config.json of {model.source} is not JSON") from error
+    if not isinstance(config, dict):
+        raise JobProblem(f"model.source: the config.json of {model.source} is not a JSON object")
     if "auto_map" in config and not allow_remote_code:
         raise JobProblem(
             f"model.source: {model.source} runs its own code (trust_remote_code), which this server does not allow; "
@@ -38,9 +43,8 @@ def model_folder(model: ModelSpec, roots: Roots, allow_pickle: bool, allow_remot
 def dataset_path(dataset: DatasetSpec, roots: Roots) -> Path:
     """The dataset's file or folder; JobProblem when it is unknown."""
     patterns = ["*.jsonl", "*.json", "*.csv", "*.parquet"]
-    return _local(dataset.source, "dataset.source", roots) or _hub(
-        dataset.source, dataset.revision, "dataset", patterns
-    )
+    local = _local(dataset.source, "dataset.source", roots)
+    return local or _hub(dataset.source, dataset.revision, "dataset", patterns)
 
 
 def _local(source: str, field: str, roots: Roots) -> Path | None:
@@ -49,8 +53,10 @@ def _local(source: str, field: str, roots: Roots) -> Path | None:
         if looks_local(source):
             raise JobProblem(f"{field}: {source} does not exist on the worker")
         return None
-    if sentence := outside(field, path, roots):
-        raise JobProblem(sentence)
+    # Files inside too: a link in an allowed folder must not lead out of it.
+    for file in (path, *path.rglob("*")):
+        if sentence := outside(field, file, roots):
+            raise JobProblem(sentence)
     return path
 
 

@@ -44,7 +44,9 @@ def build_model(folder: Path, tokenizer: Any, samples: list[Sample], device: tor
     if method != "full":
         model = with_adapter(model)
     if lever("checkpointing") == "full":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # Its old name from transformers before 5.23 is gradient_checkpointing_enable.
+        name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+        getattr(model, f"{name}_checkpointing_enable")(**{f"{name}_checkpointing_kwargs": {"use_reentrant": False}})
         if method != "full":
             model.enable_input_require_grads()  # or no gradient would reach the adapters through frozen layers
     if lever("compile") == "per-layer":  # the whole model at once would build sdpa's dense mask
