@@ -52,8 +52,8 @@ def test_exact_memory_makes_peaks_affine_and_repeatable(answers: dict[str, Any])
     slope, rest = np.polyfit(micros, peaks, 1)
     grown = slope * (micros.max() - micros.min())
     assert slope > 1 << 20, "each sample costs logits of 64 x 8192 floats, several times over"
-    assert np.abs(peaks - (rest + slope * micros)).max() < 0.03 * grown
-    assert np.abs(peaks[:3] - peaks[3:]).max() < 0.03 * grown
+    assert np.abs(peaks - (rest + slope * micros)).max() < 0.06 * grown
+    assert np.abs(peaks[:3] - peaks[3:]).max() < 0.06 * grown
 
 
 @pytest.mark.parametrize("case", ["largest", "packed"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
@@ -158,7 +159,9 @@ def _model(
             )
     except (ValueError, ImportError) as error:
         raise TrialProblem(f"the model does not load this way: {_line(error)}") from error
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
         raise JobProblem(f"model.source: its weights cannot be read: {_line(error)}") from error
     except RuntimeError as error:
         if "size" not in str(error) or is_out_of_memory(error):

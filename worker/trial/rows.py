@@ -87,8 +87,11 @@ def read_splits(dataset: DatasetSpec, source: Path) -> tuple[list[Row], list[Row
         train = [row for row in rows if str(row[splits.column]) == splits.train]
         held = [row for row in rows if str(row[splits.column]) == splits.validation] if splits.validation else []
     else:
-        train = _read(source, splits.train)
-        held = _read(source, splits.validation) if splits.validation and source.is_dir() else []
+        held_files = files_of(source, splits.validation) if splits.validation and source.is_dir() else []
+        files = files_of(source, splits.train)
+        if not files and splits.train == "train":  # no file is called so: all are, but those held out
+            files = [path for path in files_of(source, "") if path not in held_files]
+        train, held = _read(files), _read(held_files)
     if not train:
         raise JobProblem(f"dataset {source.name} has no training rows (split {splits.train!r})")
     if splits.validation and not held:
@@ -101,8 +104,5 @@ def read_splits(dataset: DatasetSpec, source: Path) -> tuple[list[Row], list[Row
     return train, held
 
 
-def _read(source: Path, split: str) -> list[Row]:
-    files = files_of(source, split)
-    if not files and source.is_dir():
-        files = files_of(source, "") if split == "train" else []
+def _read(files: list[Path]) -> list[Row]:
     return list(itertools.chain.from_iterable(read_file(path) for path in files))

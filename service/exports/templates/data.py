@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,34 +52,36 @@ def read_file(path: Path) -> Iterator[dict[str, Any]]:
             yield from (json.loads(line) for line in stream if line.strip())
 
 
-def read_rows(source: Path, split: str) -> list[dict[str, Any]]:
-    """The rows of a file, or of those files of a folder that have `split` in their path."""
-    files = [source]
-    if source.is_dir():
-        found = (path for path in source.rglob("*") if path.suffix in ENDINGS)
-        files = sorted(path for path in found if path.is_file() and split in str(path.relative_to(source)))
-    return [row for path in files for row in read_file(path)]
+def files_of(source: Path, split: str) -> list[Path]:
+    """The file itself, or those files of a folder that have `split` as a part of their path."""
+    if source.is_file():
+        return [source]
+    every = sorted(path for path in source.rglob("*") if path.suffix in ENDINGS and path.is_file())
+    part = re.compile(rf"(^|[-_./]){re.escape(split)}($|[-_./])" if split else "")
+    return [path for path in every if part.search(str(path.relative_to(source)))]
 
 
 def read_splits(source: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(train, validation) rows; every 20th or so is held out when no validation rows are named."""
+    """(train, validation) rows; a share of the training rows is held out when no validation rows are named."""
     splits = CONFIG["dataset"]["splits"]
     column, validation = splits["column"], splits["validation"]
     if column:
-        rows = read_rows(source, "")
+        rows = [row for path in files_of(source, "") for row in read_file(path)]
         train = [row for row in rows if str(row[column]) == splits["train"]]
         held = [row for row in rows if str(row[column]) == validation] if validation else []
     else:
-        train = read_rows(source, splits["train"])
-        if not train and splits["train"] == "train":
-            train = read_rows(source, "")
-        held = read_rows(source, validation) if validation and source.is_dir() else []
+        held_files = files_of(source, validation) if validation and source.is_dir() else []
+        files = files_of(source, splits["train"])
+        if not files and splits["train"] == "train":
+            files = [path for path in files_of(source, "") if path not in held_files]
+        train, held = ([row for path in some for row in read_file(path)] for some in (files, held_files))
     if not train or (validation and not held):
         sys.exit(f"the dataset {source} has no {'validation' if train else 'training'} rows")
     if not held:
-        every = max(2, round(1 / splits["validation_fraction"]))
-        held = train[::every]
-        train = [row for at, row in enumerate(train) if at % every] or held
+        share = splits["validation_fraction"]
+        out = [int((at + 1) * share) != int(at * share) for at in range(len(train))]
+        held = [row for row, taken in zip(train, out, strict=True) if taken] or train[:1]
+        train = [row for row, taken in zip(train, out, strict=True) if not taken]
     return train, held
 
 
