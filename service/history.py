@@ -80,7 +80,6 @@ def plan_input(session: Session, job: Job, now: float) -> PlanInput:
         open_trials=tuple(
             TrialRequest.model_validate(task.payload) for task in open_tasks if task.kind == TaskKind.trial
         ),
-        verifications=tuple(verification for verification in done.values() if verification),
         verified_methods=tuple(done),  # type: ignore[arg-type]
         verify_open=any(task.kind == TaskKind.verify for task in open_tasks),
         next_number=(last or 0) + 1,

@@ -58,7 +58,7 @@ def recommend(
         alternatives=tuple(others[:MANY_ALTERNATIVES]),
         rejected=_rejected(spec, history, verifications),
         spec=spec.model_dump(mode="json"),
-        reproduce="dynotune export JOB --format spec > job.json && dynotune tune job.json".replace("JOB", job_id),
+        reproduce="dynotune tune recommendation.json",
     )
 
 
@@ -139,6 +139,7 @@ def _build(
             run_seconds=run_seconds(spec, measurement, blocks),
         ),
         stability=_stability(spec, verdict, verification),
+        verdicts=verification.verdicts if verification else (),
     )
 
 

@@ -77,3 +77,19 @@ def silent(_request: dict[str, Any], _messages: Connection, lifeline: Connection
     """Ends without a word."""
     isolate(lifeline, scratch)
     os._exit(7)
+
+
+def greedy(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
+    """The real child, on the real device under its real cap, but for a trial that allocates without end."""
+    import torch
+
+    from worker.trial import child, measure
+
+    def allocate(*_: object) -> None:
+        messages.send({"kind": "probe_started", "micro_batch_size": 1})
+        kept = []
+        while True:
+            kept.append(torch.ones(1 << 22))
+
+    measure.run_trial = allocate  # type: ignore[assignment]
+    child.main(request, messages, lifeline, scratch, lock)

@@ -52,7 +52,6 @@ class Ending:
     reason: str = ""
     seen: list[dict[str, Any]] = field(default_factory=list)
     log: str = ""
-    seconds: float = 0.0
 
 
 class Sandbox:
@@ -86,7 +85,6 @@ class Sandbox:
             theirs.close()
             their_lifeline.close()
             ending = self._watch(process, messages, started + seconds, on_message, ended)
-            ending.seconds = time.monotonic() - started
             ending.log = _tail(scratch / OUTPUT)
             return ending
         finally:
@@ -163,4 +161,4 @@ def _tail(path: Path) -> str:
     with path.open("rb") as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(max(0, stream.tell() - TAIL_BYTES))
-        return stream.read().decode(errors="replace")
+        return stream.read().decode(errors="replace").replace("\x00", "")  # PostgreSQL's text holds no NUL

@@ -143,12 +143,19 @@ def result_table(recommendation: Recommendation) -> Table:
             table.add_row(f"{method}: baseline", *_measured(baseline), "1.00x", "")
         _add_winner(table, method, winner)
     baselines = {method: winner.evidence.baseline for method, winner in recommendation.methods.items()}
+    verdicts = {verdict.key: verdict for winner in recommendation.methods.values() for verdict in winner.verdicts}
     for one in recommendation.alternatives:
         method = one.configuration.method
         against = baselines.get(method)
         if one != against:
             title = one.configuration.title(against.configuration if against else None)
-            cells = (*_measured(one), _ratio(one, against), "not verified")
+            verdict = verdicts.get(one.configuration.key)
+            if verdict is None:
+                judged = (_ratio(one, against), "not verified")
+            else:
+                ratio = f"{verdict.speedup:.2f}x" if verdict.speedup is not None else "-"
+                judged = (ratio, "; ".join(("yes" if verdict.stable else "no", *verdict.reasons)))
+            cells = (*_measured(one), *judged)
             table.add_row(f"{method}: {title}", *cells, style="dim")
     for rejected in recommendation.rejected:
         levers = " ".join(f"{name}={choice}" for name, choice in rejected.levers.items())

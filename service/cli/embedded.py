@@ -78,6 +78,8 @@ def control_plane(settings: Settings) -> Iterator[str]:
 def serve(settings: Settings, host: str, port: int, worker: bool) -> None:
     """The API in the foreground until SIGTERM or Ctrl-C, with a local worker unless told otherwise."""
     upgrade(settings.database_url)
+    # uvicorn raises the signal again once it has shut down: then it ends us in order, the worker included.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     local = LocalWorker(settings) if worker else None
     try:
         uvicorn.run(

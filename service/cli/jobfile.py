@@ -13,7 +13,7 @@ from service.validate import check
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The job of a YAML or JSON file, checked; InvalidJob says what is wrong with which field."""
+    """The job of a YAML or JSON file, or of a recommendation.json; InvalidJob says what is wrong with which field."""
     try:
         data = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -24,6 +24,8 @@ def read_job(path: Path) -> dict[str, Any]:
         raise InvalidJob(f"{path}{where} is neither YAML nor JSON: {getattr(error, 'problem', error)}") from error
     if not isinstance(data, dict):
         raise InvalidJob(f"{path} must hold a mapping with at least model and dataset")
+    if "schema_version" in data and isinstance(data.get("spec"), dict):
+        data = data["spec"]  # a recommendation.json: the job that led to it
     spec = check(data).model_dump(mode="json", exclude_defaults=True)
     for part in ("model", "dataset"):
         source = spec[part]["source"]

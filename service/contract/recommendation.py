@@ -75,6 +75,7 @@ class Winner(Contract):
     )
     evidence: Evidence
     stability: Stability
+    verdicts: tuple[Verdict, ...] = Field(default=(), description="All finalists of the verification, baseline too.")
 
 
 class Recommendation(Winner):

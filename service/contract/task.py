@@ -11,7 +11,7 @@ from service.contract.base import Contract
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
-from service.contract.measurement import Measurement, Verification
+from service.contract.measurement import Measurement
 
 
 class TaskKind(StrEnum):
@@ -80,13 +80,11 @@ class PlanInput(Contract):
     facts: HardwareFacts
     history: tuple[TrialRecord, ...] = ()
     open_trials: tuple[TrialRequest, ...] = ()
-    verifications: tuple[Verification, ...] = ()
     verified_methods: tuple[Method, ...] = ()
     verify_open: bool = False
     next_number: int = 1
     elapsed_seconds: float = 0.0
     workers: int = 1
-    stopping: bool = False
 
 
 class PlanDecision(Contract):

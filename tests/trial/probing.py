@@ -71,7 +71,7 @@ def largest(model: str, data: str, batching: str = "padded", room: int = ROOM) -
         "predicted": found.predicted,
         "limited_by": found.limited_by,
         "probes": [one.micro_batch_size for one in found.probes],
-        "peak": found.peak,
+        "peak": max(one.peak_bytes for one in found.probes),
         "capacity": bundle.device.capacity(),
         "begun": begun,
         "told": told,

@@ -93,13 +93,15 @@ def _left(pids: str) -> list[int]:
 
 
 def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> None:
-    """A segfault, a hang and a silent end: three typed outcomes, and the worker goes on."""
+    """A segfault, a hang, an endless allocation, a silent end: typed outcomes, and the worker goes on."""
     outcomes = {}
-    for entry in ("segfault", "hang", "silent", "quick"):
+    for entry in ("segfault", "hang", "greedy", "silent", "quick"):
         sandbox = Sandbox("cpu", f"tests.stubs:{entry}")
         bench = Bench(sandbox, facts(), tmp_path, (tmp_path,), tmp_path)
         trial = TRIAL.model_copy(update={"seconds_limit": 2.0 if entry == "hang" else 30.0})
-        measurement, _ = measure(bench, spec(), "job", trial, lambda _: None, lambda: False, None)
+        measurement, _ = measure(
+            bench, spec(hardware={"memory_gib": 1}), "job", trial, lambda _: None, lambda: False, None
+        )
         assert measurement is not None
         outcomes[entry] = measurement.outcome
         assert measurement.reason or measurement.outcome is Outcome.ok
@@ -107,6 +109,7 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
     assert outcomes == {
         "segfault": Outcome.crashed,
         "hang": Outcome.timed_out,
+        "greedy": Outcome.infeasible,
         "silent": Outcome.crashed,
         "quick": Outcome.ok,
     }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
@@ -75,3 +76,24 @@ def test_a_second_sigterm_hands_the_trial_back(
     assert worker.wait(30) == 0
     (task,) = trials(engine, "queued")
     assert task.deaths == 0 and task.worker_id is None
+
+
+def test_too_little_disk_fails_the_job_with_a_sentence(
+    queue: Queue,
+    engine: Engine,
+    database_url: str,
+    tmp_path: Path,
+    facts: Callable[..., Any],
+    spec: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DYNOTUNE_MIN_FREE_DISK_GIB", "1000000")
+    queue.submit(spec())
+    worker = start_worker(tmp_path, database_url, facts(), "quick")
+    try:
+        until(lambda: status(engine) == "failed", 60, "the job's end")
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+    with Session(engine) as session:
+        assert "Too little disk" in (session.scalars(select(Job.error)).one() or "")

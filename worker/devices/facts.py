@@ -76,11 +76,13 @@ def cpu_facts(common: dict[str, Any]) -> HardwareFacts:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     fields = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
     fields = {name.strip(): value.strip() for name, value in fields.items()}
+    load, cores = os.getloadavg()[0], common["cores"]
     flags = fields.get("flags", fields.get("Features", "")).split()
     return HardwareFacts(
         device="cpu",
         name=f"{fields.get('model name', platform.machine())} ({torch.backends.cpu.get_cpu_capability()})",
         memory_bytes=psutil.virtual_memory().total,
+        others=(f"load average {load:.1f} on {cores} cores",) if load > 0.5 else (),
         bf16_native=any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16")),
         **common,
     )

@@ -137,7 +137,7 @@ class _Plan:
                 method=method,
                 baseline=reference,
                 finalists=tuple(near[: FINALISTS[self.spec.search.verify]]),
-                blocks=2 if self.spec.search.verify == "quick" else 5,
+                blocks=4 if self.spec.search.verify == "quick" else 5,
                 seconds_limit=self.budget.verify_seconds(len(self.methods)),
             )
         return None

@@ -16,7 +16,7 @@ from service.contract.job import JobSpec
 from service.contract.paths import Roots
 from worker.devices import Device
 from worker.devices.base import is_out_of_memory
-from worker.levers import TWINS, compile, optimizer, precision
+from worker.levers import TWINS, optimizer, precision
 from worker.tasks import TASKS, Task
 from worker.trial import data as data_room
 from worker.trial import sources
@@ -272,6 +272,3 @@ def parameter_counts(model: Any) -> tuple[int, int]:
         every += count
         trained += count if parameter.requires_grad else 0
     return every, trained
-
-
-__all__ = ["Bundle", "Limits", "build", "compile", "parameter_counts"]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Probe, Timing
 from service.contract.task import TrialRequest
@@ -282,6 +281,3 @@ def warm_compiled(bundle: Bundle, unit: list[int], largest: int) -> float:
     probe.fits(bundle, candidates[0], lambda _: None)
     again = time.perf_counter()
     return max(0.0, (warm - cold) - (again - warm))
-
-
-__all__ = ["Configuration", "run_trial", "unit_size"]

@@ -8,9 +8,10 @@ goes on from what is known.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from service.contract.measurement import Probe
@@ -31,7 +32,19 @@ class Found:
     limited_by: str
     line: tuple[float, float] | None = None
     probes: list[Probe] = field(default_factory=list)
-    peak: int = 0
+
+
+@contextlib.contextmanager
+def without_learning(bundle: Bundle) -> Iterator[None]:
+    """Steps in here leave the weights as they are: the learning rate is 0."""
+    rates = [group["lr"] for group in bundle.optimizer.param_groups]
+    for group in bundle.optimizer.param_groups:
+        group["lr"] = 0.0
+    try:
+        yield
+    finally:
+        for group, rate in zip(bundle.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def worst_case(bundle: Bundle, micro: int) -> tuple[Batch, int]:
@@ -94,29 +107,24 @@ def largest(
         result = measure_peak(bundle, micro, begun)
         done(result)
         found.probes.append(result)
-        if micro > found.largest:
-            found.largest, found.peak = micro, result.peak_bytes or 0
+        found.largest = max(found.largest, micro)
         return result
 
-    rates = [group["lr"] for group in bundle.optimizer.param_groups]
-    for group in bundle.optimizer.param_groups:
-        group["lr"] = 0.0
     bundle.device.exact_memory(True)
     try:
-        begun(1)
-        full_step(bundle, 1)  # the optimizer's state is made here, so that both points have it
-        first = probe(1)
-        if limit >= 2:
-            second = probe(2)
-            slope = max(1.0, float((second.peak_bytes or 0) - (first.peak_bytes or 0)))
-            found.line = (float(first.peak_bytes or 0) - slope, slope)
-            found.predicted = _predict(bundle, found, limit)
-            if confirm:
-                _climb(bundle, found, limit, probe)
+        with without_learning(bundle):
+            begun(1)
+            full_step(bundle, 1)  # the optimizer's state is made here, so that both points have it
+            first = probe(1)
+            if limit >= 2:
+                second = probe(2)
+                slope = max(1.0, float((second.peak_bytes or 0) - (first.peak_bytes or 0)))
+                found.line = (float(first.peak_bytes or 0) - slope, slope)
+                found.predicted = _predict(bundle, found, limit)
+                if confirm:
+                    _climb(bundle, found, limit, probe)
     finally:
         bundle.device.exact_memory(False)
-        for group, rate in zip(bundle.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
     found.predicted = max(found.predicted, found.largest)
     if found.predicted < bound(bundle)[0]:
         found.limited_by = "memory"
@@ -146,12 +154,6 @@ def _climb(bundle: Bundle, found: Found, limit: int, probe: Callable[[int], Prob
 def fits(bundle: Bundle, micro: int, begun: Callable[[int], None]) -> None:
     """Run the worst case of `micro` as it will be timed, learning rate 0; the out-of-memory error passes through."""
     begun(micro)
-    rates = [group["lr"] for group in bundle.optimizer.param_groups]
-    for group in bundle.optimizer.param_groups:
-        group["lr"] = 0.0
-    try:
+    with without_learning(bundle):
         full_step(bundle, micro)
         bundle.device.synchronize()
-    finally:
-        for group, rate in zip(bundle.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
