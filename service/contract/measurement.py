@@ -119,6 +119,7 @@ class Block(Contract):
     seed: int
     outcome: Outcome
     reason: str = ""
+    dropout: bool = Field(default=False, description="Dropout was active: losses differ by chance from run to run.")
     timing: Timing | None = None
     losses: tuple[float, ...] = ()
     grad_norms: tuple[float, ...] = ()

@@ -61,12 +61,12 @@ def test_faster_and_as_good(tmp_path: Path, facts: Callable[..., HardwareFacts])
         "task": "sequence-classification",
         "dataset": {
             "source": str(tmp_path / "data" / "packages.jsonl"),
-            "max_length": 256,
+            "max_length": 512,
             "splits": {"column": "split", "train": "train", "validation": "validation"},
         },
         "method": "full",
-        "training": {"epochs": 2, "learning_rate": 1e-4, "effective_batch_size": 16},
-        "search": {"minutes": 3, "trials": 5, "verify": "quick", "levers": ["batching", "attention"]},
+        "training": {"epochs": 2, "learning_rate": 1e-4, "effective_batch_size": 32},
+        "search": {"minutes": 3, "trials": 3, "verify": "quick", "levers": ["batching", "attention"]},
         "hardware": {"memory_gib": 4},
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))

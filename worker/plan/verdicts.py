@@ -13,7 +13,7 @@ from service.contract.task import VerifyRequest
 # As stable as a 2% change of the learning rate: that moved the loss by 1.3e-2 at most over 40 steps, bf16-mixed by
 # 2.8e-4, a pure-bf16 run by 3.6e-2.
 MOST_LOSS_DIFFERENCE = 1.3e-2
-# Where steps hold other samples than the baseline's, only the mean over the unit can be compared.
+# Where steps hold other samples than the baseline's, or dropout is at work, only the mean over the unit can be compared.
 MOST_MEAN_DIFFERENCE = 5e-2
 LEAST_CLEAN = 0.5
 
@@ -74,7 +74,7 @@ def _verdict(
     ]
     difference = None
     if baseline is not None and key != baseline.key and pairs:
-        same_steps = _same_steps(candidate.configuration, baseline)
+        same_steps = _same_steps(candidate.configuration, baseline) and not any(block.dropout for block in own)
         most = MOST_LOSS_DIFFERENCE if same_steps else MOST_MEAN_DIFFERENCE
         difference = max(_difference(block.losses, other.losses, same_steps) for block, other in pairs)
         if difference > most:

@@ -26,20 +26,22 @@ MOST_EVALUATED = {"quick": 64, "full": 1024}
 def run_block(spec: JobSpec, candidate: Measurement, block: int, seed: int, device: Device, limits: Limits) -> Block:
     """Train the unit once under another seed; losses and timing. Unstable passes through."""
     bundle, micro = _ready(spec, candidate, seed, device, limits)
-    samples = work_unit(bundle.data.lengths, unit_size(spec), seed)
+    samples = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), seed)
     unit = Unit(bundle, micro, plan_of(bundle, samples, micro))
     with probe.without_learning(bundle):
         batches, items = unit.steps[0]
         loop.optimizer_step(bundle, batches[:1], items)  # cold caches and kernel selection are not timed
     bundle.new_optimizer()
-    with loop.without_dropout(bundle.model):
-        time_unit(unit, passes=1, extra=1)
+    with loop.without_dropout(bundle.model) as dropout:
+        pass  # only asked: what is timed has it, as the user's run will
+    time_unit(unit, passes=1, extra=1)
     steps = len(unit.plan)
     return Block(
         key=candidate.configuration.key,
         block=block,
         seed=seed,
         outcome=Outcome.ok,
+        dropout=dropout,
         timing=unit.timing(),
         losses=tuple(unit.losses[:steps]),
         grad_norms=tuple(unit.grad_norms[:steps]),
