@@ -13,7 +13,7 @@ from service.contract.task import VerifyRequest
 # As stable as a 2% change of the learning rate: that moved the loss by 1.3e-2 at most over 40 steps, bf16-mixed by
 # 2.8e-4, a pure-bf16 run by 3.6e-2.
 MOST_LOSS_DIFFERENCE = 1.3e-2
-# Where steps hold other samples than the baseline's, or dropout is at work, only the mean over the unit can be compared.
+# Where steps hold other samples than the baseline's, or dropout is at work, only the unit's mean can be compared.
 MOST_MEAN_DIFFERENCE = 5e-2
 LEAST_CLEAN = 0.5
 
