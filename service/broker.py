@@ -43,8 +43,8 @@ class Broker(Protocol):
     def release(self, claim: Claim) -> None:
         """Hand a task back, unfinished: somebody else, or the same worker later, takes it."""
 
-    def fail_job(self, claim: Claim, reason: str) -> None:
-        """End the claimed task's job with a sentence for its user."""
+    def fail_job(self, claim: Claim, reason: str, log: str = "") -> None:
+        """End the claimed task's job with a sentence for its user, the end of the child's output kept."""
 
     def reap(self) -> int:
         """Give the tasks of dead workers to others; the number of them."""

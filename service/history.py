@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from service.contract.hardware import HardwareFacts
@@ -56,7 +56,11 @@ def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
 def elapsed(session: Session, job_id: str, now: float) -> float:
     """Seconds in which at least one task of the job was under way."""
     rows = session.execute(
-        select(Task.started_at, Task.finished_at).where(Task.job_id == job_id, Task.started_at.is_not(None))
+        select(Task.started_at, Task.finished_at).where(
+            Task.job_id == job_id,
+            Task.started_at.is_not(None),
+            or_(Task.finished_at.is_not(None), Task.state == "running"),
+        )
     )
     return busy_seconds((start or now, stop if stop is not None else now) for start, stop in rows)
 

@@ -84,7 +84,8 @@ class Queue:
             if job.status == "cancelled":
                 return
             self._must_be_open(job)
-            self._end(session, job, "cancelled", self._now(session), wish=Wish.cancel)
+            best = self._recommend(session, job, final=True)
+            self._end(session, job, "cancelled", self._now(session), recommendation=best, wish=Wish.cancel)
 
     def stop(self, job_id: str) -> str:
         """End a job now with the best so far; its status. NotFound, or NotYet when it has ended already."""
@@ -205,7 +206,9 @@ class Queue:
                 queue_plan(session, job, now)
             elif decision.finish:
                 best = self._recommend(session, job, final=True)
-                failed = decision.error if best is None or decision.error else None
+                failed = decision.error
+                if best is None and failed is None:
+                    failed = self._nothing_stable(session, job)
                 self._end(session, job, "failed" if failed else "succeeded", now, error=failed, recommendation=best)
             session.flush()
 
@@ -223,14 +226,16 @@ class Queue:
         with Session(self.engine) as session, session.begin():
             job = self._job(session, claim.job_id)
             state = "queued" if job.status in ("queued", "running") else "cancelled"
-            self._fenced(session, claim, {"state": state, "worker_id": None, "lease_until": None})
+            # Begun anew, or the time it waits would count as time used.
+            values = {"state": state, "worker_id": None, "lease_until": None, "started_at": None}
+            self._fenced(session, claim, values)
 
-    def fail_job(self, claim: Claim, reason: str) -> None:
+    def fail_job(self, claim: Claim, reason: str, log: str = "") -> None:
         """End the job with a sentence; what was learnt before stays recommended."""
         with Session(self.engine) as session, session.begin():
             now = self._now(session)
             job = self._job(session, claim.job_id)
-            self._fenced(session, claim, {"state": "cancelled", "finished_at": now})
+            self._fenced(session, claim, {"state": "cancelled", "finished_at": now, "log": log})
             if job.status in ("queued", "running"):
                 best = self._recommend(session, job, final=True)
                 self._end(session, job, "failed", now, error=reason, recommendation=best)
@@ -259,10 +264,12 @@ class Queue:
         if job.status not in ("queued", "running"):
             task.state = "cancelled"
         elif task.deaths < MAX_DEATHS:
-            task.state = "queued"
+            task.state, task.started_at = "queued", None
         elif task.kind == TaskKind.plan:
-            task.state = "done"
-            self._end(session, job, "failed", now, error=f"Planning ended {MAX_DEATHS} workers; see their logs.")
+            task.state, task.finished_at = "done", now
+            error = f"Planning ended {MAX_DEATHS} workers; see their logs."
+            best = self._recommend(session, job, final=True)
+            self._end(session, job, "failed", now, error=error, recommendation=best)
         else:
             reason = f"{MAX_DEATHS} workers died while running this; it is not tried again."
             task.state, task.finished_at, task.outcome = "done", now, Outcome.crashed
@@ -339,6 +346,12 @@ class Queue:
             final,
         )
         return best.model_dump(mode="json") if best else None
+
+    def _nothing_stable(self, session: Session, job: Job) -> str:
+        """Why a job whose trials ran has nothing to recommend."""
+        found = history.verifications(session, job.id).values()
+        reasons = [reason for one in found if one for verdict in one.verdicts for reason in verdict.reasons]
+        return "No configuration was stable: " + "; ".join(dict.fromkeys(reasons)) + "."
 
     def _must_be_open(self, job: Job) -> None:
         if job.status not in ("queued", "running"):

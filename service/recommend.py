@@ -7,8 +7,8 @@ from typing import Any
 from service import __version__
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
-from service.contract.measurement import Measurement, Outcome, Timing, Verdict, Verification
-from service.contract.objective import ranked, run_seconds
+from service.contract.measurement import Measurement, Outcome, Verdict, Verification
+from service.contract.objective import ranked, run_seconds, score
 from service.contract.recommendation import (
     Evidence,
     Recommendation,
@@ -40,7 +40,7 @@ def recommend(
     }
     if not winners:
         return None
-    best = min(winners.values(), key=lambda winner: winner.evidence.run_seconds)
+    best = min(winners.values(), key=lambda winner: (winner.stability.stable is not True, _seconds(spec, winner)))
     dataset = best.evidence.measurement.dataset
     chosen = {winner.evidence.measurement.configuration.key for winner in winners.values()}
     others = [record.measurement for record in history if record.measurement.outcome is Outcome.ok]
@@ -103,8 +103,8 @@ def _build(
 ) -> Winner:
     timing = measurement.timing
     assert timing is not None and measurement.micro_batch_size is not None
-    blocks = _in_blocks(verification, measurement.configuration.key) or timing
-    speedup, low, high, source = _speedup(measurement, baseline, verdict)
+    blocks = (verdict.timing if verdict else None) or timing
+    speedup, low, high, source = _speedup(spec, measurement, baseline, verdict)
     configuration = measurement.configuration
     recommended = RecommendedConfiguration(
         method=configuration.method,
@@ -143,39 +143,36 @@ def _build(
     )
 
 
-def _in_blocks(verification: Verification | None, key: str) -> Timing | None:
-    """The median of a configuration's blocks as one timing, or None when it was not verified."""
-    found = [block.timing for block in verification.blocks if block.key == key and block.timing] if verification else []
-    if not found:
-        return None
-    found.sort(key=lambda timing: timing.seconds / timing.tokens)
-    return found[(len(found) - 1) // 2]
+def _seconds(spec: JobSpec, winner: Winner) -> float:
+    """The job's objective, from the blocks where there were some."""
+    verdict = winner.stability.verdict
+    return score(spec, winner.evidence.measurement, verdict.timing if verdict else None)
 
 
 def _speedup(
-    measurement: Measurement, baseline: Measurement | None, verdict: Verdict | None
+    spec: JobSpec, measurement: Measurement, baseline: Measurement | None, verdict: Verdict | None
 ) -> tuple[float | None, float | None, float | None, str]:
     if verdict and verdict.speedup is not None:
         return verdict.speedup, verdict.speedup_low, verdict.speedup_high, "verification blocks, interleaved"
     if baseline is None or baseline.timing is None or measurement.timing is None:
         return None, None, None, "the baseline did not run to its end, so there is nothing to compare with"
     ours, theirs = measurement.timing, baseline.timing
-    return (
-        theirs.seconds / ours.seconds,
-        theirs.low / ours.high,
-        theirs.high / ours.low,
-        "single trials, one after the other (not yet verified)",
-    )
+    ratio = score(spec, baseline) / score(spec, measurement)
+    unsure = (theirs.low / theirs.seconds) * (ours.seconds / ours.high)
+    over = (theirs.high / theirs.seconds) * (ours.seconds / ours.low)
+    return ratio, ratio * unsure, ratio * over, "single trials, one after the other (not verified)"
 
 
 def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verification | None) -> Stability:
     if verdict is None or verification is None:
         return Stability(
             stable=None,
-            statement="Not verified yet: loss, gradients and memory held in its own trial only.",
+            statement="Not verified: loss, gradients and memory held in its own trial only.",
         )
     soak = verdict.soak
-    ran = f"{verdict.loss_steps} optimizer steps compared with the baseline's under the same seeds"
+    ran = "its losses could not be compared with the baseline's step by step"
+    if verdict.loss_steps:
+        ran = f"{verdict.loss_steps} optimizer steps compared with the baseline's under the same seeds"
     if soak:
         ran += (
             f"; then {soak.steps} more steps with {soak.worst_case_steps} at the worst-case batch, an evaluation pass "
@@ -193,6 +190,7 @@ def _rejected(
 ) -> tuple[Rejected, ...]:
     rejected = [
         Rejected(
+            method=record.measurement.configuration.method,
             levers=record.measurement.configuration.levers,
             outcome=record.measurement.outcome,
             reason=record.measurement.reason,
@@ -205,7 +203,8 @@ def _rejected(
         for verdict in verification.verdicts if verification else ():
             if not verdict.stable and verdict.key in by_key:
                 reason = "; ".join(verdict.reasons)
-                rejected.append(Rejected(levers=by_key[verdict.key].levers, outcome="unstable", reason=reason))
+                made = by_key[verdict.key]
+                rejected.append(Rejected(method=made.method, levers=made.levers, outcome="unstable", reason=reason))
     return tuple(rejected)
 
 

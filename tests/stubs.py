@@ -61,7 +61,7 @@ def segfault(_request: dict[str, Any], messages: Connection, lifeline: Connectio
     """Dies as a broken kernel would."""
     isolate(lifeline, scratch)
     print("last words", flush=True)
-    messages.send({"kind": "probe_started", "micro_batch_size": 4})
+    messages.send({"kind": "probe_started", "micro_batch_size": 4, "phase": "training"})
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
@@ -86,7 +86,7 @@ def greedy(request: dict[str, Any], messages: Connection, lifeline: Connection, 
     from worker.trial import child, measure
 
     def allocate(*_: object) -> None:
-        messages.send({"kind": "probe_started", "micro_batch_size": 1})
+        messages.send({"kind": "probe_started", "micro_batch_size": 1, "phase": "training"})
         kept = []
         while True:
             kept.append(torch.ones(1 << 22))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlalchemy.exc import OperationalError
@@ -113,7 +116,15 @@ class Loop:
             try:
                 self._run(claim, lease)
             except JobFailed as error:
-                self.broker.fail_job(claim, str(error))
+                text, log = str(error), error.log
+                self._persist(lambda: self.broker.fail_job(claim, text, log))
+            except (OperationalError, LeaseLost):
+                raise
+            except Exception as error:  # noqa: BLE001 - a mistake of ours ends this job, not the worker
+                log = traceback.format_exc()
+                sys.stderr.write(log)
+                text = f"The worker failed: {type(error).__name__}: {str(error)[:300]}; its log says where."
+                self._persist(lambda: self.broker.fail_job(claim, text, log))
             finally:
                 self._lease = None
 
@@ -127,7 +138,7 @@ class Loop:
                 self.bench, claim.spec, claim.job_id, trial, progress, lease.over.is_set, self.lock.fd
             )
             if measurement is not None:
-                self.broker.finish_trial(claim, measurement, log)
+                self._persist(lambda: self.broker.finish_trial(claim, measurement, log))
                 return
         else:
             request = VerifyRequest.model_validate(claim.payload)
@@ -136,7 +147,18 @@ class Loop:
             )
             verification = verifier.run()
             if verification is not None:
-                self.broker.finish_verify(claim, verification, verifier.log)
+                self._persist(lambda: self.broker.finish_verify(claim, verification, verifier.log))
                 return
         if not lease.lost:
-            self.broker.release(claim)
+            self._persist(lambda: self.broker.release(claim))
+
+    def _persist(self, write: Callable[[], None]) -> None:
+        """Write what minutes of measuring found; a database that is away is waited for while the lease may hold."""
+        wait = IDLE_SECONDS[0]
+        while True:
+            try:
+                return write()
+            except OperationalError:
+                if self._now.wait(wait):
+                    raise
+                wait = min(wait * 1.6, IDLE_SECONDS[1])

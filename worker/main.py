@@ -85,7 +85,11 @@ def main() -> None:
         serve(devices[0], options)
         return
     command = [sys.executable, "-m", "worker", "--entry", options.entry, "--lease", str(options.lease), "--devices"]
-    children = [subprocess.Popen([*command, f"{facts.device}:{facts.index}"]) for facts in devices]
+    # The children watch a pipe of ours: however this process ends, they end too.
+    theirs, _ours = os.pipe()
+    command[-1:-1] = ["--lifeline", str(theirs)]
+    children = [subprocess.Popen([*command, f"{facts.device}:{facts.index}"], pass_fds=(theirs,)) for facts in devices]
+    os.close(theirs)
 
     def end(*_: object) -> None:
         for child in children:

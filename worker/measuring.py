@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,17 @@ from service.contract.task import TrialRequest
 from worker.sandbox import Ending, Sandbox
 
 MOST_CHILDREN = 4
+# "you tried to allocate 1048576 bytes" (CPU), "Tried to allocate 2.00 GiB" (CUDA).
+ALLOCATION = re.compile(r"tried to allocate (?P<amount>[\d.]+) ?(?P<unit>bytes|[KMG]iB)", re.IGNORECASE)
+UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 class JobFailed(Exception):
-    """The job as a whole cannot run; the text is for its user."""
+    """The job as a whole cannot run; the text is for its user, `log` the end of the child's output."""
+
+    def __init__(self, text: str, log: str = "") -> None:
+        super().__init__(text)
+        self.log = log
 
 
 @dataclass(frozen=True)
@@ -59,11 +67,11 @@ def measure(
     lock_fd: int | None,
 ) -> tuple[Measurement | None, str]:
     """(measurement, log); no measurement when it was ended from outside. JobFailed when no trial can run."""
-    failed_at: int | None = None
     probes: list[Probe] = []
     log = ""
     for _ in range(MOST_CHILDREN):
-        request = bench.request(spec, job_id, mode="trial", trial=trial.model_dump(mode="json"), failed_at=failed_at)
+        known = [probe.model_dump(mode="json") for probe in probes]
+        request = bench.request(spec, job_id, mode="trial", trial=trial.model_dump(mode="json"), known=known)
         ending = bench.sandbox.run(
             request, trial.seconds_limit, lambda message: _tell(message, on_progress), ended, lock_fd
         )
@@ -75,11 +83,27 @@ def measure(
         if ending.kind != "out_of_memory" or begun is None:
             return _conclude(ending, trial.configuration, probes), log
         # A process is not clean after an out-of-memory error: the next child goes on from what is known.
-        probes.append(Probe(micro_batch_size=begun, peak_bytes=None))
-        failed_at = begun
-        if begun <= 1:
-            break
-    return _infeasible(trial.configuration, probes, "not even a micro batch of 1 fits into the memory given"), log
+        probes.append(begun)
+        if begun.micro_batch_size <= 1 and begun.phase == "training":
+            return _infeasible(
+                trial.configuration, probes, f"not even a micro batch of 1 fits{memory_sentence(ending)}"
+            ), log
+    sizes = ", ".join(str(probe.micro_batch_size) for probe in probes if probe.peak_bytes is None)
+    reason = f"memory ran out {MOST_CHILDREN} times (micro batches {sizes}), so it is not safe at any size tried"
+    return _infeasible(trial.configuration, probes, reason), log
+
+
+def memory_sentence(ending: Ending) -> str:
+    """What was held when memory ran out, what more was asked for, and who else holds some."""
+    message, text, wanted = ending.message, "", ALLOCATION.search(ending.reason)
+    if "used_bytes" in message:
+        text = f"; {message['used_bytes'] / 2**30:.2f} GiB were held"
+        if wanted:
+            need = message["used_bytes"] + float(wanted["amount"]) * UNITS[wanted["unit"].lower()]
+            text += f" and {need / 2**30:.2f} GiB ({need:,.0f} bytes) needed to go on"
+    if message.get("others_bytes", 0) > 1 << 30:
+        text += f"; other processes hold {message['others_bytes'] / 2**30:.1f} GiB of this GPU"
+    return text
 
 
 def _tell(message: dict[str, Any], on_progress: Callable[[str], None]) -> None:
@@ -89,9 +113,13 @@ def _tell(message: dict[str, Any], on_progress: Callable[[str], None]) -> None:
         on_progress(f"probing micro batch {message['micro_batch_size']}")
 
 
-def _probes(ending: Ending) -> tuple[int | None, list[Probe]]:
-    """(the size under way when the child ended, the sizes that ran)."""
-    begun = [message["micro_batch_size"] for message in ending.seen if message["kind"] == "probe_started"]
+def _probes(ending: Ending) -> tuple[Probe | None, list[Probe]]:
+    """(the size under way when the child ended, as a probe without a peak; the sizes that ran)."""
+    begun = [
+        Probe(micro_batch_size=message["micro_batch_size"], peak_bytes=None, phase=message["phase"])
+        for message in ending.seen
+        if message["kind"] == "probe_started"
+    ]
     done = [Probe.model_validate(message["probe"]) for message in ending.seen if message["kind"] == "probe"]
     return (begun[-1] if begun else None), done
 
@@ -99,16 +127,12 @@ def _probes(ending: Ending) -> tuple[int | None, list[Probe]]:
 def _conclude(ending: Ending, configuration: Configuration, probes: list[Probe]) -> Measurement:
     if ending.kind == "result":
         measurement = Measurement.model_validate(ending.message["result"])
-        failed = tuple(probe for probe in probes if probe.peak_bytes is None)
-        update: dict[str, Any] = {"probes": failed + measurement.probes}
-        if failed and measurement.outcome is Outcome.ok:
-            update["limited_by"] = "memory"
-        return measurement.model_copy(update=update)
+        return measurement.model_copy(update={"probes": tuple(probes)})
     if ending.kind == "out_of_memory":
-        return _infeasible(configuration, probes, f"memory ran out while it was built: {ending.reason}")
+        return _infeasible(configuration, probes, f"memory ran out while it was built{memory_sentence(ending)}")
     if ending.kind == "failed":
         if ending.message.get("whole_job"):
-            raise JobFailed(ending.reason)
+            raise JobFailed(ending.reason, ending.log)
         outcome, reason = Outcome(ending.message["outcome"]), ending.reason
     elif ending.kind == "timed_out":
         outcome, reason = Outcome.timed_out, ending.reason

@@ -147,11 +147,11 @@ def _kill_group(process: Any) -> None:
     """Kill whatever is left of the child's own group, by its id. It leads one as soon as it has begun."""
     if process.pid is None:
         return
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # it has not begun a group yet, or the number is another's by now
+        if process.exitcode is None:
+            process.kill()
     process.join(GRACE_SECONDS)
 
 

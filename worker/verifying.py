@@ -16,6 +16,10 @@ from worker.sandbox import Ending
 SOAK_SHARE = 0.25
 
 
+class _Ended(Exception):
+    """The verification was ended from outside."""
+
+
 class Verifier:
     """One verification under way."""
 
@@ -33,69 +37,86 @@ class Verifier:
         self._progress, self._ended, self._lock_fd = on_progress, ended, lock_fd
         self._started = time.monotonic()
         self._quick = spec.search.verify == "quick"
+        self._blocks: list[Block] = []
+        self._soaks: dict[str, Soak | str] = {}
+        self._numbers = 0
         self.log = ""
 
     def run(self) -> Verification | None:
         """The verification, or None when it was ended from outside."""
+        try:
+            self._run_blocks()
+            self._soak_fastest()
+            for reserve in self._request.reserves:
+                if self._held() or self._left() <= 0:
+                    break
+                for number in range(0, self._numbers, 2):
+                    self._add(reserve, number)
+                self._soak_fastest()
+        except _Ended:
+            return None
+        return self._judged().model_copy(update={"seconds": time.monotonic() - self._started})
+
+    def _run_blocks(self) -> None:
+        """Blocks of all candidates, until there are enough or the time left is needed for the soak."""
         request = self._request
-        baseline = request.baseline
-        candidates = [*([baseline] if baseline else []), *request.finalists]
-        blocks: list[Block] = []
+        candidates = [one for one in (request.baseline, request.reference) if one is not None] + [*request.finalists]
         longest = 0.0
-        number = 0
-        while number < request.blocks:
+        while self._numbers < request.blocks:
             began = time.monotonic()
-            if number and self._left() - longest < request.seconds_limit * SOAK_SHARE:
+            if self._numbers and self._left() - longest < request.seconds_limit * SOAK_SHARE:
                 break
             # Every other block runs backwards, so that a drift of the machine favours nobody. A quick one leaves the
             # slow baseline out of those: the order of the finalists is what more blocks are for.
             backwards = list(request.finalists[::-1]) if self._quick else candidates[::-1]
-            for candidate in candidates if number % 2 == 0 else backwards:
-                if any(
-                    block.key == candidate.configuration.key and block.outcome is not Outcome.ok for block in blocks
-                ):
-                    continue
-                block = self._block(candidate, number)
-                if block is None:
-                    return None
-                blocks.append(block)
+            for candidate in candidates if self._numbers % 2 == 0 else backwards:
+                self._add(candidate, self._numbers)
             longest = max(longest, time.monotonic() - began)
-            number += 1
-        verification = judge(self._spec, request, tuple(blocks), {})
-        soaks: dict[str, Soak | str] = {}
-        for key in verification.ranking:
-            candidate = next(one for one in candidates if one.configuration.key == key)
-            soak = self._soak(candidate)
-            if soak is None:
-                return None
-            soaks[key] = soak
-            if isinstance(soak, Soak):
-                break
-        seconds = time.monotonic() - self._started
-        return judge(self._spec, request, tuple(blocks), soaks).model_copy(update={"seconds": seconds})
+            self._numbers += 1
+
+    def _add(self, candidate: Measurement, number: int) -> None:
+        """Run a candidate's block, unless it failed one before."""
+        key = candidate.configuration.key
+        if all(block.outcome is Outcome.ok for block in self._blocks if block.key == key):
+            self._blocks.append(self._block(candidate, number))
+
+    def _soak_fastest(self) -> None:
+        """Soak in the order of speed, until one holds."""
+        request = self._request
+        known = {one.configuration.key: one for one in (*request.finalists, *request.reserves)}
+        known |= {request.baseline.configuration.key: request.baseline} if request.baseline else {}
+        for key in self._judged().ranking:
+            if key not in self._soaks:
+                self._soaks[key] = self._soak(known[key])
+            if isinstance(self._soaks[key], Soak):
+                return
+
+    def _judged(self) -> Verification:
+        return judge(self._spec, self._request, tuple(self._blocks), self._soaks)
+
+    def _held(self) -> bool:
+        """Whether something other than the baseline held."""
+        judged = self._judged()
+        return any(key != judged.baseline_key for key in judged.ranking)
 
     def _left(self) -> float:
         return self._request.seconds_limit - (time.monotonic() - self._started)
 
-    def _block(self, candidate: Measurement, number: int) -> Block | None:
+    def _block(self, candidate: Measurement, number: int) -> Block:
         key = candidate.configuration.key
         seed = self._spec.training.seed + 1 + number
         self._progress(f"block {number + 1}: {candidate.configuration.title(self._against())}")
         ending = self._run("block", candidate, block=number, seed=seed)
-        if ending.kind == "ended":
-            return None
         if ending.kind == "result":
             return Block.model_validate(ending.message["result"])
         outcome, reason = _failure(ending)
         return Block(key=key, block=number, seed=seed, outcome=outcome, reason=reason)
 
-    def _soak(self, candidate: Measurement) -> Soak | str | None:
-        """The soak, or the sentence that says how it failed; None when it was ended from outside."""
+    def _soak(self, candidate: Measurement) -> Soak | str:
+        """The soak, or the sentence that says how it failed."""
         self._progress(f"soak: {candidate.configuration.title(self._against())}")
         seconds = max(5.0, min(self._left(), self._request.seconds_limit * SOAK_SHARE))
         ending = self._run("soak", candidate, seed=self._spec.training.seed + 101, seconds=seconds)
-        if ending.kind == "ended":
-            return None
         if ending.kind == "result":
             return Soak.model_validate(ending.message["result"])
         outcome, reason = _failure(ending)
@@ -112,8 +133,10 @@ class Verifier:
         limit = 120.0 + 4 * sum(candidate.time_spent.values()) + self._request.seconds_limit * SOAK_SHARE
         ending = self._bench.sandbox.run(request, limit, lambda _: None, self._ended, self._lock_fd)
         self.log += ending.log
+        if ending.kind == "ended":
+            raise _Ended
         if ending.message.get("whole_job"):
-            raise JobFailed(ending.reason)
+            raise JobFailed(ending.reason, self.log)
         return ending
 
 

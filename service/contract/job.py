@@ -90,6 +90,8 @@ class SearchSpec(Contract):
     minutes: float = Field(default=60.0, gt=0, le=10_000)
     quality: Literal["preserve", "allow"] = "preserve"
     verify: Literal["quick", "full"] = "full"
+    max_micro_batch_size: Positive | None = Field(default=None, description="Never probe or use a larger one.")
+    soak_steps: Positive | None = Field(default=None, description="Steps of the soak; 200, or 8 with verify: quick.")
     seed: int = Field(default=0, ge=0)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -21,12 +23,44 @@ class Outcome(StrEnum):
     timed_out = "timed_out"
 
 
+Phase = Literal["training", "compiled", "evaluation"]
+
+
 class Probe(Contract):
-    """One batch size at which a full step was begun. `peak_bytes` is None when it ran out of memory."""
+    """One batch size at which a full step was begun. `peak_bytes` is None when it ran out of memory.
+
+    `update_bytes` is the peak of clipping and the optimizer alone, which hardly depends on the batch.
+    """
 
     micro_batch_size: int
     peak_bytes: int | None
+    update_bytes: int | None = None
+    reserved_bytes: int | None = None
+    retries: int = Field(default=0, description="Times the allocator had to free its cache to go on.")
     seconds: float | None = None
+    phase: Phase = "training"
+
+
+class MemoryLine(Contract):
+    """Peak bytes of a worst-case step: `rest_bytes + slope_bytes x micro batch`, at least `update_bytes`.
+
+    `residual` is the largest distance of a confirmed prediction, as a share of the capacity; None when none was run.
+    """
+
+    rest_bytes: float
+    slope_bytes: float = Field(gt=0)
+    update_bytes: float = 0.0
+    residual: float | None = None
+
+    def at(self, micro: int) -> float:
+        """Peak bytes of a micro batch."""
+        return max(self.update_bytes, self.rest_bytes + self.slope_bytes * micro)
+
+    def largest(self, capacity: float) -> int:
+        """The largest micro batch whose peak stays within `capacity` bytes; 0 when not even the optimizer's does."""
+        if self.update_bytes > capacity:
+            return 0
+        return max(0, math.floor((capacity - self.rest_bytes) / self.slope_bytes))
 
 
 class DatasetFacts(Contract):
@@ -60,6 +94,8 @@ class Timing(Contract):
     padded_tokens: int
     steps: int
     passes: int
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
     clean_share: float = Field(description="Share of timings that had the device to themselves.")
     largest_share_of_others: float
 
@@ -74,7 +110,8 @@ class Measurement(Contract):
     gradient_accumulation_steps: int | None = None
     largest_micro_batch: int | None = Field(default=None, description="The largest that fits, and was run.")
     predicted_micro_batch: int | None = Field(default=None, description="The largest by the memory line alone.")
-    limited_by: str | None = None
+    limited_by: str | None = Field(default=None, description="What stopped the largest micro batch from growing.")
+    memory_line: MemoryLine | None = None
     timing: Timing | None = None
     curve: tuple[Timing, ...] = ()
     probes: tuple[Probe, ...] = ()
@@ -88,7 +125,8 @@ class Measurement(Contract):
     check_loss: float | None = None
     check_grad_norm: float | None = None
     losses: tuple[float, ...] = ()
-    grad_norms: tuple[float, ...] = ()
+    grad_norms: tuple[float | None, ...] = Field(default=(), description="Null where a gradient scaler skipped.")
+    weights_dtype: str | None = Field(default=None, description="Of the model's weights, adapters left out.")
     parameters: int | None = None
     trainable_parameters: int | None = None
     dataset: DatasetFacts | None = None
@@ -122,7 +160,7 @@ class Block(Contract):
     dropout: bool = Field(default=False, description="Dropout was active: losses differ by chance from run to run.")
     timing: Timing | None = None
     losses: tuple[float, ...] = ()
-    grad_norms: tuple[float, ...] = ()
+    grad_norms: tuple[float | None, ...] = ()
 
 
 class Soak(Contract):
@@ -144,11 +182,12 @@ class Verdict(Contract):
     key: str
     stable: bool
     reasons: tuple[str, ...] = ()
+    timing: Timing | None = Field(default=None, description="The slower of the middle ones of its blocks.")
     speedup: float | None = None
     speedup_low: float | None = None
     speedup_high: float | None = None
     largest_loss_difference: float | None = None
-    loss_steps: int = 0
+    loss_steps: int = Field(default=0, description="Steps whose losses were compared with the reference's.")
     soak: Soak | None = None
 
 

@@ -23,19 +23,27 @@ def run_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None =
     return once + training_seconds(spec, measurement, timing)
 
 
-def score(spec: JobSpec, measurement: Measurement) -> float:
+def score(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
     """The job's objective, in seconds; lower is better, infinite without a timing."""
     measure = run_seconds if spec.search.objective == "wall-clock" else training_seconds
-    return measure(spec, measurement)
+    return measure(spec, measurement, timing)
 
 
 def ranked(spec: JobSpec, measurements: list[Measurement]) -> list[Measurement]:
     """Fastest first. With the effective batch unset, the smallest within 1% of the fastest leads."""
     order = sorted(measurements, key=lambda one: (score(spec, one), one.configuration.key))
-    if spec.training.effective_batch_size is None and order:
-        limit = score(spec, order[0]) * (1 + SMALLEST_WITHIN)
-        near = [one for one in order if score(spec, one) <= limit]
-        smallest = min(near, key=lambda one: (one.configuration.effective_batch_size, score(spec, one)))
-        order.remove(smallest)
-        order.insert(0, smallest)
-    return order
+    if spec.training.effective_batch_size is not None:
+        return order
+    keys = [str(at) for at in range(len(order))]
+    cost = {key: score(spec, order[int(key)]) for key in keys}
+    sizes = {key: order[int(key)].configuration.effective_batch_size for key in keys}
+    return [order[int(key)] for key in smallest_within(keys, cost, sizes)]
+
+
+def smallest_within(order: list[str], cost: dict[str, float], sizes: dict[str, int]) -> list[str]:
+    """`order` (cheapest first) with the smallest effective batch within 1% of the cheapest put first."""
+    if not order:
+        return order
+    near = [key for key in order if cost[key] <= cost[order[0]] * (1 + SMALLEST_WITHIN)]
+    smallest = min(near, key=lambda key: (sizes[key], cost[key]))
+    return [smallest, *(key for key in order if key != smallest)]

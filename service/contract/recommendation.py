@@ -57,6 +57,7 @@ class Stability(Contract):
 class Rejected(Contract):
     """A configuration that was tried or shut out, and why it is not the answer."""
 
+    method: Method
     levers: dict[str, str]
     outcome: str
     reason: str

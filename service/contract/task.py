@@ -11,7 +11,7 @@ from service.contract.base import Contract
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
-from service.contract.measurement import Measurement
+from service.contract.measurement import Measurement, MemoryLine
 
 
 class TaskKind(StrEnum):
@@ -49,11 +49,16 @@ class TrialRequest(Contract):
     confirm_largest: bool = Field(
         default=True, description="Run the largest micro batch the memory line predicts, whatever is timed."
     )
+    memory_line: MemoryLine | None = Field(
+        default=None, description="The memory line expected from earlier trials: where to begin, never the answer."
+    )
+    curve: bool = Field(default=True, description="Time the largest micro batch, 3/4 and 1/2 of it, whatever is best.")
     passes: int = Field(default=2, ge=1, description="Passes over the work unit at the fastest micro batch.")
     seconds_limit: float = 3600.0
     best_seconds: float | None = Field(default=None, description="The fastest unit so far: clearly slower ends early.")
     reference_loss: float | None = None
     reference_grad_norm: float | None = None
+    reference_rounded: bool = Field(default=False, description="The reference itself computes in 16 bits.")
 
 
 class VerifyRequest(Contract):
@@ -62,6 +67,10 @@ class VerifyRequest(Contract):
     method: Method
     baseline: Measurement | None
     finalists: tuple[Measurement, ...]
+    reserves: tuple[Measurement, ...] = Field(default=(), description="Next in line, run when no finalist held.")
+    reference: Measurement | None = Field(
+        default=None, description="What losses are compared with where the baseline has no fp32 master weights."
+    )
     blocks: int
     seconds_limit: float
 

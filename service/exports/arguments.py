@@ -43,12 +43,23 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, device: st
             pretrained |= choice.adapter_from_pretrained
         if choice.not_expressible:
             cannot.append(f"{name}={choice_name}: {choice.not_expressible}")
+    if configuration.rows_are_packed:
+        training |= _unpacked(configuration)
+        cannot.append("micro_batch_size counts packed rows; Trainer counts samples, so its batch is one sample here")
     return {
         "TrainingArguments": training,
         "LoraConfig": lora_config(spec) if configuration.method != "full" else None,
         "BitsAndBytesConfig": quantization(spec, configuration) if configuration.method == "qlora" else None,
         "from_pretrained": pretrained,
         "not_expressible": tuple(cannot),
+    }
+
+
+def _unpacked(configuration: RecommendedConfiguration) -> dict[str, int]:
+    """A batch in samples that holds the effective batch, for a trainer that does not pack."""
+    return {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": configuration.effective_batch_size,
     }
 
 

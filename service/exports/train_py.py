@@ -14,6 +14,7 @@ from typing import Any
 
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
+from service.levers.batching import GROUP_STEPS
 
 PARTS = ("common", "data", "batching", "model", "train")
 PLACEHOLDER = "CONFIG: dict[str, Any] = {}\n"
@@ -43,6 +44,7 @@ def _config(recommendation: Recommendation) -> dict[str, Any]:
         "effective_batch_size": configuration.effective_batch_size,
         "evaluation_batch_size": configuration.evaluation_batch_size,
         "learning_rate": configuration.learning_rate,
+        "group_steps": GROUP_STEPS[spec.search.verify],
         "training": spec.training.model_dump(exclude={"learning_rate", "effective_batch_size"}),
     }
 

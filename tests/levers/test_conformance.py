@@ -22,7 +22,8 @@ from worker.levers import TWINS
 from worker.levers.compile import layers
 from worker.trial import loop
 from worker.trial.build import Bundle
-from worker.trial.measure import EXACT, ROUNDED, check_reference, plan_of
+from worker.trial.curve import plan_of
+from worker.trial.measure import EXACT, ROUNDED, check_reference
 from worker.trial.problem import Unstable
 
 METHODS = tuple(METHOD_NEEDS)
@@ -64,7 +65,7 @@ def reference(build: Callable[..., Bundle]) -> Callable[[str], loop.StepResult]:
     def of(method: str) -> loop.StepResult:
         if method not in REFERENCES:
             bundle = build(method)
-            REFERENCES[method] = check_reference(bundle, SAMPLES, request(bundle, None), [])
+            REFERENCES[method] = check_reference(bundle, SAMPLES, request(bundle, None), 4, [])
         return REFERENCES[method]
 
     return of
@@ -146,7 +147,7 @@ def test_a_choice_starts_from_the_reference_and_learns(
     expected = reference(method)
     rounded = LEVERS[name].choice(choice).changes_numerics
     loss, norm = ROUNDED if rounded else EXACT
-    found = check_reference(bundle, SAMPLES, request(bundle, expected), [])  # Unstable when it is away
+    found = check_reference(bundle, SAMPLES, request(bundle, expected), 4, [])  # Unstable when it is away
     assert found.loss == pytest.approx(expected.loss, rel=loss)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=norm)
     frozen = {key: value.clone() for key, value in bundle.model.named_parameters() if not value.requires_grad}
@@ -166,14 +167,14 @@ def test_a_choice_starts_from_the_reference_and_learns(
 def test_a_model_that_computes_something_else_is_refused(build: Callable[..., Bundle]) -> None:
     """The companion: the tolerances are narrow enough to see one wrong layer."""
     bundle = build("lora")
-    against = check_reference(bundle, SAMPLES, request(bundle, None), [])
+    against = check_reference(bundle, SAMPLES, request(bundle, None), 4, [])
     for layer in layers(bundle.model)[:1]:
         layer.self_attn.scaling *= 3
     with torch.no_grad():
         for parameter in layers(bundle.model)[0].parameters():
             parameter.mul_(1.5)
     with pytest.raises(Unstable, match="step 0's"):
-        check_reference(bundle, SAMPLES, request(bundle, against), [])
+        check_reference(bundle, SAMPLES, request(bundle, against), 4, [])
 
 
 def test_switches_are_really_set(build: Callable[..., Bundle]) -> None:

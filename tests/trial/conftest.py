@@ -14,11 +14,11 @@ from tests.trial import tiny
 @pytest.fixture(autouse=True)
 def _process_settings() -> Iterator[None]:
     """One thread: more only spin on models this small. A bundle sets that and the fp32 precision: put both back."""
-    threads, precision = torch.get_num_threads(), torch.backends.fp32_precision
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-    torch.backends.fp32_precision = precision
+    torch.set_float32_matmul_precision(precision)
 
 
 @pytest.fixture(scope="session")

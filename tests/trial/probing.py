@@ -53,7 +53,7 @@ def affine(model: str, data: str) -> dict[str, Any]:
     bundle.device.exact_memory(True)
     probe.full_step(bundle, 4)  # as the probe itself: what is made once is made before
     micros = (4, 8, 16, 4, 8, 16)
-    peaks = [probe.measure_peak(bundle, micro, lambda _: None).peak_bytes for micro in micros]
+    peaks = [probe.full_step(bundle, micro)[0] for micro in micros]
     return {"micros": micros, "peaks": peaks}
 
 
@@ -65,7 +65,14 @@ def largest(model: str, data: str, batching: str = "padded", room: int = ROOM) -
     cap(bundle, room)
     begun: list[int] = []
     told: list[int] = []
-    found = probe.largest(bundle, begun.append, lambda seen: told.append(seen.micro_batch_size))
+
+    def send(message: dict[str, Any]) -> None:
+        if message["kind"] == "probe_started":
+            begun.append(message["micro_batch_size"])
+        else:
+            told.append(message["probe"]["micro_batch_size"])
+
+    found = probe.largest(bundle, probe.Tell(send))
     answer: dict[str, Any] = {
         "largest": found.largest,
         "predicted": found.predicted,

@@ -100,7 +100,7 @@ def test_grouped_keeps_the_effective_batch_where_the_micro_batch_divides(seed: i
     rng = random.Random(seed)
     effective = rng.choice((4, 8, 16, 24))
     micro = rng.choice([one for one in range(1, effective + 1) if effective % one == 0])
-    count = effective * arrange.GROUP_STEPS * rng.randint(1, 3)
+    count = effective * 8 * rng.randint(1, 3)
     made = Case(list(range(count)), [rng.randint(1, ROW_LENGTH) for _ in range(count)], effective, micro)
     assert {len(flat(step)) for step in made.plan("grouped", seed)} == {effective}
 
@@ -128,7 +128,7 @@ def padded(made: Case, batching: str) -> int:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sorting_pads_no_more_than_the_random_order_and_grouping_no_more_than_sorting(seed: int) -> None:
     rng = random.Random(seed)
-    count = 16 * arrange.GROUP_STEPS
+    count = 16 * 8
     made = Case(list(range(count)), [rng.randint(1, ROW_LENGTH) for _ in range(count)], 16, rng.choice((2, 4, 8)))
     useful = sum(made.lengths)
     assert useful <= padded(made, "grouped") <= padded(made, "sorted") <= padded(made, "padded")

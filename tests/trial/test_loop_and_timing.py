@@ -18,10 +18,11 @@ from worker.devices.cpu import Cpu
 from worker.trial import loop, timing
 from worker.trial.arrange import Step
 from worker.trial.build import Bundle
-from worker.trial.measure import plan_of
-from worker.trial.probe import full_step, worst_case
+from worker.trial.curve import plan_of
+from worker.trial.probe import full_step
 from worker.trial.problem import Unstable
 from worker.trial.timing import Pieces, Unit, interval, time_unit
+from worker.trial.worst import worst_case
 
 SAMPLES = list(range(16))
 

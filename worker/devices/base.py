@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +34,13 @@ class Device(Protocol):
         """Bytes of the device that other processes hold."""
 
     def used(self) -> int:
-        """Bytes held now."""
+        """Bytes held now, as `peak` counts them."""
+
+    def live(self) -> int:
+        """Bytes that the program itself holds now, without what an allocator keeps for later: shows a leak."""
+
+    def retries(self) -> int:
+        """How often the allocator had to free its cache to go on; 0 where it has none."""
 
     def reset_peak(self) -> None:
         """Begin a new peak."""
@@ -81,12 +88,14 @@ def proc_status() -> dict[str, int]:
 
 
 def cpu_reading() -> tuple[float, float, float]:
-    """(wall, busy seconds of all CPUs, own CPU seconds). Steal counts as busy: it went to others as well."""
-    import time
-
-    ticks = os.sysconf("SC_CLK_TCK")
-    first = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(value) for value in first[:8])
+    """(wall, busy seconds of the cores we may use, own CPU seconds). Steal went to others as well, so it is busy."""
+    ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *values = line.split()
+        if name in ours:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = (int(value) for value in values[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    busy = ticks / os.sysconf("SC_CLK_TCK")
     own = os.times()
-    busy = (user + nice + system + irq + softirq + steal) / ticks
     return time.perf_counter(), busy, own.user + own.system

@@ -7,6 +7,7 @@ import os
 import resource
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import torch
@@ -17,6 +18,18 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BACK = 0.1
 
 
+class _MallInfo2(ctypes.Structure):
+    """mallinfo2(3)."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
 class Cpu:
     """Host memory under a cap. Every path of a trial runs here without a GPU."""
 
@@ -25,20 +38,24 @@ class Cpu:
         self._cap = 0
         try:
             self._libc: ctypes.CDLL | None = ctypes.CDLL("libc.so.6")
-        except OSError:  # not glibc: memory is then a little less exact
+            self._libc.mallinfo2.restype = _MallInfo2
+        except (OSError, AttributeError):  # no glibc, or one before 2.33: memory is then a little less exact
             self._libc = None
         torch.set_num_threads(len(os.sched_getaffinity(0)))
 
     def limit(self, cap_bytes: int | None) -> None:
-        """Cap the process's data segment, so that torch raises a true out-of-memory error."""
-        self._cap = cap_bytes or int(psutil.virtual_memory().available * (1 - KEPT_BACK))
+        """Cap the process's data segment, so that torch raises a true out-of-memory error.
+
+        Never above what is free now, or the system would end this process, or another one, before the cap does.
+        """
+        free = int(psutil.virtual_memory().available * (1 - KEPT_BACK)) + self.used()
+        self._cap = min(cap_bytes or free, free)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (self._cap, hard))
 
     def capacity(self) -> int:
-        """The resident size at which the data segment is full: untouched data (stacks, arenas) counts against it."""
-        status = proc_status()
-        return self._cap - max(0, status["VmData"] - status["VmRSS"])
+        """The cap."""
+        return self._cap
 
     def used_by_others(self) -> int:
         """What the rest of the machine holds."""
@@ -46,16 +63,32 @@ class Cpu:
         return max(0, memory.total - memory.available - self.used())
 
     def used(self) -> int:
-        """Resident bytes."""
-        return proc_status()["VmRSS"]
+        """The data segment, which is what the cap limits."""
+        return proc_status()["VmData"]
+
+    def live(self) -> int:
+        """What malloc has handed out (mallinfo2: arenas and mappings), or the data segment without glibc."""
+        if self._libc is None:
+            return self.used()
+        found = self._libc.mallinfo2()
+        return int(found.uordblks + found.hblkhd)
+
+    def retries(self) -> int:
+        """No caching allocator, so nothing is retried."""
+        return 0
 
     def reset_peak(self) -> None:
         """Reset VmHWM (proc(5), clear_refs 5)."""
         Path("/proc/self/clear_refs").write_text("5")
 
     def peak(self) -> int:
-        """VmHWM."""
-        return proc_status()["VmHWM"]
+        """The peak of the data segment.
+
+        The system keeps a peak of resident memory only (VmHWM). Mapped files are in that and not in the data
+        segment, untouched data (stacks) the other way round; neither moves within a step.
+        """
+        status = proc_status()
+        return status["VmHWM"] + status["VmData"] - status["VmRSS"]
 
     def reserved(self) -> int | None:
         """No caching allocator, so nothing is reserved."""
@@ -85,7 +118,7 @@ class Cpu:
         return cpu_reading()
 
     def others_share(self, first: tuple[float, float, float], last: tuple[float, float, float]) -> float:
-        """Busy time that was not ours, over all cores. /proc/stat ticks are 10 ms, so short spans are rough."""
+        """Busy time that was not ours, over our cores. /proc/stat ticks are 10 ms, so short spans are rough."""
         wall, busy, own = (after - before for before, after in zip(first, last, strict=True))
-        cores = os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
         return min(1.0, max(0.0, busy - own) / (wall * cores)) if wall > 0 else 0.0

@@ -38,8 +38,16 @@ class Cuda:
         return self._others_before
 
     def used(self) -> int:
+        """Reserved bytes, as `peak` counts them."""
+        return int(torch.cuda.memory_reserved(self.torch))
+
+    def live(self) -> int:
         """Allocated bytes."""
         return int(torch.cuda.memory_allocated(self.torch))
+
+    def retries(self) -> int:
+        """The caching allocator's count."""
+        return int(torch.cuda.memory_stats(self.torch).get("num_alloc_retries", 0))
 
     def reset_peak(self) -> None:
         """Begin a new peak, with the cache emptied so that reserved follows allocated."""

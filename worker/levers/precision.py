@@ -12,8 +12,8 @@ AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 
 def process(choice: str) -> None:
-    """TF32 on or off. torch's new setting only: mixing it with the old ones raises on read."""
-    torch.backends.fp32_precision = "tf32" if choice == "tf32" else "ieee"
+    """TF32 on or off, by the one setting that the compiler reads too: after `fp32_precision` that read raises."""
+    torch.set_float32_matmul_precision("high" if choice == "tf32" else "highest")
 
 
 def load(choice: str, options: dict[str, Any], method: str) -> None:

@@ -11,15 +11,19 @@ from service.contract.job import Method
 from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import ranked, score
 from service.contract.task import PlanDecision, PlanInput, TrialRequest, VerifyRequest
-from worker.plan.baseline import baseline
+from worker.plan.baseline import baseline, precise, reference_of
 from worker.plan.budget import Budget
 from worker.plan.ending import nothing_worked
+from worker.plan.memory import expected
 from worker.plan.recipes import changes, recipes
 from worker.plan.space import blocked, effective_choices, space, unavailable
 from worker.plan.study import ask
+from worker.plan.verdicts import LEAST_CLEAN
 
 FINALISTS = {"quick": 2, "full": 3}
+RESERVES = 3
 WITHIN = 1.15
+MOST_UNAFFORDABLE = 8
 
 
 class _Plan:
@@ -39,8 +43,14 @@ class _Plan:
         return [one.measurement for one in self.known.history if one.measurement.configuration.method == method]
 
     def good(self, method: Method) -> list[Measurement]:
-        """Those that may be recommended, best first; the baseline among them."""
-        return ranked(self.spec, [one for one in self.of(method) if one.outcome is Outcome.ok])
+        """Those that may be recommended, best first, the baseline among them; of a repeated one the cleaner."""
+        found: dict[str, Measurement] = {}
+        for one in self.of(method):
+            key, share = one.configuration.key, one.timing.clean_share if one.timing else 0.0
+            before = found[key].timing if key in found else None
+            if one.outcome is Outcome.ok and (before is None or share >= before.clean_share):
+                found[key] = one
+        return ranked(self.spec, list(found.values()))
 
     def baseline_request(self, method: Method) -> TrialRequest | None:
         """The baseline's request, when it has been made already."""
@@ -63,17 +73,20 @@ class _Plan:
         reference = self.baseline_measurement(configuration.method)
         good = self.good(configuration.method)
         quick = self.spec.search.verify == "quick"
-        confirmed = any(one.configuration.micro_batch_size is None for one in self.of(configuration.method))
+        confirmed = any(one.configuration.micro_batch_size is None for one in good)
         return TrialRequest(
             configuration=configuration,
             origin=origin,
             number=self.known.next_number + len(self.new),
             confirm_largest=configuration.micro_batch_size is None and not (quick and confirmed),
+            memory_line=expected(configuration, good, self.spec.dataset.max_length),
+            curve=not quick,
             passes=1 if quick and origin == "baseline" else 2,
             seconds_limit=self.budget.trial_limit(configuration, origin),
             best_seconds=min((one.timing.seconds for one in good if one.timing), default=None),
             reference_loss=reference.check_loss if reference else None,
             reference_grad_norm=reference.check_grad_norm if reference else None,
+            reference_rounded=reference is not None and not precise(reference),
         )
 
     def next_trial(self, method: Method) -> TrialRequest | None:
@@ -91,10 +104,29 @@ class _Plan:
                 if configuration.key not in taken and self.budget.affords(configuration):
                     return self.request(configuration, "recipe")
         under_way = [one.configuration for one in self.open + self.new if one.configuration.method == method]
-        found = ask(self.spec, method, self.choices, effectives, self.of(method), under_way, taken, self._score)
-        if found is not None and self.budget.affords(found):
-            return self.request(found, "search")
+        for _ in range(MOST_UNAFFORDABLE):
+            found = ask(self.spec, method, self.choices, effectives, self.of(method), under_way, taken, self._score)
+            if found is None:
+                break
+            if self.budget.affords(found):
+                return self.request(found, "search")
+            taken.add(found.key)  # compiled, and too late for that: others may still fit
+        return self.repeat(method)
+
+    def repeat(self, method: Method) -> TrialRequest | None:
+        """A trial near the best that others disturbed, once more."""
+        repeated = {one.request.configuration.key for one in self.known.history if one.request.origin == "repeat"}
+        repeated |= {one.configuration.key for one in self.open + self.new}
+        for one in self.near(method):
+            if one.timing and one.timing.clean_share < LEAST_CLEAN and one.configuration.key not in repeated:
+                return self.request(one.configuration, "repeat")
         return None
+
+    def near(self, method: Method) -> list[Measurement]:
+        """All but the baseline that are close to the best, best first."""
+        reference = self.baseline_measurement(method)
+        others = [one for one in self.good(method) if one is not reference]
+        return [one for one in others if self._score(one) <= self._score(others[0]) * WITHIN]
 
     def _score(self, measurement: Measurement) -> float:
         return score(self.spec, measurement)
@@ -126,17 +158,17 @@ class _Plan:
         for method in self.methods:
             if method in self.known.verified_methods:
                 continue
-            good = self.good(method)
-            reference = self.baseline_measurement(method)
-            others = [one for one in good if one is not reference]
-            if not others:
+            near = self.near(method)
+            if not near:
                 continue
-            limit = self._score(others[0]) * WITHIN
-            near = [one for one in others if self._score(one) <= limit]
+            baseline, count = self.baseline_measurement(method), FINALISTS[self.spec.search.verify]
+            others = [one for one in self.good(method) if one != baseline and one not in near[:count]]
             return VerifyRequest(
                 method=method,
-                baseline=reference,
-                finalists=tuple(near[: FINALISTS[self.spec.search.verify]]),
+                baseline=baseline,
+                finalists=tuple(near[:count]),
+                reserves=tuple(others[:RESERVES]),
+                reference=reference_of(baseline) if baseline else None,
                 blocks=4 if self.spec.search.verify == "quick" else 5,
                 seconds_limit=self.budget.verify_seconds(len(self.methods)),
             )

@@ -6,14 +6,14 @@ import statistics
 
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
-from service.contract.measurement import Block, Measurement, Outcome, Soak, Verdict, Verification
-from service.contract.objective import run_seconds, training_seconds
+from service.contract.measurement import Block, Measurement, Outcome, Soak, Timing, Verdict, Verification
+from service.contract.objective import score, smallest_within
 from service.contract.task import VerifyRequest
 
 # As stable as a 2% change of the learning rate: that moved the loss by 1.3e-2 at most over 40 steps, bf16-mixed by
 # 2.8e-4, a pure-bf16 run by 3.6e-2.
 MOST_LOSS_DIFFERENCE = 1.3e-2
-# Where steps hold other samples than the baseline's, or dropout is at work, only the unit's mean can be compared.
+# Where steps hold other samples than the reference's, or dropout is at work, only the unit's mean can be compared.
 MOST_MEAN_DIFFERENCE = 5e-2
 LEAST_CLEAN = 0.5
 
@@ -23,15 +23,32 @@ def judge(
 ) -> Verification:
     """The verification from its blocks and soaks; a soak given as text is the sentence of its failure."""
     baseline = request.baseline
-    base_key = baseline.configuration.key if baseline else None
-    candidates = [*([baseline] if baseline else []), *request.finalists]
-    verdicts = [
-        _verdict(candidate, baseline.configuration if baseline else None, blocks, soaks) for candidate in candidates
-    ]
+    candidates = [*([baseline] if baseline else []), *_run(request, blocks)]
+    verdicts = [_verdict(spec, candidate, request, blocks, soaks) for candidate in candidates]
     cost = {candidate.configuration.key: _cost(spec, candidate, blocks) for candidate in candidates}
     stable = [verdict.key for verdict in verdicts if verdict.stable]
-    ranking = tuple(sorted(stable, key=lambda key: cost[key]))
-    tied = len(ranking) > 1 and _overlap(blocks, ranking[0], ranking[1])
+    order = sorted(stable, key=lambda key: cost[key])
+    if spec.training.effective_batch_size is None:
+        sizes = {one.configuration.key: one.configuration.effective_batch_size for one in candidates}
+        order = smallest_within(order, cost, sizes)
+    tied = len(order) > 1 and _overlap(blocks, order[0], order[1])
+    return Verification(
+        baseline_key=baseline.configuration.key if baseline else None,
+        blocks=blocks,
+        verdicts=tuple(verdicts),
+        ranking=tuple(order),
+        tied=tied,
+        note=_note(blocks, tied),
+    )
+
+
+def _run(request: VerifyRequest, blocks: tuple[Block, ...]) -> list[Measurement]:
+    """The finalists, and those reserves that were needed."""
+    seen = {block.key for block in blocks}
+    return [*request.finalists, *(one for one in request.reserves if one.configuration.key in seen)]
+
+
+def _note(blocks: tuple[Block, ...], tied: bool) -> str:
     count = len({block.block for block in blocks})
     note = f"{count} interleaved block{'s' if count != 1 else ''}"
     note += "; the first two are tied within their intervals" if tied else ""
@@ -40,70 +57,96 @@ def judge(
         most = max(timing.largest_share_of_others for timing in shared)
         note += f"; others used up to {most:.0%} of the device in {len(shared)} of {len(blocks)} runs, so the speed-up "
         note += "is less sure than its interval says"
-    return Verification(
-        baseline_key=base_key, blocks=blocks, verdicts=tuple(verdicts), ranking=ranking, tied=tied, note=note + "."
-    )
+    return note + "."
 
 
 def _of(blocks: tuple[Block, ...], key: str) -> list[Block]:
     return [block for block in blocks if block.key == key]
 
 
+def _timings(blocks: tuple[Block, ...], key: str) -> list[Timing]:
+    return [block.timing for block in _of(blocks, key) if block.timing]
+
+
 def _cost(spec: JobSpec, candidate: Measurement, blocks: tuple[Block, ...]) -> float:
-    measure = run_seconds if spec.search.objective == "wall-clock" else training_seconds
-    timings = [block.timing for block in _of(blocks, candidate.configuration.key) if block.timing]
+    timings = _timings(blocks, candidate.configuration.key)
     if not timings:
         return float("inf")
     # The trial counts as one more run: on a noisy machine each process is a few per cent off, whatever its interval.
-    return statistics.median(measure(spec, candidate, timing) for timing in (*timings, candidate.timing) if timing)
+    return statistics.median(score(spec, candidate, timing) for timing in (*timings, candidate.timing) if timing)
 
 
 def _verdict(
-    candidate: Measurement, baseline: Configuration | None, blocks: tuple[Block, ...], soaks: dict[str, Soak | str]
+    spec: JobSpec,
+    candidate: Measurement,
+    request: VerifyRequest,
+    blocks: tuple[Block, ...],
+    soaks: dict[str, Soak | str],
 ) -> Verdict:
     key = candidate.configuration.key
     own = _of(blocks, key)
     reasons = [f"block {block.block + 1}: {block.reason}" for block in own if block.outcome is not Outcome.ok]
     if not own:
         reasons.append("it was not run")
-    pairs = [
-        (block, other)
-        for block in own
-        for other in blocks
-        if baseline and other.key == baseline.key and other.block == block.block and block.timing and other.timing
-    ]
-    difference = None
-    if baseline is not None and key != baseline.key and pairs:
-        same_steps = _same_steps(candidate.configuration, baseline) and not any(block.dropout for block in own)
-        most = MOST_LOSS_DIFFERENCE if same_steps else MOST_MEAN_DIFFERENCE
-        difference = max(_difference(block.losses, other.losses, same_steps) for block, other in pairs)
-        if difference > most:
-            what = "a step's loss" if same_steps else "the mean loss"
-            reasons.append(
-                f"{what} is {difference:.1%} away from the baseline's under the same seed; {most:.1%} allowed"
-            )
+    difference, compared, reason = _compare(candidate, request, own, blocks)
+    reasons += [reason] if reason else []
     soak = soaks.get(key)
     if isinstance(soak, str):
         reasons.append(soak)
-    speedup, low, high = _speedup(pairs)
+    speedup, low, high = _speedup(spec, candidate, request.baseline, blocks)
+    timings = sorted(_timings(blocks, key), key=lambda timing: timing.seconds / timing.tokens)
     return Verdict(
         key=key,
         stable=not reasons,
         reasons=tuple(reasons),
+        timing=timings[len(timings) // 2] if timings else None,
         speedup=speedup,
         speedup_low=low,
         speedup_high=high,
         largest_loss_difference=difference,
-        loss_steps=sum(len(block.losses) for block in own),
+        loss_steps=compared,
         soak=soak if isinstance(soak, Soak) else None,
     )
 
 
+def _reference(request: VerifyRequest, blocks: tuple[Block, ...]) -> Measurement | None:
+    """What losses are compared with: the reference with fp32 master weights where it ran, else the baseline."""
+    reference = request.reference
+    ran = reference and any(block.outcome is Outcome.ok for block in _of(blocks, reference.configuration.key))
+    return reference if ran else request.baseline
+
+
+def _compare(
+    candidate: Measurement, request: VerifyRequest, own: list[Block], blocks: tuple[Block, ...]
+) -> tuple[float | None, int, str | None]:
+    """(largest relative difference of losses, steps compared, why that is too much or None)."""
+    reference = _reference(request, blocks)
+    if reference is None or candidate in (reference, request.baseline):
+        return None, 0, None
+    ours, theirs = candidate.configuration, reference.configuration
+    pairs = [
+        (block, other)
+        for block in own
+        for other in _of(blocks, theirs.key)
+        if other.block == block.block and block.losses and other.losses
+    ]
+    # Another effective batch takes another number of updates over the same samples: nothing to compare step by step.
+    if not pairs or ours.effective_batch_size != theirs.effective_batch_size:
+        return None, 0, None
+    same_steps = _same_steps(ours, theirs) and not any(block.dropout for block in own)
+    most = MOST_LOSS_DIFFERENCE if same_steps else MOST_MEAN_DIFFERENCE
+    difference = max(_difference(block.losses, other.losses, same_steps) for block, other in pairs)
+    steps = sum(len(block.losses) for block, _ in pairs)
+    if difference <= most:
+        return difference, steps, None
+    what = "a step's loss" if same_steps else "the mean loss"
+    name = "baseline's" if reference is request.baseline else "fp32 reference's"
+    return difference, steps, f"{what} is {difference:.1%} away from the {name} under the same seed; {most:.1%} allowed"
+
+
 def _same_steps(ours: Configuration, theirs: Configuration) -> bool:
     """Whether both take the same samples in the same optimizer steps."""
-    order = {"grouped"}
-    batchings = {ours.levers["batching"], theirs.levers["batching"]}
-    return ours.effective_batch_size == theirs.effective_batch_size and not (batchings & order)
+    return "grouped" not in (ours.levers["batching"], theirs.levers["batching"])
 
 
 def _difference(ours: tuple[float, ...], theirs: tuple[float, ...], same_steps: bool) -> float:
@@ -113,19 +156,33 @@ def _difference(ours: tuple[float, ...], theirs: tuple[float, ...], same_steps: 
     return abs(statistics.fmean(ours) - mean) / abs(mean)
 
 
-def _speedup(pairs: list[tuple[Block, Block]]) -> tuple[float | None, float | None, float | None]:
-    """Median of the blocks' ratios, and the widest interval that any block allows."""
-    timings = [(block.timing, other.timing) for block, other in pairs if block.timing and other.timing]
-    if not timings:
+def _speedup(
+    spec: JobSpec, candidate: Measurement, baseline: Measurement | None, blocks: tuple[Block, ...]
+) -> tuple[float | None, float | None, float | None]:
+    """Of the job's objective: the median of the blocks' ratios, and the widest interval that any block allows."""
+    if baseline is None:
         return None, None, None
+    pairs = [
+        (block.timing, other.timing)
+        for block in _of(blocks, candidate.configuration.key)
+        for other in _of(blocks, baseline.configuration.key)
+        if other.block == block.block and block.timing and other.timing
+    ]
+    if not pairs:
+        return None, None, None
+
+    def ratio(theirs: Timing, their_end: str, ours: Timing, our_end: str) -> float:
+        slow = theirs.model_copy(update={"seconds": getattr(theirs, their_end)})
+        fast = ours.model_copy(update={"seconds": getattr(ours, our_end)})
+        return score(spec, baseline, slow) / score(spec, candidate, fast)
+
     return (
-        statistics.median(theirs.seconds / ours.seconds for ours, theirs in timings),
-        min(theirs.low / ours.high for ours, theirs in timings),
-        max(theirs.high / ours.low for ours, theirs in timings),
+        statistics.median(ratio(theirs, "seconds", ours, "seconds") for ours, theirs in pairs),
+        min(ratio(theirs, "low", ours, "high") for ours, theirs in pairs),
+        max(ratio(theirs, "high", ours, "low") for ours, theirs in pairs),
     )
 
 
 def _overlap(blocks: tuple[Block, ...], first: str, second: str) -> bool:
-    ours = [block.timing for block in _of(blocks, first) if block.timing]
-    theirs = [block.timing for block in _of(blocks, second) if block.timing]
+    ours, theirs = _timings(blocks, first), _timings(blocks, second)
     return bool(ours and theirs) and max(one.high for one in ours) >= min(one.low for one in theirs)

@@ -11,8 +11,6 @@ import random
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-GROUP_STEPS = 8
-
 Row = list[int]
 MicroBatch = list[Row]
 Step = list[MicroBatch]
@@ -50,11 +48,12 @@ def arrange(
     micro: int,
     row_length: int,
     seed: int = 0,
+    group_steps: int = 8,
 ) -> list[Step]:
     """The plan for samples in `order` (the last step may be short). ValueError for an unknown batching.
 
     `lengths[sample]` and `row_length` are tokens; `effective` is samples a step; `micro` is samples, or rows
-    when packed.
+    when packed; `group_steps` is how many steps `grouped` sorts over.
     """
     steps = [list(order[start : start + effective]) for start in range(0, len(order), effective)]
     if batching == "padded":
@@ -64,16 +63,16 @@ def arrange(
     if batching == "packed":
         return [_cut(pack(step, lengths, row_length), micro) for step in steps]
     if batching == "grouped":
-        return _grouped(order, lengths, effective, micro, random.Random(seed))
+        return _grouped(order, lengths, effective, micro, group_steps, random.Random(seed))
     raise ValueError(f"there is no batching {batching!r}")
 
 
 def _grouped(
-    order: Sequence[int], lengths: Sequence[int], effective: int, micro: int, rng: random.Random
+    order: Sequence[int], lengths: Sequence[int], effective: int, micro: int, steps: int, rng: random.Random
 ) -> list[Step]:
-    """Sorted over a span of GROUP_STEPS steps, cut, shuffled, and dealt out again, `effective` samples a step."""
+    """Sorted over a span of `steps` steps, cut, shuffled, and dealt out again, `effective` samples a step."""
     plan: list[Step] = []
-    span = GROUP_STEPS * effective
+    span = steps * effective
     per_step = max(1, effective // micro)
     for start in range(0, len(order), span):
         batches = _cut([[one] for one in _by_length(order[start : start + span], lengths)], micro)

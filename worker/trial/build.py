@@ -16,7 +16,7 @@ from service.contract.job import JobSpec
 from service.contract.paths import Roots
 from worker.devices import Device
 from worker.devices.base import is_out_of_memory
-from worker.levers import TWINS, optimizer, precision
+from worker.levers import TWINS, batching, optimizer, precision
 from worker.tasks import TASKS, Task
 from worker.trial import data as data_room
 from worker.trial import sources
@@ -68,6 +68,10 @@ class Bundle:
         self.optimizer = optimizer.build(
             self.configuration.levers["optimizer"], self.model, self.configuration.learning_rate, training.weight_decay
         )
+
+    def packed(self) -> bool:
+        """Whether rows hold several samples; micro batches then count rows."""
+        return batching.is_packed(self.configuration.levers["batching"])
 
     def compiled(self) -> bool:
         """Whether compile is on."""

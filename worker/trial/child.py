@@ -12,7 +12,10 @@ import traceback
 import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worker.devices import Device
 
 from worker.trial.isolation import isolate
 
@@ -37,8 +40,9 @@ def _answer(request: dict[str, Any], messages: Connection) -> dict[str, Any]:
     def failed(outcome: str, error: BaseException, whole_job: bool = False) -> dict[str, Any]:
         return {"kind": "failed", "outcome": outcome, "reason": str(error), "whole_job": whole_job}
 
+    opened: list[Device] = []
     try:
-        return {"kind": "result", "result": _run(request, messages)}
+        return {"kind": "result", "result": _run(request, messages, opened)}
     except JobProblem as error:
         return failed("invalid", error, whole_job=True)
     except TrialProblem as error:
@@ -50,13 +54,23 @@ def _answer(request: dict[str, Any], messages: Connection) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - the boundary: its worker records it with the traceback in the log
         traceback.print_exc()
         if is_out_of_memory(error):
-            return {"kind": "out_of_memory", "reason": str(error).strip().split("\n", 1)[0][:300]}
+            reason = str(error).strip().split("\n", 1)[0][:300]
+            return {"kind": "out_of_memory", "reason": reason, **_memory_of(opened)}
         return failed("crashed", RuntimeError(f"{type(error).__name__}: {str(error).strip()[:300]}"))
 
 
-def _run(request: dict[str, Any], messages: Connection) -> dict[str, Any]:
+def _memory_of(opened: list[Device]) -> dict[str, int]:
+    """What was held when memory ran out, and what others hold, in bytes."""
+    if not opened:
+        return {}
+    device = opened[0]
+    others = device.used_by_others() if device.torch.type == "cuda" else 0
+    return {"used_bytes": device.peak(), "others_bytes": others}
+
+
+def _run(request: dict[str, Any], messages: Connection, opened: list[Device]) -> dict[str, Any]:
     from service.contract.job import JobSpec
-    from service.contract.measurement import Measurement
+    from service.contract.measurement import Measurement, Probe
     from service.contract.paths import Roots
     from service.contract.task import TrialRequest
     from worker.devices import open_device
@@ -65,6 +79,7 @@ def _run(request: dict[str, Any], messages: Connection) -> dict[str, Any]:
 
     spec = JobSpec.model_validate(request["spec"])
     device = open_device(request["device"], request["index"])
+    opened.append(device)
     cap = spec.hardware.memory_gib
     device.limit(int(cap * 2**30) if cap else None)
     limits = Limits(
@@ -75,7 +90,8 @@ def _run(request: dict[str, Any], messages: Connection) -> dict[str, Any]:
     )
     if request["mode"] == "trial":
         trial = TrialRequest.model_validate(request["trial"])
-        found = measure.run_trial(spec, trial, device, limits, messages.send, request.get("failed_at"))
+        known = tuple(Probe.model_validate(one) for one in request.get("known", ()))
+        found = measure.run_trial(spec, trial, device, limits, messages.send, known)
         return found.model_dump(mode="json")
     candidate = Measurement.model_validate(request["candidate"])
     if request["mode"] == "block":

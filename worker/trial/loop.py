@@ -141,6 +141,18 @@ def reference_step(bundle: Bundle, step: Step) -> StepResult:
     return StepResult(float(torch.stack(losses).sum()), float(norm))
 
 
+def forget(bundle: Bundle) -> None:
+    """The optimizer as it began, its state zeroed in place rather than made anew; the gradient scale settled."""
+    for state in bundle.optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and not name.startswith("qmap"):  # bitsandbytes' code book stays
+                value.zero_()
+            elif name == "step":
+                state[name] = 0
+    if bundle.scaler:
+        reference_step(bundle, [[[0]]])
+
+
 def trained_sum(model: torch.nn.Module) -> float:
     """A checksum of the trained weights, to see that they change."""
     return float(sum(one.detach().double().abs().sum() for one in model.parameters() if one.requires_grad))

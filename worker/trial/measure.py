@@ -8,21 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.contract.job import JobSpec
-from service.contract.measurement import DatasetFacts, Measurement, Outcome, Probe, Timing
+from service.contract.measurement import DatasetFacts, Measurement, Outcome, Probe
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
+from service.levers.batching import GROUP_STEPS
 from worker.devices import Device
-from worker.trial import arrange, loop, probe, sizes
+from worker.trial import arrange, curve, loop, probe
 from worker.trial.build import Bundle, Limits, build, parameter_counts
 from worker.trial.data import work_unit
 from worker.trial.problem import Unstable
-from worker.trial.timing import Unit, time_unit
 
 CHECK_SAMPLES = 8
 MOST_SAMPLES = 1024
-CLEARLY_SLOWER = 1.25
-WORTH_TRYING = 0.98
-MOST_SIZES = 3
 # Relative differences of step 0 (loss, gradient norm) that rounding explains; mixed samples and wrong kernels
 # are far outside.
 EXACT = (1e-4, 1e-3)
@@ -52,15 +49,20 @@ def unit_size(spec: JobSpec, facts: DatasetFacts) -> int:
     made the baseline half as fast again as another.
     """
     effective = spec.training.effective_batch_size or 64
-    steps, tokens = (2, 12_000) if spec.search.verify == "quick" else (4, 48_000)
+    steps = GROUP_STEPS[spec.search.verify]
+    tokens = 12_000 if spec.search.verify == "quick" else 48_000
     enough = min(MOST_SAMPLES, tokens * facts.rows // facts.tokens)
-    return effective * max(steps, -(-64 // effective), enough // effective)
+    wanted = max(steps, -(-64 // effective), enough // effective)
+    return effective * steps * -(-wanted // steps)  # whole groups, so that what is timed is what runs
 
 
 def run_trial(
-    spec: JobSpec, request: TrialRequest, device: Device, limits: Limits, send: Send, failed_at: int | None
+    spec: JobSpec, request: TrialRequest, device: Device, limits: Limits, send: Send, known: tuple[Probe, ...] = ()
 ) -> Measurement:
-    """Measure one configuration. Errors pass through; out of memory is told by `probe_started` before it."""
+    """Measure one configuration. Errors pass through; out of memory is told by `probe_started` before it.
+
+    `known` are the probes of earlier children of this trial, those that ran out of memory included.
+    """
     spent, started = Spent(), time.perf_counter()
     send({"kind": "progress", "text": "loading"})
     used_before = device.used_by_others()
@@ -70,47 +72,43 @@ def run_trial(
     spent.phases["build"] -= bundle.data_seconds + bundle.load_seconds
     notes: list[str] = []
     unit = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), spec.training.seed)
-    reference = None
-    if not bundle.compiled():
-        send({"kind": "progress", "text": "checking against the baseline"})
-        reference = check_reference(bundle, unit, request, notes)
-        spent.phase("check")
-    found = probe.largest(
-        bundle,
-        lambda micro: send({"kind": "probe_started", "micro_batch_size": micro}),
-        lambda seen: send({"kind": "probe", "probe": seen.model_dump(mode="json")}),
-        confirm=request.confirm_largest,
-        failed_at=failed_at,
-    )
+    tell, learnt = probe.Tell(send), probe.Known(known, request.memory_line)
+    found = probe.largest(bundle, tell, request.confirm_largest, learnt)
+    evaluation = max(1, found.largest)
+    if request.confirm_largest and found.largest and spec.search.verify == "full":
+        evaluation = probe.evaluation(bundle, tell, found.largest, learnt)
     bundle.new_optimizer()
     spent.phase("probe")
     base: dict[str, Any] = {
         "configuration": request.configuration,
-        "predicted_micro_batch": found.predicted or None,
-        "limited_by": found.limited_by,
-        "probes": tuple(found.probes),
+        **limits_of(found),
         "capacity_bytes": device.capacity(),
         "used_before_bytes": used_before,
         "load_seconds": bundle.load_seconds,
         "dataset": bundle.data.facts,
     }
-    if found.largest < 1:
-        return Measurement(**base, outcome=Outcome.infeasible, reason=no_room(device, found.probes, used_before))
+    assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"
     compile_seconds = 0.0
     if bundle.compiled():
         send({"kind": "progress", "text": "compiling"})
         bundle.compile()
-        reference = check_reference(bundle, unit, request, notes)
-        compile_seconds = warm_compiled(bundle, unit, found.predicted)
+        compile_seconds = curve.warm_compiled(bundle, found.predicted, tell)
+        if request.confirm_largest:
+            found = probe.recompiled(bundle, tell, found, learnt)
+            base |= limits_of(found)
+        bundle.new_optimizer()
         spent.phase("compile")
+    send({"kind": "progress", "text": "checking against the baseline"})
+    reference = check_reference(bundle, unit, request, found.largest, notes)
+    spent.phase("check")
     weights = loop.trained_sum(bundle.model)
-    device.reset_peak()
-    best, curve, losses, norms = time_sizes(bundle, unit, found.predicted, request, send, notes, started)
+    times = curve.Curve(bundle, unit, request, tell, started)
+    best = times.run(found.predicted)
+    notes += times.notes
     spent.phase("timing")
     if loop.trained_sum(bundle.model) == weights:
         raise Unstable("the trained weights did not change")
     every, trained = parameter_counts(bundle.model)
-    assert reference is not None
     timing = best.timing()
     if timing.clean_share < 0.5:
         share = f"{timing.largest_share_of_others:.0%}"
@@ -120,19 +118,20 @@ def run_trial(
     return Measurement(
         **base,
         outcome=Outcome.ok,
-        micro_batch_size=best.micro,
-        largest_micro_batch=max(found.largest, *(one.micro_batch_size for one in curve)),
+        micro_batch_size=timing.micro_batch_size,
+        largest_micro_batch=max(found.largest, *(one.micro_batch_size for one in times.timings())),
         gradient_accumulation_steps=arrange.accumulation(best.plan),
         timing=timing,
-        curve=tuple(curve),
-        peak_bytes=device.peak(),
-        reserved_bytes=device.reserved(),
-        evaluation_batch_size=max(found.largest, best.micro),
+        curve=times.timings(),
+        peak_bytes=timing.peak_bytes,
+        reserved_bytes=timing.reserved_bytes,
+        evaluation_batch_size=max(evaluation, timing.micro_batch_size),
         compile_seconds=compile_seconds,
         check_loss=reference.loss,
         check_grad_norm=reference.grad_norm,
-        losses=tuple(losses),
-        grad_norms=tuple(norms),
+        weights_dtype=weights_dtype(bundle),
+        losses=times.losses,
+        grad_norms=times.grad_norms,
         parameters=every,
         trainable_parameters=trained,
         notes=tuple(notes),
@@ -140,41 +139,40 @@ def run_trial(
     )
 
 
-def no_room(device: Device, probes: list[Probe], others: int) -> str:
-    """Why not even one sample fits."""
-    text = f"not even a micro batch of 1 fits into {device.capacity() / 2**30:.2f} GiB"
-    if device.torch.type == "cuda" and others > 1 << 30:
-        text += f"; other processes hold {others / 2**30:.1f} GiB of this GPU"
-    return text
+def limits_of(found: probe.Found) -> dict[str, Any]:
+    """The measurement's fields that the probe fills."""
+    return {
+        "predicted_micro_batch": found.predicted or None,
+        "limited_by": found.limited_by,
+        "memory_line": found.line,
+        "probes": tuple(found.probes),
+    }
 
 
-def plan_of(bundle: Bundle, samples: list[int], micro: int, effective: int | None = None) -> list[arrange.Step]:
-    """The samples arranged as the configuration says."""
-    return arrange.arrange(
-        bundle.configuration.levers["batching"],
-        samples,
-        bundle.data.lengths,
-        effective or bundle.configuration.effective_batch_size,
-        micro,
-        bundle.spec.dataset.max_length,
-        bundle.spec.training.seed,
-    )
+def weights_dtype(bundle: Bundle) -> str:
+    """The format of the model's weights, adapters left out."""
+    kinds = [one.dtype for name, one in bundle.model.named_parameters() if "lora_" not in name]
+    return str(max((kind for kind in set(kinds) if kind.is_floating_point), key=kinds.count)).removeprefix("torch.")
 
 
-def check_reference(bundle: Bundle, unit: list[int], request: TrialRequest, notes: list[str]) -> loop.StepResult:
+def check_reference(
+    bundle: Bundle, unit: list[int], request: TrialRequest, largest: int, notes: list[str]
+) -> loop.StepResult:
     """Step 0 on the untouched weights, ragged and with several samples a row, against the baseline's."""
     half = bundle.spec.dataset.max_length // 2
     lengths = bundle.data.lengths
     short = [sample for sample in unit if lengths[sample] <= half][:CHECK_SAMPLES]
     samples = short if len(short) == CHECK_SAMPLES else unit[:CHECK_SAMPLES]
-    (step,) = plan_of(bundle, samples, micro=4, effective=len(samples))
+    (step,) = curve.plan_of(bundle, samples, micro=min(4, largest), effective=len(samples))
     result = loop.reference_step(bundle, step)
     loop.check(bundle, result, 0)
     if request.reference_loss is None or request.reference_grad_norm is None:
         if request.origin != "baseline":
             notes.append("There is no baseline to compare step 0 with.")
         return result
-    rounded = any(LEVERS[name].choice(choice).changes_numerics for name, choice in request.configuration.levers.items())
+    levers = request.configuration.levers
+    rounded = request.reference_rounded or weights_dtype(bundle) != "float32"
+    rounded |= any(LEVERS[name].choice(choice).changes_numerics for name, choice in levers.items())
     for what, ours, theirs, most in zip(
         ("loss", "gradient norm"),
         (result.loss, result.grad_norm),
@@ -189,102 +187,3 @@ def check_reference(bundle: Bundle, unit: list[int], request: TrialRequest, note
                 f"{away:.1e} away, {most:.0e} allowed"
             )
     return result
-
-
-def first_size(bundle: Bundle, candidates: list[int]) -> int:
-    """Where to begin: on a GPU the largest; on a CPU about 2,000 tokens, past which larger batches gain little."""
-    if bundle.device.torch.type == "cuda":
-        return candidates[-1]
-    typical = (
-        bundle.data.facts.p50 if bundle.configuration.levers["batching"] != "packed" else bundle.spec.dataset.max_length
-    )
-    fitting = [size for size in candidates if size * typical <= 2048]
-    return fitting[-1] if fitting else candidates[0]
-
-
-def time_sizes(
-    bundle: Bundle,
-    samples: list[int],
-    largest: int,
-    request: TrialRequest,
-    send: Send,
-    notes: list[str],
-    started: float,
-) -> tuple[Unit, list[Timing], list[float], list[float]]:
-    """Time the unit at a few micro batches, the next one chosen by what the last ones cost; the fastest again."""
-    configuration, lengths = bundle.configuration, bundle.data.lengths
-    batching = configuration.levers["batching"]
-    candidates = arrange.micro_candidates(batching, configuration.effective_batch_size, largest)
-    fixed = configuration.micro_batch_size
-    if fixed is not None:
-        fitting = [size for size in candidates if size <= fixed]
-        if fitting[-1] != fixed:
-            notes.append(f"A micro batch of {fixed} does not fit or divide the effective batch; {fitting[-1]} is used.")
-        candidates = fitting[-1:]
-    # Cold caches and kernel selection must not be timed: the worst case runs first, at each size.
-    deadline = started + request.seconds_limit * 0.8
-    timed: dict[int, Unit] = {}
-    shapes: list[sizes.Shape] = []
-    size: int | None = first_size(bundle, candidates) if fixed is None else candidates[-1]
-    while size is not None:
-        send({"kind": "progress", "text": f"timing micro batch {size}"})
-        probe.fits(bundle, size, lambda micro: send({"kind": "probe_started", "micro_batch_size": micro}))
-        if not timed:
-            bundle.new_optimizer()
-        timed[size] = Unit(bundle, size, plan_of(bundle, samples, size))
-        complete = timed[size].run(deadline)
-        if not complete:
-            del timed[size]
-            if not timed:
-                raise TimeoutError(f"one pass over {len(samples)} samples did not end in time")
-            break
-        shapes += timed[size].shapes()
-        size = _next_size(bundle, samples, candidates, timed, sizes.cost_model(shapes), lengths)
-    first = next(iter(timed.values()))
-    losses, norms = list(first.losses), list(first.grad_norms)
-    best = min(timed.values(), key=lambda unit: unit.timing().seconds)
-    hopeless = request.best_seconds is not None and best.timing().seconds > CLEARLY_SLOWER * request.best_seconds
-    if hopeless:
-        notes.append("Clearly slower than the best so far, so it was timed once only.")
-    elif best.passes < request.passes:
-        send({"kind": "progress", "text": f"timing micro batch {best.micro} again"})
-        time_unit(best, passes=request.passes, extra=1, deadline=deadline)
-    return best, [timed[one].timing() for one in sorted(timed)], losses, norms
-
-
-def _next_size(
-    bundle: Bundle, samples: list[int], candidates: list[int], timed: dict[int, Unit], model: Any, lengths: list[int]
-) -> int | None:
-    """The untimed size that promises at least 2% over the best timed one, or None."""
-    if len(timed) >= MOST_SIZES:
-        return None
-    best = min(unit.timing().seconds for unit in timed.values())
-    updates = min(
-        sum(sum(times) / len(times) for (_, at), times in unit.pieces.best().items() if at == len(unit.plan[0]))
-        for unit in timed.values()
-    )
-    promised = {
-        size: sizes.predict(model, plan_of(bundle, samples, size), lengths) + updates
-        for size in candidates
-        if size not in timed
-    }
-    if not promised:
-        return None
-    size = min(promised, key=lambda one: promised[one])
-    return size if promised[size] < best * WORTH_TRYING else None
-
-
-def warm_compiled(bundle: Bundle, unit: list[int], largest: int) -> float:
-    """Compile and settle on the unit's shapes; the seconds that compiling took beyond running."""
-    candidates = arrange.micro_candidates(
-        bundle.configuration.levers["batching"], bundle.configuration.effective_batch_size, largest
-    )
-    size = first_size(bundle, candidates)
-    cold = time.perf_counter()
-    probe.fits(bundle, size, lambda _: None)
-    probe.fits(bundle, candidates[0], lambda _: None)
-    warm = time.perf_counter()
-    probe.fits(bundle, size, lambda _: None)
-    probe.fits(bundle, candidates[0], lambda _: None)
-    again = time.perf_counter()
-    return max(0.0, (warm - cold) - (again - warm))

@@ -1,9 +1,10 @@
-"""Finds the largest micro batch that fits: two small full steps give a line, then predict, confirm, correct.
+"""Finds the largest batch that fits: two small full steps give a line, then predict, confirm, correct.
 
 A full step is forward, backward, clipping and an optimizer step whose state is allocated, at the worst case the
-batching can make: the longest row as often as the micro batch has rows, packed rows full. The learning rate is 0
-meanwhile, so the weights stay as they are. An out-of-memory error is reported and ends the child; the next child
-goes on from what is known.
+batching can make, gradients of an earlier micro batch in place where the step accumulates. The learning rate is 0
+meanwhile, so the weights stay as they are. Forward and backward grow with the batch, the update does not: the two
+peaks are read apart, or a small batch's update would hide the line. An out-of-memory error is reported and ends the
+child; the next child goes on from what is known.
 """
 
 from __future__ import annotations
@@ -13,24 +14,58 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from service.contract.measurement import Probe
-from worker.tasks.base import Batch
-from worker.trial import loop
+import torch
+
+from service.contract.measurement import MemoryLine, Phase, Probe
+from worker.devices import Device
+from worker.trial import arrange, loop
 from worker.trial.build import Bundle
+from worker.trial.worst import evaluation_batch, worst_case
 
-KEPT_BACK = 0.03
-WORTH_ANOTHER = 1.1
+# Shares of the capacity that are left free: before the line was put to the test, and the least and most after it.
+MARGIN, LEAST_MARGIN, MOST_MARGIN = 0.01, 0.005, 0.05
+WORTH_ANOTHER = 1.02
+MOST_SIZES = 5
+MOST_GROWTH = 64  # from the first size: the slope of one size alone may be an allocator's rounding
+STEP_BACK = 0.9
+FAR = 4  # the second size is the first guess over this: far enough to see the slope, small enough to be safe
+MOST_EVALUATED = 256
+Step = Callable[[Bundle, int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known before a child begins: the probes of earlier children, and the line of earlier trials."""
+
+    probes: tuple[Probe, ...] = ()
+    line: MemoryLine | None = None
+
+
+@dataclass
+class Tell:
+    """Says what is about to be tried, so that the worker knows it when the child dies of it."""
+
+    send: Callable[[dict[str, Any]], None]
+
+    def begun(self, micro: int, phase: Phase = "training") -> None:
+        """A step of this size begins."""
+        self.send({"kind": "probe_started", "micro_batch_size": micro, "phase": phase})
+
+    def done(self, probe: Probe) -> None:
+        """It fitted."""
+        self.send({"kind": "probe", "probe": probe.model_dump(mode="json")})
 
 
 @dataclass
 class Found:
-    """What the probe learnt. `line` is (bytes at rest, bytes a micro batch)."""
+    """What the probe learnt. `largest` was run; `predicted` is what the line says, within the bounds."""
 
     largest: int
     predicted: int
     limited_by: str
-    line: tuple[float, float] | None = None
+    line: MemoryLine | None = None
     probes: list[Probe] = field(default_factory=list)
 
 
@@ -47,113 +82,208 @@ def without_learning(bundle: Bundle) -> Iterator[None]:
             group["lr"] = rate
 
 
-def worst_case(bundle: Bundle, micro: int) -> tuple[Batch, int]:
-    """The largest batch of `micro` rows that the job's data can make, and its number of loss terms."""
-    data, length = bundle.data, bundle.spec.dataset.max_length
-    longest = max(range(len(data.lengths)), key=lambda one: data.lengths[one])
-    if bundle.configuration.levers["batching"] != "packed":
-        rows = [[longest]] * micro
-        return loop.collate(bundle, rows), micro * max(1, bundle.task.items(data.train[longest]))
-    ids, labels = data.train[longest]
-    half = length // 2
-    times = -(-half // len(ids))
-    # Two samples a row: with one, the block-diagonal mask that packing costs would not be made.
-    first, second = ((ids * times)[:size] for size in (length - half, half))
-    first_labels, second_labels = ((labels * times)[:size] for size in (length - half, half))
-    row = [(first, first_labels), (second, [-100, *second_labels[1:]])]
-    batch = bundle.task.collate([row] * micro, bundle.pad, packed=True)
-    return batch, max(1, int((batch["labels"] != -100).sum()))
-
-
 def bound(bundle: Bundle) -> tuple[int, str]:
     """The largest micro batch that makes sense, and what says so."""
-    effective = bundle.configuration.effective_batch_size
-    rows = bundle.data.facts.rows
-    return (effective, "effective batch") if effective <= rows else (rows, "dataset size")
+    effective, data = bundle.configuration.effective_batch_size, bundle.data
+    bounds = [(effective, "effective batch"), (data.facts.rows, "dataset size")]
+    if bundle.packed():
+        longest = sorted(range(len(data.lengths)), key=lambda one: -data.lengths[one])[:effective]
+        rows = len(arrange.pack(longest, data.lengths, bundle.spec.dataset.max_length))
+        bounds[0] = (rows, "effective batch")
+    if bundle.spec.search.max_micro_batch_size:
+        bounds.append((bundle.spec.search.max_micro_batch_size, "search.max_micro_batch_size"))
+    return min(bounds, key=lambda one: one[0])
 
 
-def full_step(bundle: Bundle, micro: int) -> None:
-    """One step at the worst case."""
+def full_step(bundle: Bundle, micro: int) -> tuple[int, int]:
+    """One step at the worst case; (peak bytes of forward and backward, peak bytes of the update)."""
+    device = bundle.device
+    if micro < bound(bundle)[0]:
+        batch, items = worst_case(bundle, 1)
+        loop.forward_backward(bundle, batch, torch.tensor(items, device=device.torch))
     batch, items = worst_case(bundle, micro)
-    loop.optimizer_step(bundle, [batch], items)
+    device.reset_peak()
+    loop.forward_backward(bundle, batch, torch.tensor(items, device=device.torch))
+    device.synchronize()
+    step = device.peak()
+    del batch
+    device.reset_peak()
+    loop.update(bundle)
+    device.synchronize()
+    return step, device.peak()
 
 
-def measure_peak(bundle: Bundle, micro: int, begun: Callable[[int], None]) -> Probe:
-    """Peak bytes of a full step of `micro`; the out-of-memory error passes through."""
-    begun(micro)
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def evaluation_step(bundle: Bundle, size: int) -> tuple[int, int]:
+    """One evaluation batch at the worst case; (peak bytes, 0)."""
     bundle.device.reset_peak()
-    started = time.perf_counter()
-    full_step(bundle, micro)
+    batch = {name: value.to(bundle.device.torch) for name, value in evaluation_batch(bundle, size).items()}
+    with bundle.autocast():
+        float(bundle.model(**batch).loss)
     bundle.device.synchronize()
-    return Probe(micro_batch_size=micro, peak_bytes=bundle.device.peak(), seconds=time.perf_counter() - started)
+    return bundle.device.peak(), 0
+
+
+class Search:
+    """One search for a largest size: in a phase, up to a limit, with what is known already."""
+
+    def __init__(self, bundle: Bundle, phase: Phase, step: Step, limit: tuple[int, str], tell: Tell, known: Known):
+        self._device: Device = bundle.device
+        self._bundle, self._phase, self._step, self._tell = bundle, phase, step, tell
+        self._hint = known.line if phase == "training" else None
+        # One size is then enough to predict from: it was not 1, or it was not far from the whole.
+        self._trusted = self._hint is not None or phase != "training"
+        mine = [probe for probe in known.probes if probe.phase == phase]
+        self.fitted = {probe.micro_batch_size: probe for probe in mine if probe.peak_bytes is not None}
+        failed = [probe.micro_batch_size for probe in mine if probe.peak_bytes is None]
+        self._limit, self._limited_by = limit
+        self._rest: float | None = None
+        self._residual: float | None = None
+        self.line: MemoryLine | None = None
+        self.probes: list[Probe] = []
+        self._failed = len(failed)
+        if failed:
+            self._lower(min(failed), "memory")
+        self._sizes = len(mine)
+        self._fit()
+
+    def _lower(self, failed: int, reason: str) -> None:
+        """`failed` was too much: stay a little below it, or one below where that is less than 2%."""
+        self._limit, self._limited_by = min(self._limit, failed - max(1, math.floor(0.02 * failed))), reason
+        self.fitted = {size: probe for size, probe in self.fitted.items() if size < failed}
+
+    def run(self, size: int) -> None:
+        """A step of `size`, twice at first, because the first one makes the optimizer's state."""
+        self._tell.begun(size, self._phase)
+        retries = [self._device.retries()]
+        started = time.perf_counter()
+        for _ in range(2 if self._rest is None else 1):
+            started = time.perf_counter()
+            peak, update = self._step(self._bundle, size)
+            retries.append(self._device.retries())
+        seconds = time.perf_counter() - started
+        if retries[-1] > retries[-2] and len(retries) == 2:
+            self._step(self._bundle, size)
+            retries.append(self._device.retries())
+        self._rest = float(self._device.used())
+        probe = Probe(
+            micro_batch_size=size,
+            peak_bytes=peak,
+            update_bytes=update,
+            reserved_bytes=self._device.reserved(),
+            retries=retries[-1] - retries[0],
+            seconds=seconds,
+            phase=self._phase,
+        )
+        self._tell.done(probe)
+        self.probes.append(probe)
+        self._sizes += 1
+        if len(retries) > 2 and retries[-1] > retries[-2] > retries[-3]:
+            # The allocator lives from hand to mouth (Composer's signal): it fits, but not for long.
+            self._lower(size, "allocator retries")
+            return
+        if len(self.fitted) > 1 and self.line is not None:
+            away = abs(peak - (self.line.rest_bytes + self.line.slope_bytes * size)) / self._device.capacity()
+            self._residual = max(self._residual or 0.0, away)
+        self.fitted[size] = probe
+        self._fit()
+
+    def _fit(self) -> None:
+        """The line through the two largest sizes; through what rests between steps where there is one only."""
+        points = sorted((size, float(probe.peak_bytes or 0)) for size, probe in self.fitted.items())[-2:]
+        if not points:
+            return
+        (first, low), (last, high) = ((0, self._rest or 0.0), points[0]) if len(points) == 1 else points
+        slope = max(1.0, (high - low) / (last - first))
+        update = max(float(probe.update_bytes or 0) for probe in self.fitted.values())
+        self.line = MemoryLine(
+            rest_bytes=high - slope * last, slope_bytes=slope, update_bytes=update, residual=self._residual
+        )
+
+    def predict(self, line: MemoryLine | None = None) -> int:
+        """The largest size by the line, a margin kept back that follows from how well it held, within the limit."""
+        line = line or self.line
+        assert line is not None
+        margin = MARGIN if self._residual is None else min(MOST_MARGIN, max(LEAST_MARGIN, 1.5 * self._residual))
+        return min(self._limit, line.largest(self._device.capacity() * (1 - margin)))
+
+    def _first(self, confirm: bool) -> int:
+        """Half of what earlier trials promise, or less when it is not confirmed; half of what failed; else 1."""
+        if self._sizes:
+            return max(1, self._limit // 2)
+        return max(1, self.predict(self._hint) // (2 if confirm else FAR)) if self._hint else 1
+
+    def _next(self, confirm: bool) -> int | None:
+        """The next size, or None when the last one is close enough."""
+        if not self.fitted:
+            return self._first(confirm)
+        largest, predicted = max(self.fitted), self.predict()
+        if len(self.fitted) == 1 and not self._trusted and predicted > largest:
+            return min(predicted, max(largest + 1, min(predicted // FAR, MOST_GROWTH * largest)))
+        if not confirm or predicted <= largest * WORTH_ANOTHER:
+            return None
+        if self._failed and not any(probe.phase == self._phase for probe in self.probes):
+            # The line has just been wrong by an unknown amount: first a safe distance below, then up again.
+            return max(largest + 1, int(predicted * STEP_BACK) if self._failed == 1 else (largest + predicted) // 2)
+        return predicted
+
+    def search(self, confirm: bool = True, first: int | None = None) -> Found:
+        """Up to MOST_SIZES sizes from `first` on; without `confirm` the prediction is not run."""
+        if first and not self.fitted and self._sizes == 0:
+            self.run(min(first, self._limit))
+        while self._limit >= 1 and self._sizes < MOST_SIZES:
+            size = self._next(confirm)
+            if size is None:
+                break
+            self.run(size)
+        largest = max(self.fitted, default=0)
+        predicted = max(largest, self.predict() if self.line and self.fitted else 0)
+        limited_by = self._limited_by if predicted >= self._limit else "memory"
+        return Found(largest, predicted, limited_by, self.line, self.probes)
 
 
 def largest(
-    bundle: Bundle,
-    begun: Callable[[int], None],
-    done: Callable[[Probe], None],
-    confirm: bool = True,
-    failed_at: int | None = None,
+    bundle: Bundle, tell: Tell, confirm: bool = True, known: Known | None = None, phase: Phase = "training"
 ) -> Found:
-    """Probe up to the bound. `failed_at` ran out of memory before; without `confirm` the prediction is not run."""
-    limit, limited_by = bound(bundle)
-    if failed_at is not None and failed_at <= limit:
-        limit, limited_by = failed_at - 1, "memory"
-    found = Found(0, 0, limited_by)
-    if limit < 1:
-        return found
-
-    def probe(micro: int) -> Probe:
-        result = measure_peak(bundle, micro, begun)
-        done(result)
-        found.probes.append(result)
-        found.largest = max(found.largest, micro)
-        return result
-
+    """The largest micro batch of the bundle as it is; the out-of-memory error passes through."""
     bundle.device.exact_memory(True)
     try:
         with without_learning(bundle):
-            begun(1)
-            full_step(bundle, 1)  # the optimizer's state is made here, so that both points have it
-            first = probe(1)
-            if limit >= 2:
-                second = probe(2)
-                slope = max(1.0, float((second.peak_bytes or 0) - (first.peak_bytes or 0)))
-                found.line = (float(first.peak_bytes or 0) - slope, slope)
-                found.predicted = _predict(bundle, found, limit)
-                if confirm:
-                    _climb(bundle, found, limit, probe)
+            return Search(bundle, phase, full_step, bound(bundle), tell, known or Known()).search(confirm)
     finally:
         bundle.device.exact_memory(False)
-    found.predicted = max(found.predicted, found.largest)
-    if found.predicted < bound(bundle)[0]:
-        found.limited_by = "memory"
+
+
+def recompiled(bundle: Bundle, tell: Tell, eager: Found, known: Known) -> Found:
+    """The line fitted again once compiled, also upwards: compiled code often needs less. Eager probes are kept."""
+    search = Search(bundle, "compiled", full_step, bound(bundle), tell, known)
+    bundle.device.exact_memory(True)
+    try:
+        with without_learning(bundle):
+            found = search.search(first=max(1, eager.largest // 2))
+    finally:
+        bundle.device.exact_memory(False)
+    found.probes = eager.probes + found.probes
     return found
 
 
-def _predict(bundle: Bundle, found: Found, limit: int) -> int:
-    """The largest micro batch by the line, a little kept back, within the limit."""
-    assert found.line is not None
-    rest, slope = found.line
-    return min(limit, math.floor((bundle.device.capacity() * (1 - KEPT_BACK) - rest) / slope))
+def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = None) -> int:
+    """The largest evaluation batch: forward only, beginning at the training's largest, which fits."""
+    rows = bundle.data.facts.validation_rows
+    limit = min((rows, "dataset size"), (MOST_EVALUATED, "no gain past it"))
+    search = Search(bundle, "evaluation", evaluation_step, limit, tell, known or Known())
+    bundle.device.exact_memory(True)
+    bundle.model.eval()
+    try:
+        return max(1, search.search(first=trained).largest)
+    finally:
+        bundle.model.train()
+        bundle.device.exact_memory(False)
 
 
-def _climb(bundle: Bundle, found: Found, limit: int, probe: Callable[[int], Probe]) -> None:
-    """Predict from the line, confirm, and correct it by what was seen, until the prediction is what was run."""
-    for _ in range(2):
-        predicted = _predict(bundle, found, limit)
-        if predicted <= found.largest * (WORTH_ANOTHER if found.largest > 2 else 1):
-            return
-        before = found.probes[-1]
-        now = probe(predicted)
-        steps = now.micro_batch_size - before.micro_batch_size
-        slope = max(1.0, ((now.peak_bytes or 0) - (before.peak_bytes or 0)) / steps)
-        found.line = (float(now.peak_bytes or 0) - slope * now.micro_batch_size, slope)
-
-
-def fits(bundle: Bundle, micro: int, begun: Callable[[int], None]) -> None:
+def fits(bundle: Bundle, micro: int, tell: Tell | None = None) -> None:
     """Run the worst case of `micro` as it will be timed, learning rate 0; the out-of-memory error passes through."""
-    begun(micro)
+    if tell:
+        tell.begun(micro)
     with without_learning(bundle):
         full_step(bundle, micro)
-        bundle.device.synchronize()

@@ -6,6 +6,7 @@ over them. Never mean tokens over the median step: with varying lengths that fla
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -54,17 +55,20 @@ def interval(
 ) -> tuple[float, float, float]:
     """(sum of medians, low, high): 95% of a bootstrap.
 
-    Each piece's timings are few, so the residuals around the medians are pooled over all pieces, relative to
-    their size, and drawn with replacement. With a single timing each, `away` stands in: how far the pieces are
-    from what their shapes predict.
+    Each piece's timings are few, so the residuals around the medians are pooled over all pieces that have more than
+    one, relative to their size, widened by what so few understate (n / (n - 1)), and drawn with replacement. Where
+    most pieces have a single timing, `away` stands in: how far the pieces are from what their shapes predict.
     """
     medians = [statistics.median(times) for times in pieces.values()]
     total = sum(medians)
     residuals = [
-        value / median - 1 for times, median in zip(pieces.values(), medians, strict=True) for value in times if median
+        (value / median - 1) * (len(times) / (len(times) - 1)) ** 0.5
+        for times, median in zip(pieces.values(), medians, strict=True)
+        for value in times
+        if median and len(times) > 1
     ]
     if len(residuals) <= len(medians):
-        residuals = away or [0.0]
+        residuals = away or residuals or [0.0]
     rng = random.Random(seed)
     counts = [len(times) for times in pieces.values()]
     # One draw stands for the mean of a piece's timings, so its spread shrinks with their number.
@@ -84,8 +88,10 @@ class Unit:
     plan: list[Step]
     pieces: Pieces = field(default_factory=Pieces)
     losses: list[float] = field(default_factory=list)
-    grad_norms: list[float] = field(default_factory=list)
+    grad_norms: list[float | None] = field(default_factory=list)
     passes: int = 0
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
 
     def __post_init__(self) -> None:
         self.steps: list[tuple[list[Batch], int]] = [loop.prepare(self.bundle, step) for step in self.plan]
@@ -120,7 +126,8 @@ class Unit:
             readings.append((len(marks) - 1, device.neighbours()))
         result = loop.StepResult(float(loss), float(norm))
         self.losses.append(result.loss)
-        self.grad_norms.append(result.grad_norm)
+        # A gradient scaler's skipped step has no norm, and infinity is not JSON.
+        self.grad_norms.append(result.grad_norm if math.isfinite(result.grad_norm) else None)
         loop.check(self.bundle, result, len(self.losses) - 1)
         for (first, before), (last, after) in zip(readings, readings[1:], strict=False):
             share = device.others_share(before, after)
@@ -147,6 +154,8 @@ class Unit:
             padded_tokens=sum(rows * width for rows, width in shapes),
             steps=len(self.plan),
             passes=self.passes,
+            peak_bytes=self.peak_bytes,
+            reserved_bytes=self.reserved_bytes,
             clean_share=self.pieces.clean_share(),
             largest_share_of_others=self.pieces.worst_share,
         )

@@ -15,8 +15,9 @@ from service.contract.measurement import Block, Measurement, Outcome, Soak
 from worker.devices import Device
 from worker.trial import loop, probe
 from worker.trial.build import Bundle, Limits, build
+from worker.trial.curve import plan_of
 from worker.trial.data import work_unit
-from worker.trial.measure import plan_of, unit_size
+from worker.trial.measure import unit_size
 from worker.trial.problem import Unstable
 from worker.trial.timing import Unit, time_unit
 
@@ -28,10 +29,6 @@ def run_block(spec: JobSpec, candidate: Measurement, block: int, seed: int, devi
     bundle, micro = _ready(spec, candidate, seed, device, limits)
     samples = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), seed)
     unit = Unit(bundle, micro, plan_of(bundle, samples, micro))
-    with probe.without_learning(bundle):
-        batches, items = unit.steps[0]
-        loop.optimizer_step(bundle, batches[:1], items)  # cold caches and kernel selection are not timed
-    bundle.new_optimizer()
     with loop.without_dropout(bundle.model) as dropout:
         pass  # only asked: what is timed has it, as the user's run will
     time_unit(unit, passes=1, extra=1)
@@ -51,9 +48,6 @@ def run_block(spec: JobSpec, candidate: Measurement, block: int, seed: int, devi
 def run_soak(spec: JobSpec, candidate: Measurement, seed: int, device: Device, limits: Limits, seconds: float) -> Soak:
     """The worst case, real steps, an evaluation, a save, the worst case again, real steps: what a run does."""
     bundle, micro = _ready(spec, candidate, seed, device, limits)
-    device.reset_peak()
-    probe.fits(bundle, micro, lambda _: None)
-    bundle.new_optimizer()
     deadline = time.perf_counter() + seconds
     most = 4 if spec.search.verify == "quick" else 200
     size = candidate.configuration.effective_batch_size * most
@@ -65,7 +59,7 @@ def run_soak(spec: JobSpec, candidate: Measurement, seed: int, device: Device, l
         if evaluated is None and (number >= len(plan) // 2 or time.perf_counter() > deadline - seconds / 2):
             evaluated = evaluate(bundle, candidate.evaluation_batch_size or micro)
             saved = save(bundle)
-            probe.fits(bundle, micro, lambda _: None)
+            probe.fits(bundle, micro)
         if steps and time.perf_counter() > deadline:
             break
         loss, norm = loop.optimizer_step(bundle, *loop.prepare(bundle, step))
@@ -93,6 +87,11 @@ def _ready(spec: JobSpec, candidate: Measurement, seed: int, device: Device, lim
     bundle = build(spec, candidate.configuration, device, limits, seed)
     if bundle.compiled():
         bundle.compile()
+    # Neither compiling nor cold caches nor making the optimizer's state is timed: all sizes of batch run first.
+    probe.fits(bundle, candidate.micro_batch_size)
+    if bundle.compiled() or bundle.device.torch.type == "cuda":
+        probe.fits(bundle, 1)
+    loop.forget(bundle)
     return bundle, candidate.micro_batch_size
 
 

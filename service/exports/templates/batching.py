@@ -48,8 +48,8 @@ def epoch_plan(lengths: Sequence[int], epoch: int) -> list[Step]:
         return [rows[at : at + micro] for at in range(0, len(rows), micro)]
 
     plan: list[Step] = []
-    if batching == "grouped":  # sorted over 8 steps, cut, shuffled, and dealt out again
-        rng, span, per_step = random.Random(seed), 8 * effective, max(1, effective // micro)
+    if batching == "grouped":  # sorted over some steps, cut, shuffled, and dealt out again
+        rng, span, per_step = random.Random(seed), CONFIG["group_steps"] * effective, max(1, effective // micro)
         for start in range(0, len(order), span):
             batches = cut([[one] for one in longest_first(order[start : start + span])])
             rng.shuffle(batches)

@@ -17,7 +17,7 @@ from service.exports.templates.common import AUTOCAST, CONFIG, Sample, is_classi
 def build_model(folder: Path, tokenizer: Any, samples: list[Sample], device: torch.device, trust: bool) -> Any:
     """The model with precision, attention, quantisation, adapter, checkpointing and compile as measured."""
     method, precision, seed = CONFIG["method"], lever("precision"), CONFIG["training"]["seed"]
-    torch.backends.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     dtype: Any = "auto" if precision == "checkpoint" else torch.float32
     if precision in AUTOCAST and method != "full":
         dtype = AUTOCAST[precision]  # frozen weights need no more; trained ones stay fp32

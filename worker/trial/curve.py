@@ -1,0 +1,163 @@
+"""The throughput curve: the work unit timed at a few micro batches that fit, and which of them is recommended.
+
+The largest is a limit, not the goal: the fastest is recommended, the smaller one within 1%.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from service.contract.measurement import Timing
+from service.contract.objective import SMALLEST_WITHIN
+from service.contract.task import TrialRequest
+from service.levers.batching import GROUP_STEPS
+from worker.trial import arrange, probe, sizes
+from worker.trial.build import Bundle
+from worker.trial.timing import Unit, time_unit
+
+CLEARLY_SLOWER = 1.25
+WORTH_TRYING = 0.98
+MOST_GUIDED = 3
+BELOW_LARGEST = (1.0, 0.75, 0.5)
+
+
+def plan_of(bundle: Bundle, samples: list[int], micro: int, effective: int | None = None) -> list[arrange.Step]:
+    """The samples arranged as the configuration says."""
+    return arrange.arrange(
+        bundle.configuration.levers["batching"],
+        samples,
+        bundle.data.lengths,
+        effective or bundle.configuration.effective_batch_size,
+        micro,
+        bundle.spec.dataset.max_length,
+        bundle.spec.training.seed,
+        GROUP_STEPS[bundle.spec.search.verify],
+    )
+
+
+def candidates(bundle: Bundle, largest: int) -> list[int]:
+    """Micro batches worth timing, up to the largest."""
+    configuration = bundle.configuration
+    return arrange.micro_candidates(configuration.levers["batching"], configuration.effective_batch_size, largest)
+
+
+def first_size(bundle: Bundle, fitting: list[int]) -> int:
+    """Where to begin: on a GPU the largest; on a CPU about 2,000 tokens, past which larger batches gain little."""
+    if bundle.device.torch.type == "cuda":
+        return fitting[-1]
+    typical = bundle.spec.dataset.max_length if bundle.packed() else bundle.data.facts.p50
+    small = [size for size in fitting if size * typical <= 2048]
+    return small[-1] if small else fitting[0]
+
+
+class Curve:
+    """The timings of one trial, by micro batch."""
+
+    def __init__(self, bundle: Bundle, samples: list[int], request: TrialRequest, tell: probe.Tell, started: float):
+        self._bundle, self._samples, self._request, self._tell = bundle, samples, request, tell
+        # Cold caches and kernel selection must not be timed, nor may a trial run into its limit.
+        self._deadline = started + request.seconds_limit * 0.8
+        self._timed: dict[int, Unit] = {}
+        self._shapes: list[sizes.Shape] = []
+        self._candidates: list[int] = []
+        self.notes: list[str] = []
+        self.losses: tuple[float, ...] = ()
+        self.grad_norms: tuple[float | None, ...] = ()
+
+    def run(self, largest: int) -> Unit:
+        """Time a few sizes up to `largest`, the fastest again; TimeoutError when not even one pass ended."""
+        self._candidates = candidates(self._bundle, largest)
+        fixed = self._bundle.configuration.micro_batch_size
+        if fixed is not None:
+            self._time(self._fixed(fixed))
+        else:
+            going = self._time(first_size(self._bundle, self._candidates))
+            for below in self._below_largest(largest) if self._request.curve else ():
+                going = going and (below in self._timed or self._time(below))
+            for _ in range(MOST_GUIDED - 1):
+                size = self._promising()
+                going = going and size is not None and self._time(size)
+        first = next(iter(self._timed.values()))
+        self.losses, self.grad_norms = tuple(first.losses), tuple(first.grad_norms)
+        best = self._recommended()
+        limit = self._request.best_seconds
+        if limit is not None and best.timing().seconds > CLEARLY_SLOWER * limit:
+            self.notes.append("Clearly slower than the best so far, so it was timed once only.")
+        elif best.passes < self._request.passes:
+            self._tell.send({"kind": "progress", "text": f"timing micro batch {best.micro} again"})
+            time_unit(best, passes=self._request.passes, extra=1, deadline=self._deadline)
+        return best
+
+    def timings(self) -> tuple[Timing, ...]:
+        """What was seen, the smallest micro batch first."""
+        return tuple(self._timed[size].timing() for size in sorted(self._timed))
+
+    def _fixed(self, wanted: int) -> int:
+        fitting = [size for size in self._candidates if size <= wanted]
+        if fitting[-1] != wanted:
+            self.notes.append(
+                f"A micro batch of {wanted} does not fit or divide the effective batch; {fitting[-1]} is used."
+            )
+        return fitting[-1]
+
+    def _below_largest(self, largest: int) -> list[int]:
+        """The candidates at or just below the largest, 3/4 and 1/2 of it."""
+        wanted = [max(1, int(share * largest)) for share in BELOW_LARGEST]
+        return list(dict.fromkeys(max(size for size in self._candidates if size <= most) for most in wanted))
+
+    def _time(self, size: int) -> bool:
+        """Time one pass at a size; False when time is up."""
+        bundle, device = self._bundle, self._bundle.device
+        self._tell.send({"kind": "progress", "text": f"timing micro batch {size}"})
+        device.reset_peak()
+        probe.fits(bundle, size, self._tell)
+        if not self._timed:
+            bundle.new_optimizer()
+        unit = Unit(bundle, size, plan_of(bundle, self._samples, size))
+        if not unit.run(self._deadline):
+            if not self._timed:
+                raise TimeoutError(f"one pass over {len(self._samples)} samples did not end in time")
+            return False
+        unit.peak_bytes, unit.reserved_bytes = device.peak(), device.reserved()
+        self._timed[size] = unit
+        self._shapes += unit.shapes()
+        return True
+
+    def _recommended(self) -> Unit:
+        """The fastest, or the smaller one within 1%."""
+        seconds = {size: unit.timing().seconds for size, unit in self._timed.items()}
+        near = [size for size in seconds if seconds[size] <= min(seconds.values()) * (1 + SMALLEST_WITHIN)]
+        return self._timed[min(near)]
+
+    def _promising(self) -> int | None:
+        """The untimed size that promises at least 2% over the best timed one, or None."""
+        model = sizes.cost_model(self._shapes)
+        best = min(unit.timing().seconds for unit in self._timed.values())
+        updates = min(
+            sum(sum(times) / len(times) for (_, at), times in unit.pieces.best().items() if at == len(unit.plan[0]))
+            for unit in self._timed.values()
+        )
+        promised: dict[int, Any] = {
+            size: sizes.predict(model, plan_of(self._bundle, self._samples, size), self._bundle.data.lengths) + updates
+            for size in self._candidates
+            if size not in self._timed
+        }
+        if not promised:
+            return None
+        size = min(promised, key=lambda one: promised[one])
+        return size if promised[size] < best * WORTH_TRYING else None
+
+
+def warm_compiled(bundle: Bundle, largest: int, tell: probe.Tell) -> float:
+    """Compile and settle on the unit's shapes; the seconds that compiling took beyond running."""
+    fitting = candidates(bundle, largest)
+    size = first_size(bundle, fitting)
+    cold = time.perf_counter()
+    probe.fits(bundle, size, tell)
+    probe.fits(bundle, fitting[0], tell)
+    warm = time.perf_counter()
+    probe.fits(bundle, size, tell)
+    probe.fits(bundle, fitting[0], tell)
+    again = time.perf_counter()
+    return max(0.0, (warm - cold) - (again - warm))
