@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
@@ -65,13 +65,17 @@ def measure(
     on_progress: Callable[[str], None],
     ended: Callable[[], bool],
     lock_fd: int | None,
+    mode: Literal["trial", "probe"] = "trial",
 ) -> tuple[Measurement | None, str]:
-    """(measurement, log); no measurement when it was ended from outside. JobFailed when no trial can run."""
+    """(measurement, log); no measurement when it was ended from outside. JobFailed when no trial can run.
+
+    Mode `probe` finds the largest micro batch only.
+    """
     probes: list[Probe] = []
     log = ""
     for _ in range(MOST_CHILDREN):
         known = [probe.model_dump(mode="json") for probe in probes]
-        request = bench.request(spec, job_id, mode="trial", trial=trial.model_dump(mode="json"), known=known)
+        request = bench.request(spec, job_id, mode=mode, trial=trial.model_dump(mode="json"), known=known)
         ending = bench.sandbox.run(
             request, trial.seconds_limit, lambda message: _tell(message, on_progress), ended, lock_fd
         )

@@ -88,10 +88,10 @@ def _run(request: dict[str, Any], messages: Connection, opened: list[Device]) ->
         allow_pickle=request["allow_pickle"],
         allow_remote_code=request["allow_remote_code"],
     )
-    if request["mode"] == "trial":
+    if request["mode"] in ("trial", "probe"):
         trial = TrialRequest.model_validate(request["trial"])
         known = tuple(Probe.model_validate(one) for one in request.get("known", ()))
-        found = measure.run_trial(spec, trial, device, limits, messages.send, known)
+        found = measure.run_trial(spec, trial, device, limits, messages.send, known, request["mode"] == "probe")
         return found.model_dump(mode="json")
     candidate = Measurement.model_validate(request["candidate"])
     if request["mode"] == "block":

@@ -57,11 +57,18 @@ def unit_size(spec: JobSpec, facts: DatasetFacts) -> int:
 
 
 def run_trial(
-    spec: JobSpec, request: TrialRequest, device: Device, limits: Limits, send: Send, known: tuple[Probe, ...] = ()
+    spec: JobSpec,
+    request: TrialRequest,
+    device: Device,
+    limits: Limits,
+    send: Send,
+    known: tuple[Probe, ...] = (),
+    only_probe: bool = False,
 ) -> Measurement:
     """Measure one configuration. Errors pass through; out of memory is told by `probe_started` before it.
 
-    `known` are the probes of earlier children of this trial, those that ran out of memory included.
+    `known` are the probes of earlier children of this trial, those that ran out of memory included. With
+    `only_probe` nothing is timed: the answer is the largest micro batch and the memory line.
     """
     spent, started = Spent(), time.perf_counter()
     send({"kind": "progress", "text": "loading"})
@@ -88,6 +95,9 @@ def run_trial(
         "dataset": bundle.data.facts,
     }
     assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"
+    if only_probe:
+        largest = {"largest_micro_batch": found.largest, "evaluation_batch_size": evaluation}
+        return Measurement(**base, **largest, outcome=Outcome.ok)
     compile_seconds = 0.0
     if bundle.compiled():
         send({"kind": "progress", "text": "compiling"})
