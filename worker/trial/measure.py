@@ -96,8 +96,8 @@ def run_trial(
     }
     assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"
     if only_probe:
-        largest = {"largest_micro_batch": found.largest, "evaluation_batch_size": evaluation}
-        return Measurement(**base, **largest, outcome=Outcome.ok)
+        base |= {"largest_micro_batch": found.largest, "evaluation_batch_size": evaluation}
+        return Measurement(**base, outcome=Outcome.ok)
     compile_seconds = 0.0
     if bundle.compiled():
         send({"kind": "progress", "text": "compiling"})
