@@ -106,11 +106,14 @@ def _build(
     blocks = (verdict.timing if verdict else None) or timing
     speedup, low, high, source = _speedup(spec, measurement, baseline, verdict)
     configuration = measurement.configuration
+    micro, accumulation = measurement.micro_batch_size, measurement.gradient_accumulation_steps or 1
+    if verdict and verdict.micro_batch_size:
+        micro, accumulation = verdict.micro_batch_size, -(-accumulation * micro // verdict.micro_batch_size)
     recommended = RecommendedConfiguration(
         method=configuration.method,
         levers=configuration.levers,
-        micro_batch_size=measurement.micro_batch_size,
-        gradient_accumulation_steps=measurement.gradient_accumulation_steps or 1,
+        micro_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
         effective_batch_size=configuration.effective_batch_size,
         evaluation_batch_size=measurement.evaluation_batch_size or measurement.micro_batch_size,
         learning_rate=configuration.learning_rate,
@@ -174,10 +177,12 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
     if verdict.loss_steps:
         ran = f"{verdict.loss_steps} optimizer steps compared with the baseline's under the same seeds"
     if soak:
-        ran += (
-            f"; then {soak.steps} more steps with {soak.worst_case_steps} at the worst-case batch, an evaluation pass "
-            "and a save between them"
-        )
+        ran += f"; then a soak of {soak.steps} of {soak.wanted_steps} steps at micro batch {soak.micro_batch_size}"
+        ran += f", the longest samples first ({soak.worst_case_steps} times), an evaluation and a save in the middle"
+        if soak.growth_bytes is not None:
+            ran += f"; memory held between steps grew by {soak.growth_bytes / 2**20:.1f} MiB"
+        if verdict.micro_batch_size:
+            ran += "; the micro batch first measured did not hold, so this is the next smaller one"
     kind = "Quick" if spec.search.verify == "quick" else "Full"
     note = f" {verification.note}" if verification.note else ""
     return Stability(

@@ -5,6 +5,7 @@ Each has the signature of worker.trial.child.main.
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -93,3 +94,25 @@ def greedy(request: dict[str, Any], messages: Connection, lifeline: Connection, 
 
     measure.run_trial = allocate  # type: ignore[assignment]
     child.main(request, messages, lifeline, scratch, lock)
+
+
+def escaping(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Takes memory where its own cap does not count: shared with a process of its own."""
+    isolate(lifeline, scratch)
+    messages.send({"kind": "probe_started", "micro_batch_size": 1, "phase": "training"})
+    held = mmap.mmap(-1, 1 << 30)  # MAP_SHARED
+    for at in range(0, 1 << 30, 4096):
+        held[at] = 1
+    threading.Event().wait()
+
+
+def illegal(_request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """A kernel that reads where it must not: torch says so, and the context is lost."""
+    from worker.trial import child
+
+    def access(*_: object) -> dict[str, Any]:
+        messages.send({"kind": "probe_started", "micro_batch_size": 8, "phase": "training"})
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    child._run = access  # type: ignore[assignment]
+    child.main(_request, messages, lifeline, scratch, _lock)

@@ -42,6 +42,11 @@ class Bench:
     allow_pickle: bool = False
     allow_remote_code: bool = False
 
+    def host_cap(self, spec: JobSpec) -> int | None:
+        """Host memory that a child may take; on a GPU the job's cap is the GPU's."""
+        cap = spec.hardware.memory_gib
+        return int(cap * 2**30) if cap and self.facts.device == "cpu" else None
+
     def request(self, spec: JobSpec, job_id: str, **more: Any) -> dict[str, Any]:
         """A child's request."""
         return {
@@ -77,7 +82,12 @@ def measure(
         known = [probe.model_dump(mode="json") for probe in probes]
         request = bench.request(spec, job_id, mode=mode, trial=trial.model_dump(mode="json"), known=known)
         ending = bench.sandbox.run(
-            request, trial.seconds_limit, lambda message: _tell(message, on_progress), ended, lock_fd
+            request,
+            trial.seconds_limit,
+            lambda message: _tell(message, on_progress),
+            ended,
+            lock_fd,
+            bench.host_cap(spec),
         )
         log += ending.log
         begun, seen = _probes(ending)
@@ -99,7 +109,7 @@ def measure(
 
 def memory_sentence(ending: Ending) -> str:
     """What was held when memory ran out, what more was asked for, and who else holds some."""
-    message, text, wanted = ending.message, "", ALLOCATION.search(ending.reason)
+    message, text, wanted = ending.message, f": {ending.reason}", ALLOCATION.search(ending.reason)
     if "used_bytes" in message:
         text = f"; {message['used_bytes'] / 2**30:.2f} GiB were held"
         if wanted:

@@ -20,6 +20,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from worker import watchdog
+
 OUTPUT = "output.log"  # in the child's scratch folder, which goes with it
 TAIL_BYTES = 64 << 10
 POLL_SECONDS = 0.2
@@ -70,8 +72,12 @@ class Sandbox:
         on_message: Callable[[dict[str, Any]], None],
         ended: Callable[[], bool],
         lock_fd: int | None = None,
+        cap_bytes: int | None = None,
     ) -> Ending:
-        """Run one request. Kills the child's group after `seconds`, or as soon as `ended()` says so."""
+        """Run one request.
+
+        Kills the child's group after `seconds`, as soon as `ended()` says so, or when it escapes its memory cap.
+        """
         messages, theirs = self._context.Pipe(duplex=False)
         their_lifeline, lifeline = self._context.Pipe(duplex=False)
         scratch = Path(tempfile.mkdtemp(prefix="dynotune-trial-"))
@@ -84,7 +90,7 @@ class Sandbox:
             process.start()
             theirs.close()
             their_lifeline.close()
-            ending = self._watch(process, messages, started + seconds, on_message, ended)
+            ending = self._watch(process, messages, started + seconds, on_message, ended, cap_bytes)
             ending.log = _tail(scratch / OUTPUT)
             return ending
         finally:
@@ -100,6 +106,7 @@ class Sandbox:
         deadline: float,
         on_message: Callable[[dict[str, Any]], None],
         ended: Callable[[], bool],
+        cap_bytes: int | None,
     ) -> Ending:
         seen: list[dict[str, Any]] = []
         while True:
@@ -107,6 +114,8 @@ class Sandbox:
                 return Ending("ended", seen=seen)
             if time.monotonic() > deadline:
                 return Ending("timed_out", reason="it ran past its time limit and was killed", seen=seen)
+            if (reason := watchdog.too_much(process.pid, cap_bytes)) is not None:
+                return Ending("out_of_memory", {}, reason, seen)
             if messages not in wait([messages, process.sentinel], POLL_SECONDS):
                 if process.exitcode is not None:
                     return _by_exit_code(process.exitcode, seen)

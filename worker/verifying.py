@@ -40,6 +40,7 @@ class Verifier:
         self._blocks: list[Block] = []
         self._soaks: dict[str, Soak | str] = {}
         self._numbers = 0
+        self._unsafe = False
         self.log = ""
 
     def run(self) -> Verification | None:
@@ -85,11 +86,23 @@ class Verifier:
         request = self._request
         known = {one.configuration.key: one for one in (*request.finalists, *request.reserves)}
         known |= {request.baseline.configuration.key: request.baseline} if request.baseline else {}
-        for key in self._judged().ranking:
-            if key not in self._soaks:
-                self._soaks[key] = self._soak(known[key])
-            if isinstance(self._soaks[key], Soak):
+        while ranking := self._judged().ranking:
+            key = ranking[0]
+            if isinstance(self._soaks.get(key), Soak):
                 return
+            self._soaks[key] = self._soak(known[key])
+            if self._unsafe and (lower := lowered(known[key])):
+                again = self._soak(lower)
+                if isinstance(again, Soak):
+                    self._soaks[key] = again
+                    self._time_again(lower)
+
+    def _time_again(self, lower: Measurement) -> None:
+        """Its blocks were of a batch that did not hold: others take their place."""
+        key = lower.configuration.key
+        self._blocks = [block for block in self._blocks if block.key != key]
+        for number in range(0, self._numbers, 2):
+            self._add(lower, number)
 
     def _judged(self) -> Verification:
         return judge(self._spec, self._request, tuple(self._blocks), self._soaks)
@@ -114,9 +127,10 @@ class Verifier:
 
     def _soak(self, candidate: Measurement) -> Soak | str:
         """The soak, or the sentence that says how it failed."""
-        self._progress(f"soak: {candidate.configuration.title(self._against())}")
+        self._progress(f"soak of {candidate.micro_batch_size}: {candidate.configuration.title(self._against())}")
         seconds = max(5.0, min(self._left(), self._request.seconds_limit * SOAK_SHARE))
         ending = self._run("soak", candidate, seed=self._spec.training.seed + 101, seconds=seconds)
+        self._unsafe = ending.kind == "out_of_memory" or bool(ending.message.get("unsafe"))
         if ending.kind == "result":
             return Soak.model_validate(ending.message["result"])
         outcome, reason = _failure(ending)
@@ -131,13 +145,25 @@ class Verifier:
         )
         # A block does once what the trial did more than once, so a few times the trial is a hang.
         limit = 120.0 + 4 * sum(candidate.time_spent.values()) + self._request.seconds_limit * SOAK_SHARE
-        ending = self._bench.sandbox.run(request, limit, lambda _: None, self._ended, self._lock_fd)
+        ending = self._bench.sandbox.run(
+            request, limit, lambda _: None, self._ended, self._lock_fd, self._bench.host_cap(self._spec)
+        )
         self.log += ending.log
         if ending.kind == "ended":
             raise _Ended
         if ending.message.get("whole_job"):
             raise JobFailed(ending.reason, self.log)
         return ending
+
+
+def lowered(candidate: Measurement) -> Measurement | None:
+    """The candidate with the next smaller micro batch that its curve or its effective batch offers, or None at 1."""
+    micro, effective = candidate.micro_batch_size or 1, candidate.configuration.effective_batch_size
+    smaller = [size for size in range(1, micro) if effective % size == 0 or micro % size == 0]
+    if not smaller:
+        return None
+    steps = -(-(candidate.gradient_accumulation_steps or 1) * micro // smaller[-1])
+    return candidate.model_copy(update={"micro_batch_size": smaller[-1], "gradient_accumulation_steps": steps})
 
 
 def _failure(ending: Ending) -> tuple[Outcome, str]:

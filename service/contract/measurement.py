@@ -166,7 +166,14 @@ class Block(Contract):
 class Soak(Contract):
     """What was run on the winner beyond the blocks, and what came of it."""
 
+    micro_batch_size: int | None = None
     steps: int = 0
+    wanted_steps: int = 0
+    segments: int = Field(default=1, description="Processes it took: more than one when it was interrupted.")
+    retries: int = 0
+    growth_bytes: float | None = Field(
+        default=None, description="What was held between steps: the last third's median less the first's."
+    )
     worst_case_steps: int = 0
     evaluation_loss: float | None = None
     evaluation_accuracy: float | None = None
@@ -182,6 +189,7 @@ class Verdict(Contract):
     key: str
     stable: bool
     reasons: tuple[str, ...] = ()
+    micro_batch_size: int | None = Field(default=None, description="Given when the soak lowered it.")
     timing: Timing | None = Field(default=None, description="The slower of the middle ones of its blocks.")
     speedup: float | None = None
     speedup_low: float | None = None

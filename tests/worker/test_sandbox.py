@@ -94,16 +94,22 @@ def _left(pids: str) -> list[int]:
 
 def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> None:
     """A segfault, a hang, an endless allocation, a silent end: typed outcomes, and the worker goes on."""
-    outcomes = {}
-    for entry in ("segfault", "hang", "greedy", "silent", "quick"):
+    outcomes, reasons = {}, {}
+    for entry in ("segfault", "hang", "greedy", "silent", "quick", "escaping", "illegal"):
         sandbox = Sandbox("cpu", f"tests.stubs:{entry}")
         bench = Bench(sandbox, facts(), tmp_path, (tmp_path,), tmp_path)
         trial = TRIAL.model_copy(update={"seconds_limit": 2.0 if entry == "hang" else 30.0})
         measurement, _ = measure(
-            bench, spec(hardware={"memory_gib": 1}), "job", trial, lambda _: None, lambda: False, None
+            bench,
+            spec(hardware={"memory_gib": 0.5 if entry == "escaping" else 1}),
+            "job",
+            trial,
+            lambda _: None,
+            lambda: False,
+            None,
         )
         assert measurement is not None
-        outcomes[entry] = measurement.outcome
+        outcomes[entry], reasons[entry] = measurement.outcome, measurement.reason
         assert measurement.reason or measurement.outcome is Outcome.ok
         sandbox.close()
     assert outcomes == {
@@ -112,7 +118,11 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         "greedy": Outcome.infeasible,
         "silent": Outcome.crashed,
         "quick": Outcome.ok,
+        "escaping": Outcome.infeasible,
+        "illegal": Outcome.crashed,
     }
+    assert "illegal memory access" in reasons["illegal"] and "its cap is" in reasons["escaping"]
+    assert "GiB (" in reasons["greedy"] and "bytes) needed to go on" in reasons["greedy"]
 
 
 def test_a_killed_worker_leaves_no_process(tmp_path: Path) -> None:

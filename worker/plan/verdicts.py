@@ -91,6 +91,7 @@ def _verdict(
     difference, compared, reason = _compare(candidate, request, own, blocks)
     reasons += [reason] if reason else []
     soak = soaks.get(key)
+    lowered = isinstance(soak, Soak) and soak.micro_batch_size not in (None, candidate.micro_batch_size)
     if isinstance(soak, str):
         reasons.append(soak)
     speedup, low, high = _speedup(spec, candidate, request.baseline, blocks)
@@ -99,6 +100,7 @@ def _verdict(
         key=key,
         stable=not reasons,
         reasons=tuple(reasons),
+        micro_batch_size=soak.micro_batch_size if lowered and isinstance(soak, Soak) else None,
         timing=timings[len(timings) // 2] if timings else None,
         speedup=speedup,
         speedup_low=low,

@@ -35,7 +35,7 @@ def main(request: dict[str, Any], messages: Connection, lifeline: Connection, sc
 def _answer(request: dict[str, Any], messages: Connection) -> dict[str, Any]:
     """The last message. Every error becomes one: this is the boundary of the process."""
     from worker.devices.base import is_out_of_memory
-    from worker.trial.problem import JobProblem, TrialProblem, Unstable
+    from worker.trial.problem import JobProblem, TrialProblem, Unsafe, Unstable
 
     def failed(outcome: str, error: BaseException, whole_job: bool = False) -> dict[str, Any]:
         return {"kind": "failed", "outcome": outcome, "reason": str(error), "whole_job": whole_job}
@@ -49,6 +49,8 @@ def _answer(request: dict[str, Any], messages: Connection) -> dict[str, Any]:
         return failed("invalid", error)
     except Unstable as error:
         return failed("unstable", error)
+    except Unsafe as error:
+        return failed("unstable", error) | {"unsafe": True}
     except TimeoutError as error:
         return failed("timed_out", error)
     except Exception as error:  # noqa: BLE001 - the boundary: its worker records it with the traceback in the log
@@ -74,7 +76,7 @@ def _run(request: dict[str, Any], messages: Connection, opened: list[Device]) ->
     from service.contract.paths import Roots
     from service.contract.task import TrialRequest
     from worker.devices import open_device
-    from worker.trial import measure, verify
+    from worker.trial import measure, soak, verify
     from worker.trial.build import Limits
 
     spec = JobSpec.model_validate(request["spec"])
@@ -97,5 +99,5 @@ def _run(request: dict[str, Any], messages: Connection, opened: list[Device]) ->
     if request["mode"] == "block":
         block = verify.run_block(spec, candidate, request["block"], request["seed"], device, limits)
         return block.model_dump(mode="json")
-    soak = verify.run_soak(spec, candidate, request["seed"], device, limits, request["seconds"])
-    return soak.model_dump(mode="json")
+    certificate = soak.run_soak(spec, candidate, request["seed"], device, limits, request["seconds"])
+    return certificate.model_dump(mode="json")

@@ -11,3 +11,7 @@ class TrialProblem(Exception):
 
 class Unstable(Exception):
     """The numbers went wrong: NaN, infinite, a zero gradient, or away from the reference."""
+
+
+class Unsafe(Exception):
+    """Memory will not last: it grows, or the allocator lives from hand to mouth. A smaller batch may hold."""
