@@ -145,7 +145,7 @@ def _model(
     config.pad_token_id = tokenizer.pad_token_id
     for name, value in task.model_arguments(data.train + data.validation).items():
         setattr(config, name, value)
-    _check_length(spec, config)
+    check_length(spec, config)
     torch.manual_seed(seed)
     try:
         if spec.model.weights == "random":
@@ -171,7 +171,7 @@ def _model(
         if "size" not in str(error) or is_out_of_memory(error):
             raise
         raise JobProblem(f"model.source: its weights do not fit this task's model: {_line(error)}") from error
-    return _adapted(spec, configuration, model, seed)
+    return adapted(spec, configuration, model, seed)
 
 
 def _random(
@@ -226,7 +226,8 @@ def _quantization(task: str, configuration: Configuration) -> Any:
     )
 
 
-def _adapted(spec: JobSpec, configuration: Configuration, model: Any, seed: int) -> Any:
+def adapted(spec: JobSpec, configuration: Configuration, model: Any, seed: int) -> Any:
+    """The model with its adapter, if the method has one."""
     if configuration.method == "full":
         return model
     from peft import LoraConfig, get_peft_model
@@ -256,7 +257,8 @@ def _adapted(spec: JobSpec, configuration: Configuration, model: Any, seed: int)
     return adapted
 
 
-def _check_length(spec: JobSpec, config: Any) -> None:
+def check_length(spec: JobSpec, config: Any) -> None:
+    """JobProblem when samples may be longer than the model has positions for."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
     if spec.dataset.max_length > limit:
         raise JobProblem(

@@ -1,0 +1,245 @@
+"""Estimates a job's memory without its weights and without its hardware: `dynotune estimate`.
+
+The model is drawn on fake tensors and trains three steps of its real code; weights, gradients, activations and
+temporaries are read off. What is not torch's (optimizer state, NF4 storage, the framework itself) is worked out. A
+measured line of the same model corrects both ends of the estimated one.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from service.contract.configuration import Configuration
+from service.contract.estimate import Estimate, EstimateRequest, Known, MethodEstimate
+from service.contract.hardware import HardwareFacts
+from service.contract.job import METHODS, JobSpec, Method
+from service.contract.measurement import MemoryLine
+from service.levers import LEVERS
+from worker.devices.base import proc_status
+from worker.levers import TWINS, precision
+from worker.tasks import TASKS
+from worker.trial import sources
+from worker.trial.build import HEADS, Limits, adapted, check_length
+from worker.trial.fake import Storages, fake_tensors, real_shapes
+
+GIB = 2**30
+CUDA_OVERHEAD = 0.5 * GIB  # context and libraries; a measurement replaces it
+STATE_BYTES = {"adamw-8bit": 2.06, "paged-adamw-8bit": 0.0}  # a trained parameter; paged state lives on the host
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # Dettmers et al. 2023: 4 bits, one 8-bit scale per 64, doubly quantised
+FOREACH = ("adamw-foreach",)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a step on fake tensors; `saved` and `dequantised` are what NF4 weights would change."""
+
+    parameters: int
+    trainable: int
+    weights: float
+    gradients: float
+    peaks: tuple[float, float]  # of micro batches 1 and 2
+    held: tuple[float, float]  # by their forward, for backward
+    saved: float
+    dequantised: float
+
+
+def estimate(request: EstimateRequest, facts: HardwareFacts, known: tuple[Known, ...], limits: Limits) -> Estimate:
+    """All methods; JobProblem for the user's mistakes."""
+    started = time.perf_counter()
+    spec = request.spec
+    device = facts.device if spec.hardware.device == "auto" else spec.hardware.device
+    estimator = _Estimator(spec, device, limits)
+    levers = _levers(spec, device, facts)
+    methods = {method: estimator.method(method, levers, request.memory_gib * GIB, known) for method in METHODS}
+    corrected = any(one.corrected for one in methods.values())
+    return Estimate(
+        memory_gib=request.memory_gib,
+        max_length=spec.dataset.max_length,
+        device=device,
+        methods=methods,
+        seconds=time.perf_counter() - started,
+        statement=(
+            f"Estimated from shapes for samples of {spec.dataset.max_length} tokens"
+            + (", corrected by a measurement of this model on this hardware." if corrected else "; nothing was run.")
+        ),
+    )
+
+
+def _levers(spec: JobSpec, device: str, facts: HardwareFacts) -> dict[str, str]:
+    """What the search would begin with, and what the job fixes."""
+    native = device == "cuda" or facts.bf16_native
+    levers = {name: lever.baseline for name, lever in LEVERS.items()}
+    levers |= {"precision": "bf16-mixed" if native else "fp32", "attention": "sdpa", "optimizer": "adamw-fused"}
+    return levers | spec.search.fixed
+
+
+class _Estimator:
+    """One job's estimates. LoRA and QLoRA take the same step, so it is drawn once."""
+
+    def __init__(self, spec: JobSpec, device: str, limits: Limits) -> None:
+        self._spec, self._device, self._limits = spec, device, limits
+        self._overhead = float(proc_status()["VmData"]) if device == "cpu" else CUDA_OVERHEAD
+        self._drawn: dict[str, Sizes] = {}
+
+    def method(self, method: str, levers: dict[str, str], capacity: float, known: tuple[Known, ...]) -> MethodEstimate:
+        """One method's estimate."""
+        length, effective = self._spec.dataset.max_length, self._spec.training.effective_batch_size
+        sizes = self._sizes(method, levers, length)
+        line, corrected = self._corrected(self._line(method, levers, length), method, levers, known)
+        largest = min(line.largest(capacity), effective or line.largest(capacity))
+        saved, dequantised = (sizes.saved, sizes.dequantised) if method == "qlora" else (0.0, 0.0)
+        activations = sizes.held[1] - sizes.held[0]
+        return MethodEstimate(
+            levers=levers,
+            parameters=sizes.parameters,
+            trainable_parameters=sizes.trainable,
+            weights_gib=(sizes.weights - saved) / GIB,
+            gradients_gib=sizes.gradients / GIB,
+            optimizer_gib=_state(sizes, levers) / GIB,
+            activations_gib=activations / GIB,
+            temporary_gib=(max(0.0, sizes.peaks[1] - sizes.peaks[0] - activations) + dequantised) / GIB,
+            overhead_gib=self._overhead / GIB,
+            line=line,
+            largest_micro_batch=largest,
+            corrected=corrected,
+            note="" if largest else f"one sample needs {line.at(1) / GIB:.2f} GiB",
+        )
+
+    def _corrected(
+        self, line: MemoryLine, method: str, levers: dict[str, str], known: tuple[Known, ...]
+    ) -> tuple[MemoryLine, bool]:
+        """The line scaled by measured over estimated of the measured configuration most like this one."""
+        mine = [one for one in known if one.method == method]
+        if not mine:
+            return line, False
+        nearest = max(mine, key=lambda one: sum(one.levers.get(name) == choice for name, choice in levers.items()))
+        same = self._line(method, nearest.levers, nearest.max_length)
+        rest = nearest.line.rest_bytes / same.rest_bytes
+        slope = nearest.line.slope_bytes / same.slope_bytes
+        scaled = MemoryLine(
+            rest_bytes=line.rest_bytes * rest,
+            slope_bytes=line.slope_bytes * slope,
+            update_bytes=line.update_bytes * rest,
+        )
+        return scaled, True
+
+    def _line(self, method: str, levers: dict[str, str], length: int) -> MemoryLine:
+        sizes = self._sizes(method, levers, length)
+        saved, dequantised = (sizes.saved, sizes.dequantised) if method == "qlora" else (0.0, 0.0)
+        slope = max(1.0, sizes.peaks[1] - sizes.peaks[0])
+        fixed = _state(sizes, levers) + self._overhead - saved
+        temporary = 2 if levers["optimizer"] in FOREACH else 1
+        return MemoryLine(
+            rest_bytes=sizes.peaks[0] - slope + fixed + dequantised,
+            slope_bytes=slope,
+            update_bytes=sizes.weights + sizes.gradients * temporary + fixed,
+        )
+
+    def _sizes(self, method: str, levers: dict[str, str], length: int) -> Sizes:
+        """Sizes of a step, drawn once a shape: `full`, or an adapter over a frozen base."""
+        drawn: Method = "full" if method == "full" else "lora"
+        key = f"{drawn} {length} {sorted(levers.items())}"
+        if key not in self._drawn:
+            self._drawn[key] = step_sizes(self._spec, drawn, levers, length, self._limits)
+        return self._drawn[key]
+
+
+def _state(sizes: Sizes, levers: dict[str, str]) -> float:
+    """Bytes of the optimizer's state."""
+    return sizes.trainable * STATE_BYTES.get(levers["optimizer"], 8.0)
+
+
+def step_sizes(spec: JobSpec, method: Method, levers: dict[str, str], length: int, limits: Limits) -> Sizes:
+    """Sizes of a full step of one configuration, at `length` tokens a sample."""
+    configuration = Configuration(method=method, levers=levers, effective_batch_size=1, learning_rate=1e-4)
+    task = TASKS[spec.task]()
+    folder = sources.model_folder(spec.model, limits.roots, limits.allow_pickle, limits.allow_remote_code)
+    with torch.device("meta"):
+        model = _model(spec, configuration, task, folder, limits)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    saved, dequantised = _quantised(model, levers["precision"])
+    with fake_tensors():
+        real_shapes(model)
+        peaks, held = _steps(model, spec, levers, length)
+    return Sizes(
+        parameters=sum(one.numel() for one in model.parameters()),
+        trainable=sum(one.numel() for one in trained),
+        weights=float(sum(one.numel() * one.element_size() for one in {*model.parameters(), *model.buffers()})),
+        gradients=float(sum(one.numel() * one.element_size() for one in trained)),
+        peaks=peaks,
+        held=held,
+        saved=saved,
+        dequantised=dequantised,
+    )
+
+
+def _model(spec: JobSpec, configuration: Configuration, task: Any, folder: Any, limits: Limits) -> Any:
+    """The model with its adapter and levers, on no device."""
+    from transformers import AutoConfig
+
+    options: dict[str, Any] = {}
+    for name, choice in configuration.levers.items():
+        if hasattr(TWINS[name], "load"):
+            TWINS[name].load(choice, options, configuration.method)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=limits.allow_remote_code)
+    config.use_cache = False
+    config.pad_token_id = config.pad_token_id or 0
+    check_length(spec, config)
+    dtype = (config.dtype or torch.float32) if options["dtype"] == "auto" else options["dtype"]
+    model = task.model_class().from_config(config, dtype=dtype, attn_implementation=options["attn_implementation"])
+    model = adapted(spec, configuration, model, 0)
+    for name, choice in configuration.levers.items():
+        if name != "compile" and hasattr(TWINS[name], "model"):
+            TWINS[name].model(choice, model, configuration.method)
+    return model.train()
+
+
+def _quantised(model: nn.Module, choice: str) -> tuple[float, float]:
+    """(bytes that NF4 saves, bytes of the largest weight dequantised, which forward and backward need for a moment)."""
+    linear = [
+        module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and "lora_" not in name and not _is_head(name)
+    ]
+    compute = precision.AUTOCAST.get(choice, torch.float32).itemsize
+    saved = sum(one.numel() * (one.element_size() - NF4_BYTES) for one in linear)
+    return float(saved), float(max((one.numel() for one in linear), default=0) * compute)
+
+
+def _is_head(name: str) -> bool:
+    return name.rsplit(".", 1)[-1] in (*HEADS, "lm_head")
+
+
+def _steps(
+    model: nn.Module, spec: JobSpec, levers: dict[str, str], length: int
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(peaks of micro batches 1 and 2 with gradients in place, bytes that their forward leaves for backward)."""
+    peaks, held = [], []
+    with Storages() as storages:
+        for tensor in (*model.parameters(), *model.buffers()):
+            storages.add(tensor)
+        for tensor in model.parameters():
+            if tensor.requires_grad:
+                tensor.grad = torch.empty_like(tensor)
+        for micro in (1, 2):
+            batch = _batch(spec, micro, length)
+            storages.peak = before = storages.live
+            with precision.autocast(levers["precision"], torch.device("cpu")):
+                loss = TASKS[spec.task]().loss(model, batch, torch.tensor(micro * length))
+            held.append(float(storages.live - before))
+            loss.backward()  # type: ignore[no-untyped-call]
+            del loss, batch
+            peaks.append(float(storages.peak))
+    return (peaks[0], peaks[1]), (held[0], held[1])
+
+
+def _batch(spec: JobSpec, micro: int, length: int) -> dict[str, torch.Tensor]:
+    ids = torch.ones((micro, length), dtype=torch.long)
+    if spec.task == "sequence-classification":
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0]}
+    return {"input_ids": ids, "labels": ids}

@@ -1,0 +1,74 @@
+"""Memory of a training step by fake tensors: shapes and lifetimes are real, no byte is allocated.
+
+torch's MemTracker does more and fails on frozen parameters, and fake CUDA tensors need a CUDA build; a dispatch mode
+over fake CPU tensors that follows storages is enough for peaks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+
+class Storages(TorchDispatchMode):  # type: ignore[misc]
+    """Counts the bytes of all storages alive that were made under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._seen = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and look at what it made."""
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self.add(tensor)
+        return made
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage once, until it dies."""
+        storage = tensor.untyped_storage()
+        if storage in self._seen:
+            return
+        size = storage.nbytes()
+        self._seen[storage] = weakref.finalize(storage, self._gone, size)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def _gone(self, size: int) -> None:
+        self.live -= size
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Tensors made in here have no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def real_shapes(model: torch.nn.Module) -> None:
+    """Give a model on the meta device tensors of the current mode, tied ones still tied.
+
+    peft moves its adapters while it makes them, which fake tensors refuse, so the model is drawn on meta first.
+    """
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    trained = isinstance(tensor, torch.nn.Parameter)
+                    made[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if trained else empty
+                tensors[name] = made[id(tensor)]
