@@ -8,12 +8,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from service.contract.job import JobSpec
 from service.contract.paths import Roots, looks_local, outside
-from service.errors import InvalidJob, MalformedBody, invalid_job
+from service.errors import InvalidJob, invalid_job
+from service.jobtext import read
 from service.levers import excluded, unknown
 from service.settings import Settings
 
@@ -22,15 +22,7 @@ LOOKED_AT = 200  # rows of a file that are looked at; the worker sees them all
 
 def parse(body: bytes) -> JobSpec:
     """The job of a YAML or JSON body; MalformedBody or InvalidJob."""
-    try:
-        data = yaml.safe_load(body.decode())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise MalformedBody(f"The body is neither JSON nor YAML{where}: {getattr(error, 'problem', error)}.") from error
-    if not isinstance(data, dict):
-        raise MalformedBody("The body must be a mapping with at least model and dataset.")
-    return check(data)
+    return check(read(body, "The body"))
 
 
 def check(data: dict[str, Any]) -> JobSpec:

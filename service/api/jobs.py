@@ -6,11 +6,11 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 from service import events, jobs
-from service.api.context import InContext, Reading
+from service.api.context import Context, InContext, Reading
 from service.api.problems import responses
-from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
 from service.errors import BadQuery, BodyTooLarge, InvalidJob, MalformedBody, NotFound, NotYet
 from service.validate import parse, validate
@@ -46,12 +46,16 @@ BODY = {
 )
 async def submit(request: Request, response: Response, here: InContext) -> dict[str, Any]:
     """Queue a job from YAML or JSON. 202 with `Location`; every mistake that can be seen now is answered at once."""
-    body = await request.body()
-    spec: JobSpec = parse(body)
-    validate(spec, here.settings)
-    job_id = here.queue.submit(spec)
+    job_id = await run_in_threadpool(_submit, await request.body(), here)
     response.headers["Location"] = f"/v1/jobs/{job_id}"
     return {"id": job_id, "status": "queued"}
+
+
+def _submit(body: bytes, here: Context) -> str:
+    """Reads files and waits for the database: never on the event loop."""
+    spec = parse(body)
+    validate(spec, here.settings)
+    return here.queue.submit(spec)
 
 
 @router.get("", responses=responses(BadQuery), summary="List jobs")
