@@ -22,11 +22,11 @@ class _Loader(yaml.SafeLoader):
     }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases (*name) are not read", problem_mark=event.start_mark)
-        if getattr(event, "tag", None) not in (None, "!"):
-            raise yaml.MarkedYAMLError(problem="tags (!name) are not read", problem_mark=event.start_mark)
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        tagged = getattr(event, "tag", None) not in (None, "!")
+        if tagged or self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+            problem = f"{'tags (!name)' if tagged else 'aliases (*name)'} are not read"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)  # type: ignore[no-untyped-call]
 
 
