@@ -126,7 +126,7 @@ class Progress:
     def _say(self, key: str, text: str | None = None) -> None:
         if key not in self._said:
             self._said.add(key)
-            self._console.print(text or key, highlight=False, soft_wrap=True)
+            self._console.print(text or key, soft_wrap=True)
 
 
 def result_table(recommendation: Recommendation) -> Table:

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from service import __version__
 from service.catalogue import catalogue
@@ -44,17 +45,17 @@ def report(console: Console, as_json: bool) -> int:
         }
         print(json.dumps(data, indent=2))
         return 0 if found else 1
-    console.print(f"dynotune {__version__}, state in {settings.home} ({disk / 2**30:.0f} GiB free)", highlight=False)
+    console.print(f"dynotune {__version__}, state in {settings.home} ({disk / 2**30:.0f} GiB free)")
     if problem:
-        console.print(f"[red]{problem}[/red]", highlight=False)
+        console.print(problem, style="red", soft_wrap=True)
         return 1
     for facts in found:
         _device(console, facts)
     versions = ", ".join(f"{name} {version}" for name, version in found[0].versions.items())
-    console.print(f"versions: {versions}", highlight=False)
+    console.print(f"versions: {versions}")
     for name, package in found[0].packages.items():
-        state = package.version or f"[yellow]{package.problem}[/yellow]"
-        console.print(f"  {name}: {state} - brings {BRINGS.get(name, 'nothing dynotune uses')}", highlight=False)
+        state = package.version or Text(str(package.problem), "yellow")
+        console.print(Text.assemble(f"  {name}: ", state, f" - brings {BRINGS.get(name, 'nothing dynotune uses')}"))
     return 0
 
 
@@ -62,17 +63,17 @@ def _device(console: Console, facts: HardwareFacts) -> None:
     bf16 = "bf16 in hardware" if facts.bf16_native else "bf16 emulated"
     memory = facts.memory_bytes / 2**30
     driver = f", driver {facts.driver}" if facts.driver else ""
-    name = f"[bold]{facts.device}:{facts.index}[/bold] {facts.name}"
-    console.print(f"{name}: {memory:.1f} GiB, {facts.cores} cores, {bf16}{driver}", highlight=False)
+    about = f" {facts.name}: {memory:.1f} GiB, {facts.cores} cores, {bf16}{driver}"
+    console.print(Text.assemble((f"{facts.device}:{facts.index}", "bold"), about))
     for other in facts.others:
-        console.print(f"  [yellow]{other}[/yellow]", highlight=False)
+        console.print(f"  {other}", style="yellow")
     if facts.topology:
-        console.print(facts.topology, highlight=False)
+        console.print(facts.topology)
     for lever in catalogue([{"id": "here", "alive": True, "facts": facts.model_dump(mode="json")}])["levers"]:
         for choice in lever["choices"]:
             why = choice["workers"]["here"]["why_not"]
             if why:
-                console.print(f"  not searched: {lever['name']}={choice['name']}: {why}", highlight=False)
+                console.print(f"  not searched: {lever['name']}={choice['name']}: {why}")
 
 
 def _facts() -> tuple[list[HardwareFacts], str | None]:

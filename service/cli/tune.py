@@ -16,6 +16,7 @@ from rich.console import Console
 from service.cli import display
 from service.cli.embedded import LocalWorker, control_plane
 from service.cli.jobfile import read_job
+from service.cli.output import console as new_console
 from service.cli.output import say
 from service.client import Client, Refused, Unreachable
 from service.contract.recommendation import Recommendation
@@ -28,7 +29,7 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
     """Run the job; 0 done, 1 failed, 130 interrupted. Writes recommendation.json and train.py into `output`."""
     job = read_job(path)
     settings = Settings.from_environment()
-    quiet = Console(quiet=True) if as_json else console
+    quiet = new_console(quiet=True) if as_json else console
     with (
         _interruptible(),
         _private(settings, job) as private,
@@ -92,13 +93,13 @@ def _write(client: Client, job_id: str, output: Path) -> list[Path]:
 
 def _conclude(console: Console, best: Recommendation, written: list[Path]) -> None:
     console.print(display.result_table(best))
-    console.print(best.stability.statement, highlight=False, soft_wrap=True)
+    console.print(best.stability.statement, soft_wrap=True)
     for note in (f"weights: {best.weights}" if best.weights != "pretrained" else None, *best.notes):
         if note:
-            console.print(note, highlight=False, soft_wrap=True)
+            console.print(note, soft_wrap=True)
     run = display.duration(best.evidence.run_seconds)
-    console.print(f"The whole run would take about {run} here.", highlight=False)
-    console.print(f"written: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
+    console.print(f"The whole run would take about {run} here.")
+    console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
 
 
 @contextlib.contextmanager
