@@ -75,6 +75,12 @@ class Unavailable(DynotuneError):
     status, code, title = 503, "unavailable", "The service is not ready"
 
 
+class Misconfigured(DynotuneError):
+    """A setting of this process, or a file it was told to use, cannot be used."""
+
+    code, title = "misconfigured", "A setting cannot be used"
+
+
 class NotAllowed(DynotuneError):
     """The method is not allowed on this resource, or the resource is not reachable that way."""
 

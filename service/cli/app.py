@@ -257,3 +257,5 @@ def main() -> None:
         fail(error.detail, UNREACHABLE if error.status == 503 else USAGE)
     except (BrokenPipeError, KeyboardInterrupt):
         raise SystemExit(130) from None
+    except OSError as error:
+        fail(f"{error.filename or 'the system'}: {error.strerror}", USAGE)

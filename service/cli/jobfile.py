@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from service.contract.paths import looks_local
+from service.contract.paths import expanded, looks_local
 from service.errors import InvalidJob
 from service.jobtext import read
 from service.validate import check
@@ -24,5 +24,5 @@ def read_job(path: Path) -> dict[str, Any]:
     for part in ("model", "dataset"):
         source = spec[part]["source"]
         if looks_local(source) or Path(source).exists():
-            spec[part]["source"] = str(Path(source).expanduser().absolute())
+            spec[part]["source"] = str(expanded(source).absolute())
     return spec

@@ -20,6 +20,7 @@ from service.cli.output import console as new_console
 from service.cli.output import say
 from service.client import Client, Refused, Unreachable
 from service.contract.recommendation import Recommendation
+from service.errors import Misconfigured
 from service.settings import Settings
 
 POLL_SECONDS = 1.0
@@ -29,6 +30,7 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
     """Run the job; 0 done, 1 failed, 130 interrupted. Writes recommendation.json and train.py into `output`."""
     job = read_job(path)
     settings = Settings.from_environment()
+    _prepare(output)
     quiet = new_console(quiet=True) if as_json else console
     with (
         _interruptible(),
@@ -81,8 +83,17 @@ def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) 
         return client.wait(job_id, POLL_SECONDS, look)
 
 
+def _prepare(output: Path) -> None:
+    """Make the folder of the results; Misconfigured now rather than after an hour of measuring."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            return
+    except OSError as error:
+        raise Misconfigured(f"--output: {output} cannot be written ({error.strerror}).") from error
+
+
 def _write(client: Client, job_id: str, output: Path) -> list[Path]:
-    output.mkdir(parents=True, exist_ok=True)
     written = []
     for name, file in (("json", "recommendation.json"), ("train.py", "train.py")):
         path = output / file
