@@ -23,6 +23,13 @@ def read_job(path: Path) -> dict[str, Any]:
     spec = check(data).model_dump(mode="json", exclude_defaults=True)
     for part in ("model", "dataset"):
         source = spec[part]["source"]
-        if looks_local(source) or Path(source).exists():
+        if looks_local(source) or _is_there(part, source):
             spec[part]["source"] = str(expanded(source).absolute())
     return spec
+
+
+def _is_there(part: str, source: str) -> bool:
+    try:
+        return Path(source).exists()
+    except OSError as error:
+        raise InvalidJob(f"{part}.source: {source:.80} cannot be read ({error.strerror}).") from error

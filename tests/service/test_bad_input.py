@@ -26,7 +26,7 @@ MODEL = {"source": "model", "weights": "random"}
         ({"model": {}}, "/model/source", "model.source is missing"),
         ({"dataset": {"source": "./no.jsonl"}}, "/dataset/source", "does not exist"),
         ({"dataset": {"source": "empty.jsonl"}}, "/dataset/source", "is empty"),
-        ({"dataset": {"source": "broken.jsonl"}}, "/dataset/source", "row 2 is not JSON"),
+        ({"dataset": {"source": "broken.jsonl"}}, "/dataset/source", "line 2: not JSON"),
         (
             {"dataset": {"source": "data.jsonl", "columns": {"text": "body"}}},
             "/dataset/columns/text",
