@@ -84,10 +84,12 @@ def _baseline(mine: dict[str, Any]) -> list[dict[str, str]]:
     found = []
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         value = mine.get(name, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            found.append(
-                _mistake(f"/baseline/{name}", f"baseline.{name} must be a whole number from 1 on, not {value!r}")
-            )
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+            text = f"baseline.{name} must be a whole number from 1 to 2147483647, not {value!r:.80}"
+            found.append(_mistake(f"/baseline/{name}", text))
+    for name in ("optim", "attn_implementation"):
+        if not isinstance(value := mine.get(name, ""), str):
+            found.append(_mistake(f"/baseline/{name}", f"baseline.{name} must be text, not {value!r:.80}"))
     return found
 
 

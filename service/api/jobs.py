@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Annotated, Any
 
@@ -71,7 +72,7 @@ def list_jobs(
         raise BadQuery(f"status must be one of {', '.join(jobs.STATUSES)}, not {status!r}.")
     if label is not None and "=" not in label:
         raise BadQuery(f"label must be key=value, not {label!r}.")
-    if cursor is not None and not cursor.isdigit():
+    if cursor is not None and not re.fullmatch("[0-9]{1,18}", cursor):
         raise BadQuery(f"cursor must be the `next` of a page before, not {cursor!r}.")
     key, _, value = (label or "").partition("=")
     before = int(cursor) if cursor else None
@@ -94,7 +95,7 @@ def trials(job_id: str, session: Reading) -> dict[str, Any]:
 def tail(
     job_id: str,
     session: Reading,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Annotated[int, Query(ge=0, lt=2**62)] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> dict[str, Any]:
     """What happened, oldest first; pass the last `seq` on as `after` to see what came since."""

@@ -7,13 +7,12 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 
 from service import jobs
 from service.api.context import InContext, Reading
 from service.api.problems import responses
 from service.catalogue import catalogue
+from service.db import check
 from service.errors import NotFound, NotYet, Unavailable
 from service.exports import EXPORTS
 
@@ -61,9 +60,5 @@ def healthz() -> dict[str, str]:
 @router.get("/readyz", tags=["health"], responses=responses(Unavailable), summary="The database answers")
 def readyz(here: InContext) -> dict[str, str]:
     """ok when the database answers with the schema in place."""
-    try:
-        with here.engine.connect() as connection:
-            connection.execute(text("SELECT 1 FROM jobs LIMIT 1"))
-    except SQLAlchemyError as error:
-        raise Unavailable(f"The database is not ready: {type(error).__name__}.") from error
+    check(here.engine)
     return {"status": "ok"}
