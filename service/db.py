@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy import Engine, create_engine, event, func, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 import migrations
@@ -57,6 +59,13 @@ def _sqlite(url: str) -> Engine:
 def readonly(engine: Engine) -> Engine:
     """The same engine for reading: on SQLite it does not wait for the write lock."""
     return engine.execution_options(readonly=True)
+
+
+def now(session: Session) -> float:
+    """Seconds since 1970: by the database's clock on PostgreSQL, as the queue writes them, else by ours."""
+    if session.get_bind().dialect.name == "postgresql":
+        return float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
+    return time.time()
 
 
 def alembic_config(url: str) -> Config:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -13,6 +12,7 @@ from service import events, jobs
 from service.api.context import Context, InContext, Reading
 from service.api.problems import responses
 from service.contract.recommendation import Recommendation
+from service.db import now
 from service.errors import BadQuery, BodyTooLarge, InvalidJob, MalformedBody, NotFound, NotYet
 from service.validate import parse, validate
 
@@ -76,13 +76,13 @@ def list_jobs(
         raise BadQuery(f"cursor must be the `next` of a page before, not {cursor!r}.")
     key, _, value = (label or "").partition("=")
     before = int(cursor) if cursor else None
-    return jobs.page(session, status, (key, value) if label else None, before, limit, time.time())
+    return jobs.page(session, status, (key, value) if label else None, before, limit, now(session))
 
 
 @router.get("/{job_id}", responses=responses(NotFound), summary="One job")
 def show(job_id: str, session: Reading) -> dict[str, Any]:
     """Status, phase, progress, the best so far, the estimated finish, and why a queued job waits."""
-    return jobs.view(session, jobs.get(session, job_id), time.time())
+    return jobs.view(session, jobs.get(session, job_id), now(session))
 
 
 @router.get("/{job_id}/trials", responses=responses(NotFound), summary="A job's trials")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -12,7 +11,7 @@ from service import jobs
 from service.api.context import InContext, Reading
 from service.api.problems import responses
 from service.catalogue import catalogue
-from service.db import check
+from service.db import check, now
 from service.errors import NotFound, NotYet, Unavailable
 from service.exports import EXPORTS
 
@@ -42,13 +41,13 @@ def export(job_id: str, name: str, session: Reading) -> Response:
 @router.get("/v1/workers", tags=["workers"], summary="Workers")
 def workers(session: Reading) -> dict[str, Any]:
     """Every worker, its device, and whether it is alive."""
-    return {"items": jobs.workers(session, time.time())}
+    return {"items": jobs.workers(session, now(session))}
 
 
 @router.get("/v1/levers", tags=["levers"], summary="The catalogue")
 def levers(session: Reading) -> dict[str, Any]:
     """Every lever and choice, and for each worker whether it is available and why not."""
-    return catalogue(jobs.workers(session, time.time()))
+    return catalogue(jobs.workers(session, now(session)))
 
 
 @router.get("/healthz", tags=["health"], summary="The process is alive")

@@ -75,10 +75,14 @@ def _private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
 def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) -> dict[str, object]:
     with display.Progress(console) as progress:
 
-        def look(job: dict[str, object]) -> None:
-            progress.show(job, client.trials(job_id))
+        def look(job: dict[str, Any]) -> None:
             if worker.process.poll() is not None:
                 raise SystemExit("dynotune: the local worker ended by itself; its message is above")
+            if job["waiting_for"] and not any(one["alive"] for one in client.workers()):
+                job["waiting_for"] = "the local worker starts"
+            elif job["waiting_for"] and (why := client.job(job_id)["waiting_for"]):  # asked again: now it is there
+                raise SystemExit(f"dynotune: {why}")
+            progress.show(job, client.trials(job_id))
 
         return client.wait(job_id, POLL_SECONDS, look)
 

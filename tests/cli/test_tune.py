@@ -88,3 +88,29 @@ def test_an_interrupted_run_leaves_nothing(
     assert tune() == 130
     assert [statuses for _, statuses in worker.seen] == [["cancelled"]]
     assert "cancelled" in capsys.readouterr().err and list((tmp_path / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("hardware", "words"),
+    [({"device": "cuda"}, "is a cpu worker, the job wants cuda"), ({"memory_gib": 64}, "wants 64")],
+)
+def test_a_job_that_the_only_worker_can_never_serve_ends(
+    tune: Callable[..., int], worker: type[Worker], facts: Callable[..., HardwareFacts], hardware: Any, words: str
+) -> None:
+    worker.facts = facts()
+    with pytest.raises(SystemExit, match=words):
+        tune(hardware=hardware)
+    assert [statuses for _, statuses in worker.seen] == [["cancelled"]]
+
+
+def test_before_the_worker_is_there_nobody_is_told_to_start_one(
+    tune: Callable[..., int], worker: type[Worker], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    polls = iter([None, None, 1])
+    monkeypatch.setattr(worker, "__init__", lambda self, settings: setattr(self, "url", settings.database_url))
+    monkeypatch.setattr(worker, "process", SimpleNamespace(poll=lambda: next(polls)), raising=False)
+    monkeypatch.setattr(room, "POLL_SECONDS", 0.01)
+    with pytest.raises(SystemExit):
+        tune()
+    said = capsys.readouterr().out
+    assert said.count("the local worker starts") == 1 and "No worker is connected" not in said

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import Engine, text
 
 from service.contract.hardware import HardwareFacts
 from service.contract.task import PlanDecision, TaskKind, TrialRequest
@@ -128,6 +131,23 @@ def test_levers_tell_what_each_worker_offers(api: TestClient, queue: Queue, fact
 def test_health(api: TestClient, settings: Settings) -> None:
     assert api.get("/healthz").json() == {"status": "ok"}
     assert api.get("/readyz").json() == {"status": "ok"}
+
+
+def test_ready_while_somebody_writes(api: TestClient, engine: Engine) -> None:
+    """Looking takes no write lock: with one, SQLite would have it wait 30 s for the other's."""
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE workers SET state = 'idle'"))
+        assert api.get("/readyz").status_code == 200
+
+
+def test_a_worker_lives_by_the_clock_that_its_signs_are_written_with(
+    api: TestClient, queue: Queue, facts: Facts, monkeypatch: pytest.MonkeyPatch, database_url: str
+) -> None:
+    queue.register("w", 1, facts())
+    if database_url.startswith("postgresql"):  # where the machine's clock may be another
+        monkeypatch.setattr(time, "time", lambda: 4e9)
+    (worker,) = api.get("/v1/workers").json()["items"]
+    assert worker["alive"]
 
 
 def test_openapi_describes_the_job_and_its_errors(api: TestClient) -> None:
