@@ -17,7 +17,8 @@ from service.contract.rows import ENDINGS, class_number
 from service.contract.rows import read as read_rows
 from service.errors import InvalidJob, invalid_job
 from service.jobtext import read
-from service.levers import excluded, unknown
+from service.levers import LEVERS, excluded, unknown
+from service.levers.base import needs_cuda
 from service.settings import Settings
 
 LOOKED_AT = 200  # rows of a file that are looked at; the worker sees them all
@@ -66,7 +67,10 @@ def _levers(spec: JobSpec) -> list[dict[str, str]]:
         if problem := unknown(name):
             found.append(_mistake(f"/search/levers/{at}", f"search.levers: {problem}"))
     for name, choice in search.fixed.items():
-        if problem := unknown(name, choice):
+        problem = unknown(name, choice)
+        if not problem and spec.hardware.device == "cpu" and needs_cuda(LEVERS[name].choice(choice)):
+            problem = f"{name}={choice} needs an NVIDIA GPU, and hardware.device is cpu"
+        if problem:
             found.append(_mistake(f"/search/fixed/{name}", f"search.fixed: {problem}"))
     if found:
         return found

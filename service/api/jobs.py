@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service import events, jobs
+from service.api import examples
 from service.api.context import Context, InContext, Reading
 from service.api.problems import responses
 from service.contract.recommendation import Recommendation
@@ -18,20 +19,11 @@ from service.validate import parse, validate
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-EXAMPLE = {
-    "name": "functions-lora",
-    "model": {"source": "examples/llama-13m", "weights": "random"},
-    "dataset": {"source": "examples/data/functions.jsonl", "max_length": 512},
-    "method": ["lora"],
-    "training": {"effective_batch_size": 32, "learning_rate": 2e-4},
-    "search": {"minutes": 5, "verify": "quick"},
-    "hardware": {"memory_gib": 3},
-}
 BODY = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": EXAMPLE},
+            "application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": examples.SPEC},
             "application/yaml": {"schema": {"$ref": "#/components/schemas/JobSpec"}},
         },
     }
@@ -59,7 +51,7 @@ def _submit(body: bytes, here: Context) -> str:
     return here.queue.submit(spec)
 
 
-@router.get("", responses=responses(BadQuery), summary="List jobs")
+@router.get("", responses=responses(BadQuery, example=examples.page(examples.SUMMARY, next="41")), summary="List jobs")
 def list_jobs(
     session: Reading,
     status: Annotated[str | None, Query(description="One of " + ", ".join(jobs.STATUSES))] = None,
@@ -79,19 +71,25 @@ def list_jobs(
     return jobs.page(session, status, (key, value) if label else None, before, limit, now(session))
 
 
-@router.get("/{job_id}", responses=responses(NotFound), summary="One job")
+@router.get("/{job_id}", responses=responses(NotFound, example=examples.JOB), summary="One job")
 def show(job_id: str, session: Reading) -> dict[str, Any]:
     """Status, phase, progress, the best so far, the estimated finish, and why a queued job waits."""
     return jobs.view(session, jobs.get(session, job_id), now(session))
 
 
-@router.get("/{job_id}/trials", responses=responses(NotFound), summary="A job's trials")
+@router.get(
+    "/{job_id}/trials",
+    responses=responses(NotFound, example=examples.page(examples.TRIAL | {"fastest": False})),
+    summary="A job's trials",
+)
 def trials(job_id: str, session: Reading) -> dict[str, Any]:
     """All trials with their outcome, reason and measurement."""
     return {"items": jobs.trials(session, jobs.get(session, job_id))}
 
 
-@router.get("/{job_id}/events", responses=responses(NotFound), summary="A job's events")
+@router.get(
+    "/{job_id}/events", responses=responses(NotFound, example=examples.page(examples.EVENT)), summary="A job's events"
+)
 def tail(
     job_id: str,
     session: Reading,

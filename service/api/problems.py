@@ -22,15 +22,18 @@ def answer(error: DynotuneError) -> JSONResponse:
     return JSONResponse(error.problem(), status_code=error.status, media_type=MEDIA)
 
 
-def responses(*errors: type[DynotuneError]) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries for the errors a route may answer with."""
-    return {
+def responses(*errors: type[DynotuneError], example: object = None) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI entries for the errors a route may answer with, and an example of its answer."""
+    found: dict[int | str, dict[str, Any]] = {
         error.status: {
             "description": error.title,
             "content": {MEDIA: {"example": error("One sentence: what, where, what to do.").problem()}},
         }
         for error in errors
     }
+    if example is not None:
+        found[200] = {"content": {"application/json": {"example": example}}}
+    return found
 
 
 def install(app: FastAPI) -> None:

@@ -60,8 +60,12 @@ def serve(
 def worker(
     context: typer.Context,
     devices: Annotated[str, typer.Option(help="first, all, or a list such as cuda:0,cuda:1")] = "first",
+    json_: Json = False,
 ) -> None:
     """Measure trials on this machine: one process a device."""
+    if json_:
+        emit({"devices": devices})
+        sys.stdout.flush()  # what runs from here on is another program
     os.execv(sys.executable, [sys.executable, "-m", "worker", "--devices", devices, *context.args])
 
 
@@ -252,7 +256,7 @@ def main() -> None:
     except Unreachable as error:
         fail(f"{error}; start one with `dynotune serve`, or name it with --url", UNREACHABLE)
     except Refused as error:
-        fail(str(error), USAGE)
+        fail(str(error), UNREACHABLE if error.problem.get("status") == 503 else USAGE)
     except DynotuneError as error:
         fail(error.detail, UNREACHABLE if error.status == 503 else USAGE)
     except (BrokenPipeError, KeyboardInterrupt):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.text import Text
 
@@ -67,6 +68,8 @@ def _device(console: Console, facts: HardwareFacts) -> None:
     console.print(Text.assemble((f"{facts.device}:{facts.index}", "bold"), about))
     for other in facts.others:
         console.print(f"  {other}", style="yellow")
+    for user in _users(facts) if facts.device == "cuda" else ():
+        console.print(f"  {user}", style="yellow")
     if facts.topology:
         console.print(facts.topology)
     for lever in catalogue([{"id": "here", "alive": True, "facts": facts.model_dump(mode="json")}])["levers"]:
@@ -74,6 +77,24 @@ def _device(console: Console, facts: HardwareFacts) -> None:
             why = choice["workers"]["here"]["why_not"]
             if why:
                 console.print(f"  not searched: {lever['name']}={choice['name']}: {why}")
+
+
+def _users(facts: HardwareFacts) -> list[str]:
+    """Who computes on a GPU: process, its user and its memory. Empty where the driver does not tell."""
+    query = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    found = []
+    for uuid, pid, name, memory in (line.split(", ", 3) for line in lines if line.count(", ") >= 3):
+        if facts.uuid and facts.uuid in uuid:
+            try:
+                owner = psutil.Process(int(pid)).username()
+            except (psutil.Error, ValueError):
+                owner = "an unknown user"
+            found.append(f"process {pid} of {owner} uses {memory}: {name}")
+    return found
 
 
 def _facts() -> tuple[list[HardwareFacts], str | None]:

@@ -66,7 +66,8 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
 def _private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
     """Settings with a database that lasts as long as this run: no other run's worker or job is ever in it."""
     # What the user names on the command line may be read: this control plane serves nobody else.
-    named = tuple(Path(job[part]["source"]).parent for part in ("model", "dataset") if job[part]["source"][0] == "/")
+    sources = [Path(job[part]["source"]) for part in ("model", "dataset") if job[part]["source"][0] == "/"]
+    named = tuple(end.parent for source in sources for end in (source, source.resolve()))
     with tempfile.TemporaryDirectory(prefix="tune-", dir=settings.home) as folder:
         url = f"sqlite:///{folder}/tune.db"
         yield dataclasses.replace(settings, database_url=url, data_roots=(*settings.data_roots, *named))

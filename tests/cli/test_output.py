@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from service.cli import display, doctor
@@ -58,3 +60,14 @@ def test_doctor_without_the_workers_packages(
     assert doctor.report(console(), as_json=False) == 1
     said = capsys.readouterr().out
     assert "ImportError: [/x]" in said and "pip install 'dynotune[worker]'" in said
+
+
+def test_doctor_says_who_is_on_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: Callable[..., HardwareFacts]
+) -> None:
+    said = f"GPU-ab-12, {os.getpid()}, python, 300 MiB\nGPU-cd-34, 1, other, 1 MiB\nnonsense\n"
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, said, ""))
+    monkeypatch.setattr(doctor, "_facts", lambda: ([facts(device="cuda", uuid="ab-12")], None))
+    doctor.report(console(), as_json=False)
+    out = capsys.readouterr().out
+    assert f"process {os.getpid()} of {psutil.Process().username()} uses 300 MiB: python" in out and "other" not in out

@@ -114,3 +114,15 @@ def test_before_the_worker_is_there_nobody_is_told_to_start_one(
         tune()
     said = capsys.readouterr().out
     assert said.count("the local worker starts") == 1 and "No worker is connected" not in said
+
+
+def test_a_symlink_on_the_command_line_may_be_followed(
+    tune: Callable[..., int], worker: type[Worker], tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "links").mkdir()
+    tiny.data(tmp_path / "elsewhere" / "data.jsonl", 5)
+    (tmp_path / "links" / "data.jsonl").symlink_to(tmp_path / "elsewhere" / "data.jsonl")
+    worker.returncode = 1
+    with pytest.raises(SystemExit, match="ended by itself"):
+        tune(dataset={"source": str(tmp_path / "links" / "data.jsonl"), "max_length": 64})

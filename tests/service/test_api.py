@@ -156,3 +156,25 @@ def test_openapi_describes_the_job_and_its_errors(api: TestClient) -> None:
     assert "example" in post["requestBody"]["content"]["application/json"]
     assert {"202", "400", "413", "422"} <= set(post["responses"])
     assert "JobSpec" in schema["components"]["schemas"] and "Recommendation" in schema["components"]["schemas"]
+
+
+def test_the_examples_are_true(api: TestClient, job: Make, queue: Queue, facts: Facts) -> None:
+    job_id = submit(api, job())
+    queue.register("w", 1, facts())
+    trial_id = run_trial(queue, 8.0, 1)
+    paths = api.get("/openapi.json").json()["paths"]
+    for path in (
+        "/v1/jobs",
+        "/v1/jobs/{job_id}",
+        "/v1/jobs/{job_id}/trials",
+        "/v1/jobs/{job_id}/events",
+        "/v1/trials/{trial_id}",
+        "/v1/workers",
+        "/v1/levers",
+    ):
+        example = paths[path]["get"]["responses"]["200"]["content"]["application/json"]["example"]
+        answer = api.get(path.format(job_id=job_id, trial_id=trial_id)).json()
+        assert set(example) <= set(answer), path  # FastAPI leaves out of an example what is null
+        for name in ("items", "levers", "methods", "exclusions"):
+            if name in answer:
+                assert set(example[name][0]) <= set(answer[name][0]), path

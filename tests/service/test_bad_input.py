@@ -43,6 +43,11 @@ MODEL = {"source": "model", "weights": "random"}
         ({"dataset": {"source": "/etc/hosts.jsonl"}}, "/dataset/source", "does not exist"),
         ({"search": {"levers": ["atention"]}}, "/search/levers/0", "known levers: precision"),
         ({"search": {"fixed": {"attention": "fast"}}}, "/search/fixed/attention", "it has: eager, sdpa"),
+        (
+            {"search": {"fixed": {"precision": "fp16-mixed"}}, "hardware": {"device": "cpu"}},
+            "/search/fixed/precision",
+            "precision=fp16-mixed needs an NVIDIA GPU, and hardware.device is cpu",
+        ),
         ({"search": {"minutes": -1}}, "/search/minutes", "greater than 0"),
         ({"search": {"verify": "deep"}}, "/search/verify", "'quick' or 'full'"),
         ({"training": {"effective_batch_size": 0}}, "/training/effective_batch_size", "greater than or equal to 1"),
