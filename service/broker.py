@@ -51,11 +51,16 @@ class Broker(Protocol):
 
 
 def connect(url: str, lease_seconds: float = LEASE_SECONDS) -> Broker:
-    """The broker on a database URL; a worker that is silent for `lease_seconds` loses its task."""
-    from service.db import connect as engine_for
+    """The broker on a database URL; a worker that is silent for `lease_seconds` loses its task.
+
+    Misconfigured or Unavailable when the URL is no good, the database does not answer, or it has no schema yet.
+    """
+    from service import db
     from service.queue import Queue
 
-    return Queue(engine_for(url), lease_seconds=lease_seconds)
+    engine = db.connect(url)
+    db.check(engine)
+    return Queue(engine, lease_seconds=lease_seconds)
 
 
 __all__ = ["LEASE_SECONDS", "WISH_SECONDS", "Broker", "LeaseLost", "connect"]

@@ -40,7 +40,10 @@ class Client:
 
     def __init__(self, url: str = "http://127.0.0.1:8000", timeout: float = 30.0) -> None:
         self.url = url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, timeout=timeout)
+        try:
+            self._http = httpx.Client(base_url=self.url, timeout=timeout)
+        except httpx.InvalidURL as error:
+            raise Unreachable(f"{self.url} is not a URL ({error})") from error
 
     def __enter__(self) -> Client:
         return self
@@ -57,19 +60,25 @@ class Client:
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             answer = self._http.request(method, path, **options)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Unreachable(f"no control plane answers at {self.url} ({error})") from error
         if answer.is_success:
             return answer
         try:
-            problem = answer.json()
-        except json.JSONDecodeError:
+            problem = dict(answer.json())
+        except (ValueError, TypeError):
             problem = {"title": answer.reason_phrase, "detail": f"{answer.status_code} from {self.url}{path}"}
         raise Refused(problem)
 
-    def _get(self, path: str, **parameters: Any) -> Any:
+    def _json(self, answer: httpx.Response) -> dict[str, Any]:
+        try:
+            return dict(answer.json())
+        except (ValueError, TypeError) as error:
+            raise Unreachable(f"what answers at {self.url} is not a dynotune control plane") from error
+
+    def _get(self, path: str, **parameters: Any) -> dict[str, Any]:
         given = {name: value for name, value in parameters.items() if value is not None}
-        return self._call("GET", path, params=given).json()
+        return self._json(self._call("GET", path, params=given))
 
     def submit(self, job: JobSpec | dict[str, Any] | str) -> str:
         """Submit a job given as a JobSpec, a dictionary, or YAML text; its id."""
@@ -78,11 +87,11 @@ class Client:
         body = job if isinstance(job, str) else json.dumps(job)
         kind = "application/yaml" if isinstance(job, str) else "application/json"
         answer = self._call("POST", "/v1/jobs", content=body, headers={"Content-Type": kind})
-        return str(answer.json()["id"])
+        return str(self._json(answer)["id"])
 
     def job(self, job_id: str) -> dict[str, Any]:
         """Status, phase, progress, best so far."""
-        return dict(self._get(f"/v1/jobs/{job_id}"))
+        return self._get(f"/v1/jobs/{job_id}")
 
     def jobs(self, status: str | None = None, label: str | None = None) -> Iterator[dict[str, Any]]:
         """All jobs, newest first, page by page."""
@@ -100,7 +109,7 @@ class Client:
 
     def trial(self, trial_id: str) -> dict[str, Any]:
         """One trial with its log."""
-        return dict(self._get(f"/v1/trials/{trial_id}"))
+        return self._get(f"/v1/trials/{trial_id}")
 
     def events(self, job_id: str, after: int = 0) -> list[dict[str, Any]]:
         """A job's events after a sequence number."""
@@ -128,7 +137,7 @@ class Client:
 
     def levers(self) -> dict[str, Any]:
         """The catalogue, with what each worker offers."""
-        return dict(self._get("/v1/levers"))
+        return self._get("/v1/levers")
 
     def wait(
         self, job_id: str, seconds: float = 2.0, look: Callable[[dict[str, Any]], None] = lambda _: None

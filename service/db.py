@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
+from alembic.util import CommandError
+from sqlalchemy import Engine, create_engine, event, func, make_url, select, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 import migrations
-from service.errors import Unavailable
+from service.errors import Misconfigured, Unavailable
 
 MIGRATIONS = Path(migrations.__file__).parent
 
 
 def connect(url: str) -> Engine:
-    """An engine for the URL; Unavailable when the URL cannot be understood. Opens no connection yet."""
+    """An engine for the URL; Misconfigured when the URL cannot be understood. Opens no connection yet."""
     try:
-        if url.startswith("sqlite"):
+        kind = make_url(url).get_backend_name()
+        if kind == "sqlite":
             return _sqlite(url)
-        return create_engine(url, pool_pre_ping=True, pool_size=5, max_overflow=20)
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
-        raise Unavailable(f"DYNOTUNE_DATABASE_URL is not a database URL that can be used: {error}") from error
+        if kind == "postgresql":
+            return create_engine(url, pool_pre_ping=True, pool_size=5, max_overflow=20)
+        problem = f"dynotune has no {kind}"
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError) as error:
+        problem = str(error)
+    raise Misconfigured(
+        f"DYNOTUNE_DATABASE_URL is not a database URL that can be used ({problem}); "
+        "it is sqlite:////folder/file.db or postgresql+psycopg://user:password@host/database"
+    )
 
 
 def _sqlite(url: str) -> Engine:
@@ -51,6 +61,13 @@ def readonly(engine: Engine) -> Engine:
     return engine.execution_options(readonly=True)
 
 
+def now(session: Session) -> float:
+    """Seconds since 1970: by the database's clock on PostgreSQL, as the queue writes them, else by ours."""
+    if session.get_bind().dialect.name == "postgresql":
+        return float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
+    return time.time()
+
+
 def alembic_config(url: str) -> Config:
     """Alembic's configuration for the URL."""
     config = Config()
@@ -60,8 +77,36 @@ def alembic_config(url: str) -> Config:
 
 
 def upgrade(url: str) -> None:
-    """Bring the schema up to date; Unavailable when the database cannot be reached."""
+    """Bring the schema up to date, all or nothing; Unavailable when the database cannot be reached or changed."""
     try:
         command.upgrade(alembic_config(url), "head")
-    except OperationalError as error:
-        raise Unavailable(f"the database cannot be reached: {error.orig}") from error
+    except DBAPIError as error:
+        raise Unavailable(f"The database cannot be used: {_first_line(error)}.") from error
+    except CommandError as error:
+        raise Unavailable(f"The database is not one of this version of dynotune: {error}.") from error
+
+
+def check(engine: Engine) -> None:
+    """Unavailable when the database does not answer, or has no schema yet. Takes no lock."""
+    try:
+        with readonly(engine).connect() as connection:
+            connection.execute(text("SELECT 1 FROM workers LIMIT 1"))
+    except DBAPIError as error:
+        raise unavailable(error) from error
+
+
+def unavailable(error: DBAPIError) -> Unavailable:
+    """What to tell a user whose request failed in the database."""
+    if lacks_schema(error):
+        return Unavailable("The database has no tables yet, or old ones; `dynotune serve` brings them up to date.")
+    return Unavailable(f"The database does not answer ({_first_line(error)}); try again in a moment.")
+
+
+def lacks_schema(error: DBAPIError) -> bool:
+    """Whether a table or a column is not there."""
+    missing = ("no such table", "no such column")  # SQLite has no codes for them
+    return getattr(error.orig, "sqlstate", None) in ("42P01", "42703") or any(one in str(error.orig) for one in missing)
+
+
+def _first_line(error: DBAPIError) -> str:
+    return str(error.orig).strip().partition("\n")[0].rstrip(".")

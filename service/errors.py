@@ -75,6 +75,12 @@ class Unavailable(DynotuneError):
     status, code, title = 503, "unavailable", "The service is not ready"
 
 
+class Misconfigured(DynotuneError):
+    """A setting of this process, or a file it was told to use, cannot be used."""
+
+    code, title = "misconfigured", "A setting cannot be used"
+
+
 class NotAllowed(DynotuneError):
     """The method is not allowed on this resource, or the resource is not reachable that way."""
 
@@ -90,28 +96,45 @@ def pointer(location: tuple[Any, ...]) -> str:
     return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in location)
 
 
+EXPECTED = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    "finite_number": "a finite number",
+    "string_type": "text",
+}
+UNION_NOISE = ("literal[", "dict[", "tuple[")  # pydantic's names for the branches of a union, and below for JSON's
+JSON_NOISE = ("float", "dict", "list", "str", "[key]")
+
+
 def sentences(error: ValidationError) -> list[dict[str, str]]:
     """One sentence for each mistake pydantic found, with its pointer; union noise is folded away."""
     found: dict[str, dict[str, str]] = {}
     for item in error.errors():
-        place = tuple(part for part in item["loc"] if not str(part).startswith(("literal[", "dict[")))
-        name = ".".join(str(part) for part in place) or "the job"
+        place = tuple(part for part in item["loc"] if not str(part).startswith(UNION_NOISE) and part not in JSON_NOISE)
+        if place == ("baseline",) and item["type"] == "literal_error":
+            continue  # it is a mapping, so the sentence on what is wrong inside says more
+        name = f"{'.'.join(str(part) for part in place):.200}" or "the job"
         found.setdefault(name, {"pointer": pointer(place), "detail": _sentence(name, dict(item))})
     return list(found.values())
 
 
 def _sentence(name: str, item: dict[str, Any]) -> str:
-    context, kind = item.get("ctx", {}), item["type"]
+    context, kind, given = item.get("ctx", {}), item["type"], f"{item['input']!r:.80}"
     if kind == "missing":
         return f"{name} is missing."
     if kind == "extra_forbidden":
         return f"{name} is not a known field."
     if kind == "literal_error":
-        return f"{name} must be {context['expected']}, not {item['input']!r}."
+        return f"{name} must be {context['expected']}, not {given}."
     if kind == "value_error":
         return f"{name}: {context['error']}."
+    if kind in EXPECTED:
+        key = "a key " if item["loc"][-1] == "[key]" else ""
+        return f"{name}: {key}must be {EXPECTED[kind]}, not {given}."
     text = item["msg"][0].lower() + item["msg"][1:]
-    return f"{name}: {text.replace('input should', 'should')}, not {item['input']!r}."[:400]
+    return f"{name}: {text.replace('input should', 'should')}, not {given}."
 
 
 def invalid_job(error: ValidationError) -> InvalidJob:

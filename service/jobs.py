@@ -80,7 +80,7 @@ def view(session: Session, job: Job, now: float) -> dict[str, Any]:
         "progress": {"trials": counts, "planned": job.planned_trials, "now": _doing(running)},
         "best": _best(best) if best else None,
         "estimated_finish_at": _estimate(session, job, spec, now),
-        "waiting_for": waiting_for(session, job, spec, now) if job.status == "queued" else None,
+        "waiting_for": waiting_for(session, job, spec, now),
         "notes": job.notes or [],
         "spec": job.spec,
     }
@@ -124,23 +124,53 @@ def _estimate(session: Session, job: Job, spec: JobSpec, now: float) -> float | 
 
 
 def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | None:
-    """Why nobody takes a queued job, or None when somebody could."""
+    """Why nobody works on a job that has work, or None when somebody does or is about to."""
+    states = set(session.scalars(select(Task.state).where(Task.job_id == job.id).distinct()))
+    if job.status not in ("queued", "running") or "running" in states or "queued" not in states:
+        return None
     alive = session.scalars(select(Worker).where(Worker.seen_at > now - history.ALIVE_SECONDS)).all()
     if not alive:
         return "No worker is connected; start one with `dynotune worker`."
-    wanted, reasons = spec.hardware, []
-    for worker in alive:
-        facts = HardwareFacts.model_validate(worker.facts)
-        if wanted.device not in ("auto", facts.device):
-            reasons.append(f"{worker.id} is a {facts.device} worker, the job wants {wanted.device}")
-        elif wanted.name and wanted.name.lower() not in facts.name.lower():
-            reasons.append(f"{worker.id} has {facts.name}, the job wants {wanted.name}")
-        elif wanted.memory_gib and wanted.memory_gib * 2**30 > facts.memory_bytes:
-            have = facts.memory_bytes / 2**30
-            reasons.append(f"{worker.id} has {have:.1f} GiB, the job wants {wanted.memory_gib:g}")
-        else:
-            return None if worker.state == "idle" else "All fitting workers are busy with other jobs."
-    return "No connected worker can serve it: " + "; ".join(reasons) + "."
+    reasons = {worker.id: _unfit(worker, job, spec) for worker in alive}
+    fitting = [worker for worker in alive if reasons[worker.id] is None]
+    if not fitting:
+        every = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
+        return f"No connected worker can serve it: {every}."
+    # A worker is said to be busy until it claims again, so what counts is whether its task still runs.
+    held = select(Task.id).where(Task.id.in_([worker.task_id for worker in fitting]), Task.state == "running")
+    if len(session.scalars(held).all()) < len(fitting):
+        return None
+    return "All fitting workers are busy with other jobs."
+
+
+def _unfit(worker: Worker, job: Job, spec: JobSpec) -> str | None:
+    """Why a worker can never take the job's tasks, else None: `enqueue.servable` in words."""
+    wanted, facts = spec.hardware, HardwareFacts.model_validate(worker.facts)
+    if wanted.device not in ("auto", facts.device):
+        return f"is a {facts.device} worker, the job wants {wanted.device}"
+    if wanted.name and wanted.name.lower() not in facts.name.lower():
+        return f"has {facts.name}, the job wants {wanted.name}"
+    if wanted.memory_gib and wanted.memory_gib * 2**30 > facts.memory_bytes:
+        return f"has {facts.memory_bytes / 2**30:.1f} GiB, the job wants {wanted.memory_gib:g}"
+    if job.fingerprint and job.facts and job.fingerprint != worker.fingerprint:
+        began = HardwareFacts.model_validate(job.facts)
+        return (
+            f"is not what the job was begun on ({_differences(began, facts)}), and timings are compared on one only: "
+            "stop the job to keep its best so far, and submit it again to measure here"
+        )
+    return None
+
+
+def _differences(before: HardwareFacts, now: HardwareFacts) -> str:
+    """What makes two fingerprints different."""
+    old, new = (
+        {"device": facts.device, "name": facts.name, "cores": facts.cores, "driver": facts.driver}
+        | {"memory": f"{facts.memory_bytes >> 30} GiB"}
+        | facts.versions
+        for facts in (before, now)
+    )
+    changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    return ", ".join(f"{name} {new.get(name)} instead of {old.get(name)}" for name in changed)
 
 
 def recommendation(session: Session, job: Job) -> Recommendation | None:

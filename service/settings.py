@@ -7,17 +7,39 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from service.contract.paths import expanded
+from service.errors import Misconfigured
+
 
 def _flag(name: str) -> bool:
     return os.environ.get(name, "").lower() in ("1", "true", "yes")
 
 
+def _bytes(name: str, default: str) -> int:
+    """A size given in GiB."""
+    text = os.environ.get(name) or default
+    try:
+        return int(float(text) * (1 << 30))
+    except (ValueError, OverflowError) as error:
+        raise Misconfigured(f"{name} must be a number of GiB, not {text!r}.") from error
+
+
+def _home() -> Path:
+    home = expanded(os.environ.get("DYNOTUNE_HOME") or "~/.dynotune").resolve()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            return home
+    except OSError as error:
+        raise Misconfigured(f"DYNOTUNE_HOME: {home} cannot be written ({error.strerror}).") from error
+
+
 def _hub_cache() -> Path:
     """The hub's cache folder, by huggingface_hub's own rules (HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME)."""
     if cache := os.environ.get("HF_HUB_CACHE"):
-        return Path(cache).expanduser()
+        return expanded(cache)
     xdg = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return Path(os.environ.get("HF_HOME", f"{xdg}/huggingface")).expanduser() / "hub"
+    return expanded(os.environ.get("HF_HOME", f"{xdg}/huggingface")) / "hub"
 
 
 def _lock_folder() -> Path:
@@ -41,15 +63,14 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Settings of this process. Creates DYNOTUNE_HOME; raises OSError when that cannot be written."""
-        home = Path(os.environ.get("DYNOTUNE_HOME", "~/.dynotune")).expanduser().resolve()
-        home.mkdir(parents=True, exist_ok=True)
+        """Settings of this process. Creates DYNOTUNE_HOME; Misconfigured says which variable is wrong."""
+        home = _home()
         roots = os.environ.get("DYNOTUNE_DATA_ROOTS", ".").split(os.pathsep)
         return cls(
             home=home,
-            database_url=os.environ.get("DYNOTUNE_DATABASE_URL", f"sqlite:///{home / 'dynotune.db'}"),
-            data_roots=tuple(Path(root).expanduser().resolve() for root in roots if root),
+            database_url=os.environ.get("DYNOTUNE_DATABASE_URL") or f"sqlite:///{home / 'dynotune.db'}",
+            data_roots=tuple(expanded(root).resolve() for root in roots if root),
             allow_remote_code=_flag("DYNOTUNE_ALLOW_REMOTE_CODE"),
             allow_pickle=_flag("DYNOTUNE_ALLOW_PICKLE"),
-            min_free_disk_bytes=int(float(os.environ.get("DYNOTUNE_MIN_FREE_DISK_GIB", "1")) * (1 << 30)),
+            min_free_disk_bytes=_bytes("DYNOTUNE_MIN_FREE_DISK_GIB", "1"),
         )

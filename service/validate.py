@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import json
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from service.contract.columns import lacking, usual
 from service.contract.job import JobSpec
 from service.contract.paths import Roots, looks_local, outside
-from service.errors import InvalidJob, MalformedBody, invalid_job
-from service.levers import excluded, unknown
+from service.contract.rows import ENDINGS, class_number
+from service.contract.rows import read as read_rows
+from service.errors import InvalidJob, invalid_job
+from service.jobtext import read
+from service.levers import LEVERS, excluded, unknown
+from service.levers.base import needs_cuda
 from service.settings import Settings
 
 LOOKED_AT = 200  # rows of a file that are looked at; the worker sees them all
@@ -22,15 +26,7 @@ LOOKED_AT = 200  # rows of a file that are looked at; the worker sees them all
 
 def parse(body: bytes) -> JobSpec:
     """The job of a YAML or JSON body; MalformedBody or InvalidJob."""
-    try:
-        data = yaml.safe_load(body.decode())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise MalformedBody(f"The body is neither JSON nor YAML{where}: {getattr(error, 'problem', error)}.") from error
-    if not isinstance(data, dict):
-        raise MalformedBody("The body must be a mapping with at least model and dataset.")
-    return check(data)
+    return check(read(body, "The body"))
 
 
 def check(data: dict[str, Any]) -> JobSpec:
@@ -44,9 +40,20 @@ def check(data: dict[str, Any]) -> JobSpec:
 def validate(spec: JobSpec, settings: Settings) -> None:
     """InvalidJob with one sentence for each mistake that can be seen from here."""
     roots = Roots(settings.data_roots, settings.hub_cache)
-    mistakes = _levers(spec) + _model(spec, roots, settings) + _dataset(spec, roots)
+    mistakes = _levers(spec)
+    mistakes += _readable("model.source", lambda: _model(spec, roots, settings))
+    mistakes += _readable("dataset.source", lambda: _dataset(spec, roots))
     if mistakes:
         raise InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
+
+
+def _readable(field: str, look: Callable[[], list[dict[str, str]]]) -> list[dict[str, str]]:
+    """What the look found; files that the system does not let us look at are a mistake too."""
+    try:
+        return look()
+    except OSError as error:
+        text = f"{field}: {error.filename} cannot be read ({error.strerror})"
+        return [_mistake("/" + field.replace(".", "/"), text)]
 
 
 def _mistake(pointer: str, detail: str) -> dict[str, str]:
@@ -60,7 +67,10 @@ def _levers(spec: JobSpec) -> list[dict[str, str]]:
         if problem := unknown(name):
             found.append(_mistake(f"/search/levers/{at}", f"search.levers: {problem}"))
     for name, choice in search.fixed.items():
-        if problem := unknown(name, choice):
+        problem = unknown(name, choice)
+        if not problem and spec.hardware.device == "cpu" and needs_cuda(LEVERS[name].choice(choice)):
+            problem = f"{name}={choice} needs an NVIDIA GPU, and hardware.device is cpu"
+        if problem:
             found.append(_mistake(f"/search/fixed/{name}", f"search.fixed: {problem}"))
     if found:
         return found
@@ -78,10 +88,12 @@ def _baseline(mine: dict[str, Any]) -> list[dict[str, str]]:
     found = []
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         value = mine.get(name, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            found.append(
-                _mistake(f"/baseline/{name}", f"baseline.{name} must be a whole number from 1 on, not {value!r}")
-            )
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+            text = f"baseline.{name} must be a whole number from 1 to 2147483647, not {value!r:.80}"
+            found.append(_mistake(f"/baseline/{name}", text))
+    for name in ("optim", "attn_implementation"):
+        if not isinstance(value := mine.get(name, ""), str):
+            found.append(_mistake(f"/baseline/{name}", f"baseline.{name} must be text, not {value!r:.80}"))
     return found
 
 
@@ -115,7 +127,7 @@ def _model(spec: JobSpec, roots: Roots, settings: Settings) -> list[dict[str, st
 def _config(folder: Path) -> dict[str, Any] | None:
     try:
         config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
 
@@ -141,63 +153,49 @@ def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
         return []
     if sentence := outside("dataset.source", path, roots):
         return [_mistake("/dataset/source", sentence)]
-    if not path.is_file():
-        return []
+    if not path.is_file() or path.suffix == ".parquet":
+        return []  # the worker reads it
+    if path.suffix not in ENDINGS:
+        return [_mistake("/dataset/source", f"dataset.source: datasets are read from {', '.join(ENDINGS)} files")]
     try:
-        rows = _first_rows(path)
+        rows = list(islice(read_rows(path), LOOKED_AT))
     except ValueError as error:
-        return [_mistake("/dataset/source", f"dataset.source: {path.name}: {error}")]
-    if rows is None:
-        return []
+        return [_mistake("/dataset/source", f"dataset.source: {error}")]
     if not rows:
         return [_mistake("/dataset/source", f"dataset.source: {path.name} is empty")]
-    return _columns(spec, rows)
+    return _columns(spec, rows) or _labels(spec, rows)
 
 
 def _columns(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    there = ", ".join(rows[0])
-    given = spec.dataset.columns.model_dump(exclude_none=True)
+    there, columns = ", ".join(rows[0]), spec.dataset.columns
     found = [
         _mistake(f"/dataset/columns/{kind}", f"dataset.columns.{kind}: there is no column {name!r}; there are: {there}")
-        for kind, name in given.items()
+        for kind, name in columns.model_dump(exclude_none=True).items()
         if name not in rows[0]
     ]
     column = spec.dataset.splits.column
     if column and column not in rows[0]:
         text = f"dataset.splits.column: there is no column {column!r}; there are: {there}"
         found.append(_mistake("/dataset/splits/column", text))
-    label = spec.dataset.columns.label or "label"
-    if spec.task == "sequence-classification" and label in rows[0]:
-        wrong = next((row[label] for row in rows if not _is_class(row.get(label))), None)
-        if wrong is not None:
-            text = f"dataset.columns.label: column {label!r} holds {wrong!r}; labels are numbers from 0 on"
-            found.append(_mistake("/dataset/columns/label", text))
+    if not found and (sentence := lacking(spec.task, columns, rows[0])):
+        found.append(_mistake("/dataset/columns", sentence))
     return found
 
 
-def _is_class(value: Any) -> bool:
-    try:
-        return int(value) >= 0 and float(value) == int(value)
-    except (TypeError, ValueError):
-        return False
-
-
-def _first_rows(path: Path) -> list[dict[str, Any]] | None:
-    """The first rows of a jsonl or csv file; None for parquet, which the worker reads. ValueError when not readable."""
-    if path.suffix == ".parquet":
-        return None
-    if path.suffix not in (".jsonl", ".json", ".csv"):
-        raise ValueError("datasets are read from .jsonl, .csv and .parquet files")
-    with path.open(encoding="utf-8", newline="") as stream:
-        if path.suffix == ".csv":
-            return list(islice(csv.DictReader(stream), LOOKED_AT))
-        rows = []
-        for number, line in enumerate(islice((line for line in stream if line.strip()), LOOKED_AT), 1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"row {number} is not JSON ({error.msg})") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"row {number} is not a JSON object")
-            rows.append(row)
-        return rows
+def _labels(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The first label that is no class number, among the rows that the job reads."""
+    splits = spec.dataset.splits
+    label = usual("label", spec.dataset.columns.label, rows[0])
+    if spec.task != "sequence-classification" or label is None:
+        return []
+    for number, row in enumerate(rows, 1):
+        if splits.column and str(row.get(splits.column)) not in (splits.train, splits.validation):
+            continue
+        if label not in row:
+            text = f"dataset.columns.label: row {number} lacks the column {label!r}"
+        elif class_number(row[label]) is None:
+            text = f"dataset.columns.label: column {label!r} holds {row[label]!r:.80}; labels are numbers from 0 on"
+        else:
+            continue
+        return [_mistake("/dataset/columns/label", text)]
+    return []

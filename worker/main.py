@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -12,8 +13,11 @@ import sys
 import threading
 from pathlib import Path
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from service.broker import LEASE_SECONDS, connect
 from service.contract.hardware import HardwareFacts
+from service.errors import DynotuneError, Misconfigured
 from service.settings import Settings
 from worker.lock import DeviceLock
 from worker.loop import Loop
@@ -47,6 +51,14 @@ def discover() -> list[HardwareFacts]:
     return [HardwareFacts.model_validate(one) for one in json.loads(done.stdout.splitlines()[-1])]
 
 
+def read_facts(file: Path) -> HardwareFacts:
+    """The facts of a device that is not asked."""
+    try:
+        return HardwareFacts.model_validate_json(file.read_text())
+    except (OSError, ValueError) as error:
+        raise Misconfigured(f"--facts: {file} holds no device's facts ({str(error).splitlines()[0]}).") from error
+
+
 def environment() -> dict[str, str]:
     """What has to be set before a process starts: passive OpenMP waits, and a CUDA check that needs no context."""
     return {
@@ -73,14 +85,19 @@ def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
 
 
 def main() -> None:
-    """Start: one device is served here, several by a process each."""
-    options = arguments()
+    """Start; a setting or a database that is no good is one sentence."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # until there is a loop to tell
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        start(arguments())
+    except DynotuneError as error:
+        sys.exit(f"dynotune worker: {error.detail}")
+
+
+def start(options: argparse.Namespace) -> None:
+    """One device is served here, several by a process each."""
     os.environ.update(environment())
-    if options.facts:
-        found = [HardwareFacts.model_validate_json(options.facts.read_text())]
-    else:
-        found = discover()
-    devices = chosen(found, options.devices)
+    devices = chosen([read_facts(options.facts)] if options.facts else discover(), options.devices)
     if len(devices) == 1:
         serve(devices[0], options)
         return
@@ -115,7 +132,10 @@ def serve(facts: HardwareFacts, options: argparse.Namespace) -> None:
         allow_remote_code=settings.allow_remote_code,
     )
     worker_id = f"{facts.device}{facts.index}-{secrets.token_hex(4)}"
-    lock = DeviceLock(settings.lock_folder, facts.lock_name)
+    try:
+        lock = DeviceLock(settings.lock_folder, facts.lock_name)
+    except OSError as error:
+        raise Misconfigured(f"DYNOTUNE_LOCKS: {settings.lock_folder} cannot be made ({error.strerror}).") from error
     loop = Loop(broker, worker_id, bench, lock, settings.min_free_disk_bytes)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     signal.signal(signal.SIGINT, lambda *_: loop.stop(now=True))
@@ -126,7 +146,8 @@ def serve(facts: HardwareFacts, options: argparse.Namespace) -> None:
     try:
         loop.run()
     finally:
-        broker.leave(worker_id)
+        with contextlib.suppress(SQLAlchemyError):  # the database is away: it forgets silent workers by itself
+            broker.leave(worker_id)
         sandbox.close()
 
 

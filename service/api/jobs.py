@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import time
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 from service import events, jobs
-from service.api.context import InContext, Reading
+from service.api import examples
+from service.api.context import Context, InContext, Reading
 from service.api.problems import responses
-from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
+from service.db import now
 from service.errors import BadQuery, BodyTooLarge, InvalidJob, MalformedBody, NotFound, NotYet
 from service.validate import parse, validate
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-EXAMPLE = {
-    "name": "functions-lora",
-    "model": {"source": "examples/llama-13m", "weights": "random"},
-    "dataset": {"source": "examples/data/functions.jsonl", "max_length": 512},
-    "method": ["lora"],
-    "training": {"effective_batch_size": 32, "learning_rate": 2e-4},
-    "search": {"minutes": 5, "verify": "quick"},
-    "hardware": {"memory_gib": 3},
-}
 BODY = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": EXAMPLE},
+            "application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": examples.SPEC},
             "application/yaml": {"schema": {"$ref": "#/components/schemas/JobSpec"}},
         },
     }
@@ -46,15 +39,19 @@ BODY = {
 )
 async def submit(request: Request, response: Response, here: InContext) -> dict[str, Any]:
     """Queue a job from YAML or JSON. 202 with `Location`; every mistake that can be seen now is answered at once."""
-    body = await request.body()
-    spec: JobSpec = parse(body)
-    validate(spec, here.settings)
-    job_id = here.queue.submit(spec)
+    job_id = await run_in_threadpool(_submit, await request.body(), here)
     response.headers["Location"] = f"/v1/jobs/{job_id}"
     return {"id": job_id, "status": "queued"}
 
 
-@router.get("", responses=responses(BadQuery), summary="List jobs")
+def _submit(body: bytes, here: Context) -> str:
+    """Reads files and waits for the database: never on the event loop."""
+    spec = parse(body)
+    validate(spec, here.settings)
+    return here.queue.submit(spec)
+
+
+@router.get("", responses=responses(BadQuery, example=examples.page(examples.SUMMARY, next="41")), summary="List jobs")
 def list_jobs(
     session: Reading,
     status: Annotated[str | None, Query(description="One of " + ", ".join(jobs.STATUSES))] = None,
@@ -67,30 +64,36 @@ def list_jobs(
         raise BadQuery(f"status must be one of {', '.join(jobs.STATUSES)}, not {status!r}.")
     if label is not None and "=" not in label:
         raise BadQuery(f"label must be key=value, not {label!r}.")
-    if cursor is not None and not cursor.isdigit():
+    if cursor is not None and not re.fullmatch("[0-9]{1,18}", cursor):
         raise BadQuery(f"cursor must be the `next` of a page before, not {cursor!r}.")
     key, _, value = (label or "").partition("=")
     before = int(cursor) if cursor else None
-    return jobs.page(session, status, (key, value) if label else None, before, limit, time.time())
+    return jobs.page(session, status, (key, value) if label else None, before, limit, now(session))
 
 
-@router.get("/{job_id}", responses=responses(NotFound), summary="One job")
+@router.get("/{job_id}", responses=responses(NotFound, example=examples.JOB), summary="One job")
 def show(job_id: str, session: Reading) -> dict[str, Any]:
     """Status, phase, progress, the best so far, the estimated finish, and why a queued job waits."""
-    return jobs.view(session, jobs.get(session, job_id), time.time())
+    return jobs.view(session, jobs.get(session, job_id), now(session))
 
 
-@router.get("/{job_id}/trials", responses=responses(NotFound), summary="A job's trials")
+@router.get(
+    "/{job_id}/trials",
+    responses=responses(NotFound, example=examples.page(examples.TRIAL | {"fastest": False})),
+    summary="A job's trials",
+)
 def trials(job_id: str, session: Reading) -> dict[str, Any]:
     """All trials with their outcome, reason and measurement."""
     return {"items": jobs.trials(session, jobs.get(session, job_id))}
 
 
-@router.get("/{job_id}/events", responses=responses(NotFound), summary="A job's events")
+@router.get(
+    "/{job_id}/events", responses=responses(NotFound, example=examples.page(examples.EVENT)), summary="A job's events"
+)
 def tail(
     job_id: str,
     session: Reading,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Annotated[int, Query(ge=0, lt=2**62)] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> dict[str, Any]:
     """What happened, oldest first; pass the last `seq` on as `after` to see what came since."""

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 
 from service import jobs
+from service.api import examples
 from service.api.context import InContext, Reading
 from service.api.problems import responses
 from service.catalogue import catalogue
+from service.db import check, now
 from service.errors import NotFound, NotYet, Unavailable
 from service.exports import EXPORTS
 
 router = APIRouter()
 
 
-@router.get("/v1/trials/{trial_id}", tags=["trials"], responses=responses(NotFound), summary="One trial")
+@router.get(
+    "/v1/trials/{trial_id}",
+    tags=["trials"],
+    responses=responses(NotFound, example=examples.TRIAL | {"log": None}),
+    summary="One trial",
+)
 def trial(trial_id: str, session: Reading) -> dict[str, Any]:
     """One trial's measurement, with the end of what it printed."""
     return jobs.trial(session, trial_id)
@@ -40,16 +44,18 @@ def export(job_id: str, name: str, session: Reading) -> Response:
     return PlainTextResponse(EXPORTS[name](jobs.must_recommend(session, jobs.get(session, job_id))))
 
 
-@router.get("/v1/workers", tags=["workers"], summary="Workers")
+@router.get(
+    "/v1/workers", tags=["workers"], responses=responses(example=examples.page(examples.WORKER)), summary="Workers"
+)
 def workers(session: Reading) -> dict[str, Any]:
     """Every worker, its device, and whether it is alive."""
-    return {"items": jobs.workers(session, time.time())}
+    return {"items": jobs.workers(session, now(session))}
 
 
-@router.get("/v1/levers", tags=["levers"], summary="The catalogue")
+@router.get("/v1/levers", tags=["levers"], responses=responses(example=examples.CATALOGUE), summary="The catalogue")
 def levers(session: Reading) -> dict[str, Any]:
     """Every lever and choice, and for each worker whether it is available and why not."""
-    return catalogue(jobs.workers(session, time.time()))
+    return catalogue(jobs.workers(session, now(session)))
 
 
 @router.get("/healthz", tags=["health"], summary="The process is alive")
@@ -61,9 +67,5 @@ def healthz() -> dict[str, str]:
 @router.get("/readyz", tags=["health"], responses=responses(Unavailable), summary="The database answers")
 def readyz(here: InContext) -> dict[str, str]:
     """ok when the database answers with the schema in place."""
-    try:
-        with here.engine.connect() as connection:
-            connection.execute(text("SELECT 1 FROM jobs LIMIT 1"))
-    except SQLAlchemyError as error:
-        raise Unavailable(f"The database is not ready: {type(error).__name__}.") from error
+    check(here.engine)
     return {"status": "ok"}

@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError, TimeoutError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.db import lacks_schema, unavailable
 from service.errors import BadQuery, BodyTooLarge, DynotuneError, NotAllowed, NotFound, Unavailable, pointer
 
 MEDIA = "application/problem+json"
@@ -21,15 +22,18 @@ def answer(error: DynotuneError) -> JSONResponse:
     return JSONResponse(error.problem(), status_code=error.status, media_type=MEDIA)
 
 
-def responses(*errors: type[DynotuneError]) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries for the errors a route may answer with."""
-    return {
+def responses(*errors: type[DynotuneError], example: object = None) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI entries for the errors a route may answer with, and an example of its answer."""
+    found: dict[int | str, dict[str, Any]] = {
         error.status: {
             "description": error.title,
             "content": {MEDIA: {"example": error("One sentence: what, where, what to do.").problem()}},
         }
         for error in errors
     }
+    if example is not None:
+        found[200] = {"content": {"application/json": {"example": example}}}
+    return found
 
 
 def install(app: FastAPI) -> None:
@@ -53,9 +57,21 @@ def install(app: FastAPI) -> None:
             return answer(NotAllowed(f"{request.method} is not allowed on {request.url.path}."))
         return answer(NotFound(f"There is nothing at {request.url.path}; the API is described at /docs."))
 
-    @app.exception_handler(OperationalError)
-    async def _database(_request: Request, _error: OperationalError) -> JSONResponse:
-        return answer(Unavailable("The database does not answer; try again in a moment."))
+    @app.exception_handler(DBAPIError)
+    async def _database(_request: Request, error: DBAPIError) -> JSONResponse:
+        if isinstance(error, DataError):  # a body is checked before; what is left is in the path or the query
+            return answer(BadQuery("The request holds a value that no database keeps, such as a NUL."))
+        if isinstance(error, OperationalError) or lacks_schema(error):
+            return answer(unavailable(error))
+        raise error
+
+    @app.exception_handler(TimeoutError)
+    async def _busy(_request: Request, _error: TimeoutError) -> JSONResponse:
+        return answer(Unavailable("All connections to the database are busy; try again in a moment."))
+
+    @app.exception_handler(Exception)  # uvicorn logs it with its traceback all the same
+    async def _ours_to_repair(_request: Request, _error: Exception) -> JSONResponse:
+        return answer(DynotuneError("This is a mistake of the service; its log has the details."))
 
 
 class LimitBody:

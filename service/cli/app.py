@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from service import __version__
 from service.cli import display
 from service.cli.jobfile import read_job
+from service.cli.output import console as new_console
+from service.cli.output import say
 from service.cli.tune import tune as run_tune
 from service.client import Client, Refused, Unreachable
 from service.errors import DynotuneError
@@ -28,8 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-# A pipe or a file has no width of its own: wide enough that no table is cut.
-console = Console() if sys.stdout.isatty() else Console(width=140)
+console = new_console()
 Url = Annotated[str, typer.Option("--url", envvar="DYNOTUNE_URL", help="The control plane.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LOCAL = "http://127.0.0.1:8000"
@@ -59,8 +60,12 @@ def serve(
 def worker(
     context: typer.Context,
     devices: Annotated[str, typer.Option(help="first, all, or a list such as cuda:0,cuda:1")] = "first",
+    json_: Json = False,
 ) -> None:
     """Measure trials on this machine: one process a device."""
+    if json_:
+        emit({"devices": devices})
+        sys.stdout.flush()  # what runs from here on is another program
     os.execv(sys.executable, [sys.executable, "-m", "worker", "--devices", devices, *context.args])
 
 
@@ -118,10 +123,10 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     if json_:
         emit(found)
         return
-    console.print(f"{found['name']} ({found['id']}): {found['status']}, {display.status_line(found)}", highlight=False)
+    console.print(f"{found['name']} ({found['id']}): {found['status']}, {display.status_line(found)}")
     for line in (found["error"], *found["notes"]):
         if line:
-            console.print(line, highlight=False)
+            console.print(line, soft_wrap=True)
     if best:
         console.print(display.result_table(best))
 
@@ -210,18 +215,18 @@ def levers(url: Url = LOCAL, json_: Json = False) -> None:
 
         found = catalogue([])  # the catalogue itself needs no control plane; only the workers do
         if not json_:
-            console.print(f"[dim]No control plane at {url}: shown without workers.[/dim]")
+            console.print(f"No control plane at {url}: shown without workers.", style="dim")
     if json_:
         emit(found)
         return
     for lever in found["levers"]:
-        console.print(f"[bold]{lever['name']}[/bold]  {lever['summary']}", highlight=False)
+        console.print(Text.assemble((lever["name"], "bold"), "  ", lever["summary"]))
         for choice in lever["choices"]:
             mark = " (baseline)" if choice["name"] == lever["baseline"] else ""
-            console.print(f"  {choice['name']}{mark}: {choice['summary']}", highlight=False)
+            console.print(f"  {choice['name']}{mark}: {choice['summary']}")
             for name, state in choice["workers"].items():
                 if not state["available"]:
-                    console.print(f"    [yellow]{name}: {state['why_not']}[/yellow]", highlight=False)
+                    console.print(f"    {name}: {state['why_not']}", style="yellow")
 
 
 @app.command()
@@ -240,7 +245,7 @@ def version(json_: Json = False) -> None:
 
 def fail(sentence: str, code: int) -> None:
     """One sentence on stderr, and out."""
-    Console(stderr=True).print(f"dynotune: {sentence}", highlight=False, soft_wrap=True)
+    say(sentence)
     raise SystemExit(code)
 
 
@@ -251,8 +256,10 @@ def main() -> None:
     except Unreachable as error:
         fail(f"{error}; start one with `dynotune serve`, or name it with --url", UNREACHABLE)
     except Refused as error:
-        fail(str(error), USAGE)
+        fail(str(error), UNREACHABLE if error.problem.get("status") == 503 else USAGE)
     except DynotuneError as error:
         fail(error.detail, UNREACHABLE if error.status == 503 else USAGE)
     except (BrokenPipeError, KeyboardInterrupt):
         raise SystemExit(130) from None
+    except OSError as error:
+        fail(f"{error.filename or 'the system'}: {error.strerror}", USAGE)

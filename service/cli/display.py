@@ -84,10 +84,10 @@ def status_line(job: dict[str, Any]) -> str:
     remaining = None
     if job["estimated_finish_at"] and job["status"] == "running":
         remaining = job["estimated_finish_at"] - time.time()
-    now = job["progress"]["now"]
+    now = job["waiting_for"] or job["progress"]["now"]
     text = f"{job['phase']} · {duration(job['elapsed_seconds'])} elapsed"
     if remaining is not None:
-        text += f" · at most {duration(remaining)} left"
+        text += f" · about {duration(remaining)} left"
     return text + (f" · {now}" if now else "")
 
 
@@ -120,13 +120,13 @@ class Progress:
                 measured = f"{speed} tokens/s, micro batch {micro}, peak {peak} GiB" if speed else ""
                 reason = Measurement.model_validate(trial["measurement"]).reason
                 self._say(f"trial {number}  {title}  {outcome}  {measured or reason}")
-        phase = f"{job['status']}, {job['phase']}"
+        phase = f"{job['status']}, {job['phase']}, {job['waiting_for']}"
         self._say(phase, f"[{duration(job['elapsed_seconds'])}] {status_line(job)}")
 
     def _say(self, key: str, text: str | None = None) -> None:
         if key not in self._said:
             self._said.add(key)
-            self._console.print(text or key, highlight=False, soft_wrap=True)
+            self._console.print(text or key, soft_wrap=True)
 
 
 def result_table(recommendation: Recommendation) -> Table:

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from typing import Any
 
+import psutil
 from rich.console import Console
+from rich.text import Text
 
 from service import __version__
 from service.catalogue import catalogue
@@ -44,17 +46,17 @@ def report(console: Console, as_json: bool) -> int:
         }
         print(json.dumps(data, indent=2))
         return 0 if found else 1
-    console.print(f"dynotune {__version__}, state in {settings.home} ({disk / 2**30:.0f} GiB free)", highlight=False)
+    console.print(f"dynotune {__version__}, state in {settings.home} ({disk / 2**30:.0f} GiB free)")
     if problem:
-        console.print(f"[red]{problem}[/red]", highlight=False)
+        console.print(problem, style="red", soft_wrap=True)
         return 1
     for facts in found:
         _device(console, facts)
     versions = ", ".join(f"{name} {version}" for name, version in found[0].versions.items())
-    console.print(f"versions: {versions}", highlight=False)
+    console.print(f"versions: {versions}")
     for name, package in found[0].packages.items():
-        state = package.version or f"[yellow]{package.problem}[/yellow]"
-        console.print(f"  {name}: {state} - brings {BRINGS.get(name, 'nothing dynotune uses')}", highlight=False)
+        state = package.version or Text(str(package.problem), "yellow")
+        console.print(Text.assemble(f"  {name}: ", state, f" - brings {BRINGS.get(name, 'nothing dynotune uses')}"))
     return 0
 
 
@@ -62,17 +64,37 @@ def _device(console: Console, facts: HardwareFacts) -> None:
     bf16 = "bf16 in hardware" if facts.bf16_native else "bf16 emulated"
     memory = facts.memory_bytes / 2**30
     driver = f", driver {facts.driver}" if facts.driver else ""
-    name = f"[bold]{facts.device}:{facts.index}[/bold] {facts.name}"
-    console.print(f"{name}: {memory:.1f} GiB, {facts.cores} cores, {bf16}{driver}", highlight=False)
+    about = f" {facts.name}: {memory:.1f} GiB, {facts.cores} cores, {bf16}{driver}"
+    console.print(Text.assemble((f"{facts.device}:{facts.index}", "bold"), about))
     for other in facts.others:
-        console.print(f"  [yellow]{other}[/yellow]", highlight=False)
+        console.print(f"  {other}", style="yellow")
+    for user in _users(facts) if facts.device == "cuda" else ():
+        console.print(f"  {user}", style="yellow")
     if facts.topology:
-        console.print(facts.topology, highlight=False)
+        console.print(facts.topology)
     for lever in catalogue([{"id": "here", "alive": True, "facts": facts.model_dump(mode="json")}])["levers"]:
         for choice in lever["choices"]:
             why = choice["workers"]["here"]["why_not"]
             if why:
-                console.print(f"  not searched: {lever['name']}={choice['name']}: {why}", highlight=False)
+                console.print(f"  not searched: {lever['name']}={choice['name']}: {why}")
+
+
+def _users(facts: HardwareFacts) -> list[str]:
+    """Who computes on a GPU: process, its user and its memory. Empty where the driver does not tell."""
+    query = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    found = []
+    for uuid, pid, name, memory in (line.split(", ", 3) for line in lines if line.count(", ") >= 3):
+        if facts.uuid and facts.uuid in uuid:
+            try:
+                owner = psutil.Process(int(pid)).username()
+            except (psutil.Error, ValueError):
+                owner = "an unknown user"
+            found.append(f"process {pid} of {owner} uses {memory}: {name}")
+    return found
 
 
 def _facts() -> tuple[list[HardwareFacts], str | None]:

@@ -42,8 +42,9 @@ class LocalWorker:
     def stop(self, now: bool) -> None:
         """End it: after the trial in hand, or `now`, which hands the trial back."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT if now else signal.SIGTERM)
+            self.process.terminate()
             if now:
+                self.process.send_signal(signal.SIGINT)  # the second signal: do not finish the trial in hand
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(END_SECONDS)
         os.close(self._lifeline)

@@ -5,30 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from service.contract.paths import looks_local
+from service.contract.paths import expanded, looks_local
 from service.errors import InvalidJob
+from service.jobtext import read
 from service.validate import check
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The job of a YAML or JSON file, or of a recommendation.json; InvalidJob says what is wrong with which field."""
+    """The job of a YAML or JSON file, or of a recommendation.json; InvalidJob or MalformedBody says what is wrong."""
     try:
-        data = yaml.safe_load(path.read_text())
+        text = path.read_bytes()
     except OSError as error:
         raise InvalidJob(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise InvalidJob(f"{path}{where} is neither YAML nor JSON: {getattr(error, 'problem', error)}") from error
-    if not isinstance(data, dict):
-        raise InvalidJob(f"{path} must hold a mapping with at least model and dataset")
+    data = read(text, str(path))
     if "schema_version" in data and isinstance(data.get("spec"), dict):
         data = data["spec"]  # a recommendation.json: the job that led to it
     spec = check(data).model_dump(mode="json", exclude_defaults=True)
     for part in ("model", "dataset"):
         source = spec[part]["source"]
-        if looks_local(source) or Path(source).exists():
-            spec[part]["source"] = str(Path(source).expanduser().absolute())
+        if looks_local(source) or _is_there(part, source):
+            spec[part]["source"] = str(expanded(source).absolute())
     return spec
+
+
+def _is_there(part: str, source: str) -> bool:
+    try:
+        return Path(source).exists()
+    except OSError as error:
+        raise InvalidJob(f"{part}.source: {source:.80} cannot be read ({error.strerror}).") from error

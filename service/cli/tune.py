@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
 from service.cli import display
 from service.cli.embedded import LocalWorker, control_plane
 from service.cli.jobfile import read_job
-from service.client import Client, Refused
+from service.cli.output import console as new_console
+from service.cli.output import say
+from service.client import Client, Refused, Unreachable
 from service.contract.recommendation import Recommendation
+from service.errors import Misconfigured
 from service.settings import Settings
 
 POLL_SECONDS = 1.0
@@ -25,25 +30,27 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
     """Run the job; 0 done, 1 failed, 130 interrupted. Writes recommendation.json and train.py into `output`."""
     job = read_job(path)
     settings = Settings.from_environment()
-    database = f"sqlite:///{settings.home / 'tune.db'}"
-    # What the user names on the command line may be read: this control plane serves nobody else.
-    named = tuple(Path(job[part]["source"]).parent for part in ("model", "dataset") if job[part]["source"][0] == "/")
-    settings = dataclasses.replace(settings, database_url=database, data_roots=(*settings.data_roots, *named))
-    quiet = Console(quiet=True) if as_json else console
-    with _interruptible(), control_plane(settings) as url, Client(url) as client:
+    _prepare(output)
+    quiet = new_console(quiet=True) if as_json else console
+    with (
+        _interruptible(),
+        _private(settings, job) as private,
+        control_plane(private) as url,
+        Client(url) as client,
+    ):
         job_id = client.submit(job)
-        worker = LocalWorker(settings)
+        worker = LocalWorker(private)
         try:
             ended = _follow(client, worker, job_id, quiet)
         except KeyboardInterrupt:
-            with contextlib.suppress(Refused):
-                client.cancel(job_id)
-            console.print("interrupted: the job is cancelled", highlight=False)
+            say("interrupted: the job is cancelled")
             return 130
         finally:
+            with contextlib.suppress(Refused, Unreachable):  # refused: it has ended, as it should
+                client.cancel(job_id)
             worker.stop(now=True)
         if ended["error"]:
-            Console(stderr=True).print(f"dynotune: {ended['error']}", highlight=False, soft_wrap=True)
+            say(str(ended["error"]))
         if not ended["best"]:
             return 1
         best = client.recommendation(job_id)
@@ -55,19 +62,43 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
     return 0 if ended["status"] == "succeeded" else 1
 
 
+@contextlib.contextmanager
+def _private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
+    """Settings with a database that lasts as long as this run: no other run's worker or job is ever in it."""
+    # What the user names on the command line may be read: this control plane serves nobody else.
+    sources = [Path(job[part]["source"]) for part in ("model", "dataset") if job[part]["source"][0] == "/"]
+    named = tuple(end.parent for source in sources for end in (source, source.resolve()))
+    with tempfile.TemporaryDirectory(prefix="tune-", dir=settings.home) as folder:
+        url = f"sqlite:///{folder}/tune.db"
+        yield dataclasses.replace(settings, database_url=url, data_roots=(*settings.data_roots, *named))
+
+
 def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) -> dict[str, object]:
     with display.Progress(console) as progress:
 
-        def look(job: dict[str, object]) -> None:
-            progress.show(job, client.trials(job_id))
+        def look(job: dict[str, Any]) -> None:
             if worker.process.poll() is not None:
                 raise SystemExit("dynotune: the local worker ended by itself; its message is above")
+            if job["waiting_for"] and not any(one["alive"] for one in client.workers()):
+                job["waiting_for"] = "the local worker starts"
+            elif job["waiting_for"] and (why := client.job(job_id)["waiting_for"]):  # asked again: now it is there
+                raise SystemExit(f"dynotune: {why}")
+            progress.show(job, client.trials(job_id))
 
         return client.wait(job_id, POLL_SECONDS, look)
 
 
+def _prepare(output: Path) -> None:
+    """Make the folder of the results; Misconfigured now rather than after an hour of measuring."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            return
+    except OSError as error:
+        raise Misconfigured(f"--output: {output} cannot be written ({error.strerror}).") from error
+
+
 def _write(client: Client, job_id: str, output: Path) -> list[Path]:
-    output.mkdir(parents=True, exist_ok=True)
     written = []
     for name, file in (("json", "recommendation.json"), ("train.py", "train.py")):
         path = output / file
@@ -78,24 +109,25 @@ def _write(client: Client, job_id: str, output: Path) -> list[Path]:
 
 def _conclude(console: Console, best: Recommendation, written: list[Path]) -> None:
     console.print(display.result_table(best))
-    console.print(best.stability.statement, highlight=False, soft_wrap=True)
+    console.print(best.stability.statement, soft_wrap=True)
     for note in (f"weights: {best.weights}" if best.weights != "pretrained" else None, *best.notes):
         if note:
-            console.print(note, highlight=False, soft_wrap=True)
+            console.print(note, soft_wrap=True)
     run = display.duration(best.evidence.run_seconds)
-    console.print(f"The whole run would take about {run} here.", highlight=False)
-    console.print(f"written: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
+    console.print(f"The whole run would take about {run} here.")
+    console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM ends a job as Ctrl-C does, so that nothing is left behind either way."""
+    """SIGTERM and a closed terminal end a job as Ctrl-C does, so that nothing is left behind either way."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

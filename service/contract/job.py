@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from service.contract.base import Contract
 
@@ -12,18 +13,52 @@ TASKS = ("causal-lm", "sequence-classification")
 METHODS = ("lora", "qlora", "full")
 Method = Literal["lora", "qlora", "full"]
 Task = Literal["causal-lm", "sequence-classification"]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Source = Annotated[str, Field(min_length=1, max_length=4096)]
+Revision = Annotated[str, Field(min_length=1, max_length=200)]
+Label = Annotated[str, Field(min_length=1, max_length=200)]
+DEEPEST = 16
 
 
-class ModelSpec(Contract):
+def check_text(value: object, place: str = "", depth: int = 0) -> None:
+    """ValueError where text cannot be stored (NUL, half of a surrogate pair), or mappings and lists go too deep."""
+    if depth > DEEPEST:
+        raise ValueError("it is nested too deeply")
+    if isinstance(value, str):
+        if "\0" in value or any("\ud800" <= one <= "\udfff" for one in value):
+            raise ValueError(f"{place or 'a name'} holds a NUL or half a character, which no database keeps")
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            check_text(key, place, depth)
+            check_text(one, f"{place}.{key}".lstrip("."), depth + 1)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            check_text(one, place, depth + 1)
+
+
+class Asked(Contract):
+    """What a user writes: numbers are finite, and true or false is never a number or a text."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError(f"cannot be {str(value).lower()}; if it is meant as text, quote it")
+        return value
+
+
+class ModelSpec(Asked):
     """The model: a hub id or a local folder, its revision, and whether its weights are loaded or drawn."""
 
-    source: str = Field(min_length=1, examples=["examples/llama-13m"], description="Hub id or local folder.")
-    revision: str | None = None
+    source: Source = Field(examples=["examples/llama-13m"], description="Hub id or local folder.")
+    revision: Revision | None = None
     weights: Literal["pretrained", "random"] = "pretrained"
 
 
-class Columns(Contract):
+class Columns(Asked):
     """Names of the dataset's columns. Unset ones are recognised by their usual names."""
 
     prompt: str | None = None
@@ -33,7 +68,7 @@ class Columns(Contract):
     label: str | None = None
 
 
-class Splits(Contract):
+class Splits(Asked):
     """Which rows train and which validate.
 
     `column` selects rows of one file by value; without it `train` and `validation` name files of a folder
@@ -46,17 +81,17 @@ class Splits(Contract):
     validation_fraction: float = Field(default=0.05, gt=0, lt=0.9)
 
 
-class DatasetSpec(Contract):
+class DatasetSpec(Asked):
     """The data: a hub id, a folder, or a jsonl / csv / parquet file; rows are cut at `max_length` tokens."""
 
-    source: str = Field(min_length=1, examples=["examples/data/functions.jsonl"])
-    revision: str | None = None
+    source: Source = Field(examples=["examples/data/functions.jsonl"])
+    revision: Revision | None = None
     columns: Columns = Columns()
-    max_length: int = Field(default=1024, ge=8, description="Tokens; longer samples are cut.")
+    max_length: int = Field(default=1024, ge=8, le=10_000_000, description="Tokens; longer samples are cut.")
     splits: Splits = Splits()
 
 
-class LoraSpec(Contract):
+class LoraSpec(Asked):
     """The adapter of LoRA and QLoRA (Hu et al. 2021, Dettmers et al. 2023); names are peft's."""
 
     r: Positive = 16
@@ -64,23 +99,31 @@ class LoraSpec(Contract):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: str | tuple[str, ...] = "all-linear"
 
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _text_or_texts(cls, value: object) -> object:
+        every = value if isinstance(value, list | tuple) else (value,)
+        if not all(isinstance(one, str) for one in every):
+            raise ValueError(f"must be text or a list of text, not {value!r:.80}")
+        return value
 
-class TrainingSpec(Contract):
+
+class TrainingSpec(Asked):
     """What is learnt and how. The search never changes these, but for an effective batch left unset."""
 
-    epochs: float = Field(default=3.0, gt=0)
+    epochs: float = Field(default=3.0, gt=0, le=1_000_000)
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     effective_batch_size: Positive | None = Field(
         default=None, description="Samples an optimizer step. Held when given; part of the answer when not."
     )
 
 
-class SearchSpec(Contract):
+class SearchSpec(Asked):
     """What may be tried, how long, and how sure the answer has to be."""
 
     levers: tuple[str, ...] | None = Field(default=None, description="Levers to vary; all when not given.")
@@ -92,22 +135,24 @@ class SearchSpec(Contract):
     verify: Literal["quick", "full"] = "full"
     max_micro_batch_size: Positive | None = Field(default=None, description="Never probe or use a larger one.")
     soak_steps: Positive | None = Field(default=None, description="Steps of the soak; 200, or 8 with verify: quick.")
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
 
 
-class HardwareSpec(Contract):
+class HardwareSpec(Asked):
     """Which worker may measure, and how much of its memory may be used."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    name: str | None = Field(default=None, description="Part of the device's name, such as 'H200'.")
-    memory_gib: float | None = Field(default=None, gt=0, description="Memory cap in GiB.")
+    name: str | None = Field(
+        default=None, min_length=1, max_length=100, description="Part of the device's name, such as 'H200'."
+    )
+    memory_gib: float | None = Field(default=None, gt=0, le=1_000_000, description="Memory cap in GiB.")
 
 
-class JobSpec(Contract):
+class JobSpec(Asked):
     """One finetuning job to find the fastest stable configuration for."""
 
     name: str = Field(default="job", min_length=1, max_length=200)
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[Label, Annotated[str, Field(max_length=200)]] = Field(default_factory=dict, max_length=100)
     model: ModelSpec
     task: Task = "causal-lm"
     dataset: DatasetSpec
@@ -116,10 +161,23 @@ class JobSpec(Contract):
     training: TrainingSpec = TrainingSpec()
     search: SearchSpec = SearchSpec()
     hardware: HardwareSpec = HardwareSpec()
-    baseline: Literal["default"] | dict[str, Any] = Field(
+    baseline: Literal["default"] | dict[str, JsonValue] = Field(
         default="default",
         description="'default': what a Trainer user gets without thinking; or your own TrainingArguments as JSON.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_that_can_be_stored(cls, data: object) -> object:
+        check_text(data)
+        return data
+
+    @field_validator("baseline", mode="before")
+    @classmethod
+    def _baseline_or_arguments(cls, value: object) -> object:
+        if value != "default" and not isinstance(value, dict):
+            raise ValueError(f"must be 'default' or a mapping of TrainingArguments, not {value!r:.80}")
+        return value
 
     @field_validator("method", mode="before")
     @classmethod

@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+def expanded(source: str) -> Path:
+    """The path with `~` replaced; left as it is where there is no such user."""
+    try:
+        return Path(source).expanduser()
+    except RuntimeError:
+        return Path(source)
+
+
 @dataclass(frozen=True)
 class Roots:
     """The folders local models and data may come from; relative paths start at the first."""
@@ -16,7 +24,7 @@ class Roots:
 
     def resolve(self, source: str) -> Path:
         """The path a source means: from the first root when it is relative."""
-        path = Path(source).expanduser()
+        path = expanded(source)
         if not path.is_absolute() and self.folders:
             path = self.folders[0] / path
         return Path(os.path.normpath(path))

@@ -83,9 +83,17 @@ class Exclusion:
         return all(point.get(name) in values for name, values in self.when.items())
 
 
+CUDA = Need(lambda facts: facts.device == "cuda", "needs an NVIDIA GPU with CUDA; this worker measures on a CPU")
+
+
 def cuda() -> Need:
     """An NVIDIA GPU."""
-    return Need(lambda facts: facts.device == "cuda", "needs an NVIDIA GPU with CUDA; this worker measures on a CPU")
+    return CUDA
+
+
+def needs_cuda(choice: Choice) -> bool:
+    """Whether no CPU can ever take the choice."""
+    return CUDA in choice.needs
 
 
 def package(name: str, why: str) -> Need:

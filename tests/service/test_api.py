@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import Engine, text
 
 from service.contract.hardware import HardwareFacts
 from service.contract.task import PlanDecision, TaskKind, TrialRequest
@@ -130,9 +133,48 @@ def test_health(api: TestClient, settings: Settings) -> None:
     assert api.get("/readyz").json() == {"status": "ok"}
 
 
+def test_ready_while_somebody_writes(api: TestClient, engine: Engine) -> None:
+    """Looking takes no write lock: with one, SQLite would have it wait 30 s for the other's."""
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE workers SET state = 'idle'"))
+        assert api.get("/readyz").status_code == 200
+
+
+def test_a_worker_lives_by_the_clock_that_its_signs_are_written_with(
+    api: TestClient, queue: Queue, facts: Facts, monkeypatch: pytest.MonkeyPatch, database_url: str
+) -> None:
+    queue.register("w", 1, facts())
+    if database_url.startswith("postgresql"):  # where the machine's clock may be another
+        monkeypatch.setattr(time, "time", lambda: 4e9)
+    (worker,) = api.get("/v1/workers").json()["items"]
+    assert worker["alive"]
+
+
 def test_openapi_describes_the_job_and_its_errors(api: TestClient) -> None:
     schema = api.get("/openapi.json").json()
     post = schema["paths"]["/v1/jobs"]["post"]
     assert "example" in post["requestBody"]["content"]["application/json"]
     assert {"202", "400", "413", "422"} <= set(post["responses"])
     assert "JobSpec" in schema["components"]["schemas"] and "Recommendation" in schema["components"]["schemas"]
+
+
+def test_the_examples_are_true(api: TestClient, job: Make, queue: Queue, facts: Facts) -> None:
+    job_id = submit(api, job())
+    queue.register("w", 1, facts())
+    trial_id = run_trial(queue, 8.0, 1)
+    paths = api.get("/openapi.json").json()["paths"]
+    for path in (
+        "/v1/jobs",
+        "/v1/jobs/{job_id}",
+        "/v1/jobs/{job_id}/trials",
+        "/v1/jobs/{job_id}/events",
+        "/v1/trials/{trial_id}",
+        "/v1/workers",
+        "/v1/levers",
+    ):
+        example = paths[path]["get"]["responses"]["200"]["content"]["application/json"]["example"]
+        answer = api.get(path.format(job_id=job_id, trial_id=trial_id)).json()
+        assert set(example) <= set(answer), path  # FastAPI leaves out of an example what is null
+        for name in ("items", "levers", "methods", "exclusions"):
+            if name in answer:
+                assert set(example[name][0]) <= set(answer[name][0]), path

@@ -26,7 +26,7 @@ MODEL = {"source": "model", "weights": "random"}
         ({"model": {}}, "/model/source", "model.source is missing"),
         ({"dataset": {"source": "./no.jsonl"}}, "/dataset/source", "does not exist"),
         ({"dataset": {"source": "empty.jsonl"}}, "/dataset/source", "is empty"),
-        ({"dataset": {"source": "broken.jsonl"}}, "/dataset/source", "row 2 is not JSON"),
+        ({"dataset": {"source": "broken.jsonl"}}, "/dataset/source", "line 2: not JSON"),
         (
             {"dataset": {"source": "data.jsonl", "columns": {"text": "body"}}},
             "/dataset/columns/text",
@@ -43,6 +43,11 @@ MODEL = {"source": "model", "weights": "random"}
         ({"dataset": {"source": "/etc/hosts.jsonl"}}, "/dataset/source", "does not exist"),
         ({"search": {"levers": ["atention"]}}, "/search/levers/0", "known levers: precision"),
         ({"search": {"fixed": {"attention": "fast"}}}, "/search/fixed/attention", "it has: eager, sdpa"),
+        (
+            {"search": {"fixed": {"precision": "fp16-mixed"}}, "hardware": {"device": "cpu"}},
+            "/search/fixed/precision",
+            "precision=fp16-mixed needs an NVIDIA GPU, and hardware.device is cpu",
+        ),
         ({"search": {"minutes": -1}}, "/search/minutes", "greater than 0"),
         ({"search": {"verify": "deep"}}, "/search/verify", "'quick' or 'full'"),
         ({"training": {"effective_batch_size": 0}}, "/training/effective_batch_size", "greater than or equal to 1"),
@@ -50,14 +55,34 @@ MODEL = {"source": "model", "weights": "random"}
         ({"task": "image-classification"}, "/task", "'causal-lm' or 'sequence-classification'"),
         ({"method": ["lora", "magic"]}, "/method/1", "'lora', 'qlora' or 'full'"),
         ({"colour": "red"}, "/colour", "not a known field"),
-        ({"baseline": {"per_device_train_batch_size": 0}}, "/baseline/per_device_train_batch_size", "from 1 on"),
+        ({"dataset": "d.jsonl"}, "/dataset", "dataset: must be a mapping, not 'd.jsonl'"),
+        ({"search": {"levers": "precision"}}, "/search/levers", "must be a list, not 'precision'"),
+        ({"search": {"seed": 2**32}}, "/search/seed", "less than or equal to 4294967295"),
+        ({"training": {"seed": 10**30}}, "/training/seed", "less than or equal to"),
+        ({"training": {"epochs": "inf"}}, "/training/epochs", "must be a finite number"),
+        ({"training": {"max_grad_norm": 10**400}}, "/training/max_grad_norm", "must be a number"),
+        ({"training": {"effective_batch_size": True}}, "/training/effective_batch_size", "cannot be true"),
+        ({"training": {"effective_batch_size": 1.5}}, "/training/effective_batch_size", "must be a whole number"),
+        ({"lora": {"target_modules": ["q", 5]}}, "/lora/target_modules", "text or a list of text"),
+        ({"labels": {"a": 1}}, "/labels/a", "labels.a: must be text, not 1"),
+        ({"labels": {"k" * 201: "v"}}, "/labels/" + "k" * 201, "at most 200 characters"),
+        ({"labels": {"k": "v" * 201}}, "/labels/k", "at most 200 characters"),
+        ({"hardware": {"name": "x" * 201}}, "/hardware/name", "at most 100 characters"),
+        ({"hardware": {"memory_gib": 1e300}}, "/hardware/memory_gib", "less than or equal to"),
+        ({"name": "a\0b"}, "", "name holds a NUL"),
+        ({"labels": {"\0": "v"}}, "", "labels holds a NUL"),
+        ({"baseline": {"a": ["\ud83d"]}}, "", "baseline.a holds a NUL or half a character"),
+        ({"baseline": 5}, "/baseline", "must be 'default' or a mapping of TrainingArguments, not 5"),
+        ({"baseline": {"a": {"b": "x"}, "optim": ["x"]}}, "/baseline/optim", "must be text"),
+        ({"baseline": {"per_device_train_batch_size": 2**40}}, "/baseline/per_device_train_batch_size", "from 1 to"),
+        ({"baseline": {"per_device_train_batch_size": 0}}, "/baseline/per_device_train_batch_size", "from 1 to"),
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_one_sentence_and_a_pointer(
     api: TestClient, job: Make, changes: dict[str, Any], pointer: str, words: str
 ) -> None:
-    answer = api.post("/v1/jobs", json=job(**changes))
+    answer = api.post("/v1/jobs", content=json.dumps(job(**changes)))
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
@@ -141,3 +166,6 @@ class TestOthers:
         assert api.get("/v1/jobs", params={"label": "x"}).status_code == 422
         assert api.get("/v1/jobs", params={"cursor": "x"}).status_code == 422
         assert api.get("/v1/jobs", params={"limit": 0}).status_code == 422
+        for cursor in ("\u00b2", "9" * 30, "-1", ""):
+            assert api.get("/v1/jobs", params={"cursor": cursor}).json()["code"] == "bad-query", cursor
+        assert api.get("/v1/jobs/none/events", params={"after": 10**30}).json()["code"] == "bad-query"

@@ -6,17 +6,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from service.contract.columns import USUAL
 from service.contract.job import Columns
 from worker.trial.problem import JobProblem
 
 IGNORED = -100
-USUAL = {
-    "prompt": ("prompt", "instruction", "question", "input"),
-    "completion": ("completion", "response", "answer", "output"),
-    "messages": ("messages", "conversations"),
-    "text": ("text", "sentence", "content", "review"),
-    "label": ("label", "labels", "target"),
-}
 Sample = tuple[list[int], list[int]]
 Batch = dict[str, torch.Tensor]
 

@@ -1,0 +1,106 @@
+"""A setting that is no good: one sentence from every command, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from service.contract.hardware import HardwareFacts
+from tests import tiny
+from tests.conftest import ROOT
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def go(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", module, *arguments]
+        around = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+        return subprocess.run(command, cwd=tmp_path, env=around, capture_output=True, text=True, timeout=120)
+
+    return go
+
+
+def one_sentence(done: subprocess.CompletedProcess[str], code: int, words: str) -> None:
+    assert done.returncode == code and words in done.stderr, done.stderr
+    assert done.stderr.startswith("dynotune") and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("DYNOTUNE_DATABASE_URL", "postgres://here/x", "postgresql+psycopg://"),
+        ("DYNOTUNE_DATABASE_URL", "postgresql+psycopg://here:port/x", "DYNOTUNE_DATABASE_URL"),
+        ("DYNOTUNE_DATABASE_URL", "mysql://here/x", "dynotune has no mysql"),
+        ("DYNOTUNE_MIN_FREE_DISK_GIB", "abc", "must be a number of GiB, not 'abc'"),
+        ("DYNOTUNE_HOME", "/dev/null/home", "DYNOTUNE_HOME: /dev/null/home cannot be written"),
+    ],
+)
+def test_a_wrong_variable(run: Run, name: str, value: str, words: str) -> None:
+    one_sentence(run("service.cli", "serve", "--no-worker", **{name: value}), 2, words)
+
+
+def test_no_such_server(run: Run) -> None:
+    one_sentence(run("service.cli", "ls", DYNOTUNE_URL="http://localhost:port"), 3, "is not a URL")
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """A web server that is not ours, and says yes to everything."""
+
+    class Yes(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Yes) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_somebody_elses_server(run: Run, stranger: str) -> None:
+    one_sentence(run("service.cli", "ls", DYNOTUNE_URL=stranger), 3, "is not a dynotune control plane")
+
+
+@pytest.mark.parametrize("output", ["job.json", "job.json/below"])
+def test_an_output_that_cannot_be_written_is_told_before_measuring(run: Run, tmp_path: Path, output: str) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path)))
+    one_sentence(run("service.cli", "tune", "job.json", "-o", output), 2, f"--output: {output} cannot be written")
+
+
+def test_a_worker_without_tables(run: Run, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
+    (tmp_path / "facts.json").write_text(facts().model_dump_json())
+    one_sentence(run("worker", "--facts", "facts.json"), 1, "`dynotune serve` brings them up to date")
+    nowhere = "postgresql+psycopg://postgres@/x?host=/nowhere"
+    done = run("worker", "--facts", "facts.json", DYNOTUNE_DATABASE_URL=nowhere)
+    one_sentence(done, 1, "The database does not answer")
+    one_sentence(run("worker", "--facts", "nowhere.json"), 1, "--facts: nowhere.json")
+
+
+def test_ctrl_c_while_the_worker_still_looks_at_its_devices(tmp_path: Path) -> None:
+    """The facts come from a pipe that nobody writes to, so that the worker is surely still starting."""
+    os.mkfifo(tmp_path / "facts.json")
+    command = [sys.executable, "-m", "worker", "--facts", "facts.json"]
+    around = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=around, stderr=subprocess.PIPE, text=True)
+    with (tmp_path / "facts.json").open("w"):  # opens once the worker reads
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and said == ""

@@ -1,0 +1,128 @@
+"""`dynotune tune` around a worker that is not there, or not right: nothing waits for ever, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.cli import tune as room
+from service.contract.hardware import HardwareFacts
+from service.db import connect
+from service.models import Job
+from service.queue import Queue
+from service.settings import Settings
+from tests import tiny
+
+
+class Worker:
+    """In place of the local worker's process: registers, and notes how it found the job when it was stopped."""
+
+    facts: HardwareFacts | None = None
+    returncode: int | None = None
+    seen: list[tuple[str, list[str]]]
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = settings.database_url
+        self.process = SimpleNamespace(poll=lambda: self.returncode)
+        if self.facts:
+            engine = connect(self.url)
+            Queue(engine).register("w", 1, self.facts)
+            engine.dispose()
+
+    def stop(self, now: bool) -> None:
+        engine = connect(self.url)
+        with Session(engine) as session:
+            self.seen.append((self.url, list(session.scalars(select(Job.status)))))
+        engine.dispose()
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
+    made = type("Fresh", (Worker,), {"seen": []})
+    monkeypatch.setattr(room, "LocalWorker", made)
+    return made
+
+
+@pytest.fixture
+def tune(tmp_path: Path) -> Callable[..., int]:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    body = tiny.job(folder)
+
+    def go(output: Path | None = None, **changes: Any) -> int:
+        (folder / "job.json").write_text(json.dumps(body | changes))
+        return room.tune(folder / "job.json", output or tmp_path / "out", False, Console())
+
+    return go
+
+
+def test_every_run_has_a_database_of_its_own(tune: Callable[..., int], worker: type[Worker], tmp_path: Path) -> None:
+    worker.returncode = 1
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="ended by itself"):
+            tune()
+    (first, one), (second, other) = worker.seen
+    assert first != second and one == other == ["cancelled"]
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_an_interrupted_run_leaves_nothing(
+    tune: Callable[..., int],
+    worker: type[Worker],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room, "_follow", interrupt)
+    assert tune() == 130
+    assert [statuses for _, statuses in worker.seen] == [["cancelled"]]
+    assert "cancelled" in capsys.readouterr().err and list((tmp_path / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("hardware", "words"),
+    [({"device": "cuda"}, "is a cpu worker, the job wants cuda"), ({"memory_gib": 64}, "wants 64")],
+)
+def test_a_job_that_the_only_worker_can_never_serve_ends(
+    tune: Callable[..., int], worker: type[Worker], facts: Callable[..., HardwareFacts], hardware: Any, words: str
+) -> None:
+    worker.facts = facts()
+    with pytest.raises(SystemExit, match=words):
+        tune(hardware=hardware)
+    assert [statuses for _, statuses in worker.seen] == [["cancelled"]]
+
+
+def test_before_the_worker_is_there_nobody_is_told_to_start_one(
+    tune: Callable[..., int], worker: type[Worker], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    polls = iter([None, None, 1])
+    monkeypatch.setattr(worker, "__init__", lambda self, settings: setattr(self, "url", settings.database_url))
+    monkeypatch.setattr(worker, "process", SimpleNamespace(poll=lambda: next(polls)), raising=False)
+    monkeypatch.setattr(room, "POLL_SECONDS", 0.01)
+    with pytest.raises(SystemExit):
+        tune()
+    said = capsys.readouterr().out
+    assert said.count("the local worker starts") == 1 and "No worker is connected" not in said
+
+
+def test_a_symlink_on_the_command_line_may_be_followed(
+    tune: Callable[..., int], worker: type[Worker], tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "links").mkdir()
+    tiny.data(tmp_path / "elsewhere" / "data.jsonl", 5)
+    (tmp_path / "links" / "data.jsonl").symlink_to(tmp_path / "elsewhere" / "data.jsonl")
+    worker.returncode = 1
+    with pytest.raises(SystemExit, match="ended by itself"):
+        tune(dataset={"source": str(tmp_path / "links" / "data.jsonl"), "max_length": 64})

@@ -1,0 +1,96 @@
+"""Data that is not as it should be: refused with a sentence where it can be seen, never an error of the service."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.validate import Roots
+
+Make = Callable[..., dict[str, Any]]
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+LABELLED = "sequence-classification"
+
+
+@pytest.fixture
+def refused(api: TestClient, job: Make, root: Path) -> Callable[..., str | None]:
+    """Submits a job on a file of that content; what it is refused with, or None."""
+
+    def go(name: str, content: str, **changes: Any) -> str | None:
+        (root / name).write_text(content)
+        splits = {"splits": changes.pop("splits")} if "splits" in changes else {}
+        answer = api.post("/v1/jobs", json=job(dataset={"source": name, **splits}, **changes))
+        assert answer.status_code in (202, 422), answer.text
+        return str(answer.json()["detail"]) if answer.status_code == 422 else None
+
+    return go
+
+
+Refused = Callable[..., str | None]
+
+
+def test_a_csv_row_with_more_fields_than_the_header(refused: Refused) -> None:
+    assert refused("a.csv", "prompt,completion\na,b,c,d\n") is None
+    assert "there are" in str(refused("b.csv", "prompt,completion\na,b,c\n", splits={"column": "s"}))
+
+
+def test_a_csv_field_as_long_as_the_worker_reads(refused: Refused) -> None:
+    assert refused("a.csv", f"prompt,completion\na,{'b' * 200_000}\n") is None
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [("Infinity", "holds inf"), ("NaN", "holds nan"), ("1.5", "holds 1.5"), ("null", "holds None"), ("-1", "holds -1")],
+)
+def test_a_label_that_is_no_class(refused: Refused, label: str, words: str) -> None:
+    assert words in str(refused("a.jsonl", f'{{"text": "a", "label": {label}}}\n', task=LABELLED))
+
+
+@pytest.mark.parametrize("name", ["label", "labels", "target"])
+def test_labels_are_looked_at_under_every_usual_name(refused: Refused, name: str) -> None:
+    rows = [{"text": "a", name: 1}, {"text": "b", name: "positive"}]
+    assert "holds 'positive'" in str(refused("a.jsonl", "\n".join(map(json.dumps, rows)), task=LABELLED))
+
+
+def test_a_later_row_without_the_label(refused: Refused) -> None:
+    content = '{"text": "a", "label": 1}\n{"text": "b"}\n'
+    assert "row 2 lacks the column 'label'" in str(refused("a.jsonl", content, task=LABELLED))
+
+
+def test_labels_of_rows_that_are_not_read(refused: Refused) -> None:
+    content = '{"text": "a", "label": 1, "s": "train"}\n{"text": "b", "label": -1, "s": "test"}\n'
+    assert refused("a.jsonl", content, task=LABELLED, splits={"column": "s"}) is None
+
+
+def test_no_column_that_the_task_can_read(refused: Refused) -> None:
+    content = '{"foo": "a", "bar": 1}\n'
+    assert "needs prompt and completion, messages, or text; the data has: foo, bar" in str(refused("a.jsonl", content))
+    assert "needs text and label" in str(refused("a.jsonl", content, task=LABELLED))
+    assert refused("b.jsonl", '{"instruction": "a", "output": "b"}\n') is None
+
+
+@pytest.mark.parametrize("content", ["[" * 5000, '{"a": ' + "9" * 5000 + "}"])
+def test_json_that_cannot_be_held(refused: Refused, content: str) -> None:
+    assert "line 1" in str(refused("a.jsonl", content))
+
+
+@pytest.mark.parametrize("source", ["x" * 300, "./" + "x" * 300, "~nouser/x.jsonl", "a/" * 2000])
+@pytest.mark.parametrize("part", ["model", "dataset"])
+def test_sources_that_no_system_takes(api: TestClient, job: Make, part: str, source: str) -> None:
+    answer = api.post("/v1/jobs", json=job(**{part: {"source": source}}))
+    assert answer.status_code == 422 and f"{part}.source" in answer.json()["detail"], answer.text
+
+
+def test_what_may_not_be_read(api: TestClient, job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_self: Roots, path: Path) -> bool:
+        raise PermissionError(13, os.strerror(13), str(path))
+
+    monkeypatch.setattr(Roots, "holds", closed)  # the tests may run as root, whom nothing stops
+    answer = api.post("/v1/jobs", json=job())
+    assert answer.status_code == 422 and "data.jsonl cannot be read (Permission denied)" in answer.json()["detail"]

@@ -1,0 +1,77 @@
+"""Why a job waits: the sentence is about all workers, and there also once the job has begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from service import jobs
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.task import PlanDecision, TaskKind, TrialRequest
+from service.db import now
+from service.queue import Queue
+from tests.factory import configuration
+
+Spec = Callable[..., JobSpec]
+Facts = Callable[..., HardwareFacts]
+
+
+def waits(engine: Engine, job_id: str) -> Any:
+    with Session(engine) as session:
+        return jobs.view(session, jobs.get(session, job_id), now(session))["waiting_for"]
+
+
+def begin(queue: Queue, worker: str) -> str:
+    """Claim and carry out the plan of the oldest job: one trial is queued."""
+    claim = queue.claim(worker, (TaskKind.plan,))
+    assert claim is not None
+    queue.plan_input(claim)
+    request = TrialRequest(configuration=configuration(), origin="baseline", number=1)
+    queue.finish_plan(claim, PlanDecision(trials=(request,)))
+    return claim.job_id
+
+
+def test_one_idle_worker_is_enough(engine: Engine, queue: Queue, spec: Spec, facts: Facts) -> None:
+    busy_with = queue.submit(spec())
+    queue.register("a", 1, facts())
+    assert waits(engine, busy_with) is None
+    assert queue.claim("a", (TaskKind.plan,)) is not None
+    waiting = queue.submit(spec())
+    assert waits(engine, waiting) == "All fitting workers are busy with other jobs."
+    queue.register("b", 2, facts())
+    assert waits(engine, waiting) is None
+
+
+def test_a_worker_that_does_not_fit_and_one_that_is_busy(
+    engine: Engine, queue: Queue, spec: Spec, facts: Facts
+) -> None:
+    queue.submit(spec())
+    queue.register("big", 1, facts(name="Big CPU"))
+    queue.claim("big", (TaskKind.plan,))
+    queue.register("a", 2, facts())
+    waiting = queue.submit(spec(hardware={"name": "big"}))
+    assert waits(engine, waiting) == "All fitting workers are busy with other jobs."
+
+
+def test_a_begun_job_whose_worker_came_back_changed(engine: Engine, queue: Queue, spec: Spec, facts: Facts) -> None:
+    job_id = queue.submit(spec())
+    queue.register("old", 1, facts())
+    begin(queue, "old")
+    assert waits(engine, job_id) is None
+    queue.leave("old")
+    assert "No worker is connected" in waits(engine, job_id)
+    queue.register("new", 2, facts(versions={"python": "3.11", "torch": "2.14.0"}))
+    assert queue.claim("new", (TaskKind.trial,)) is None
+    said = waits(engine, job_id)
+    assert "new is not what the job was begun on (torch 2.14.0 instead of 2.13.0)" in said and "submit it again" in said
+    queue.register("same", 3, facts())
+    assert waits(engine, job_id) is None
+    assert queue.claim("same", (TaskKind.trial,)) is not None
+    queue.leave("same")
+    assert waits(engine, job_id) is None  # until the reaper says so, its task is under way
+    queue.cancel(job_id)
+    assert waits(engine, job_id) is None
