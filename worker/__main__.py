@@ -1,5 +1,6 @@
 """`python -m worker`."""
 
+import signal
 import sys
 from importlib.util import find_spec
 
@@ -9,6 +10,9 @@ if __name__ == "__main__":
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(f"dynotune worker: {', '.join(missing)} not installed; pip install 'dynotune[worker]'")
+    # Until the worker has its own: the imports take a second, and a user may change their mind.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(130))
     from worker.main import main
 
     main()

@@ -137,8 +137,9 @@ def serve(facts: HardwareFacts, options: argparse.Namespace) -> None:
     except OSError as error:
         raise Misconfigured(f"DYNOTUNE_LOCKS: {settings.lock_folder} cannot be made ({error.strerror}).") from error
     loop = Loop(broker, worker_id, bench, lock, settings.min_free_disk_bytes)
-    signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-    signal.signal(signal.SIGINT, lambda *_: loop.stop(now=True))
+    # In a thread: a handler that interrupts an event's own lock would wait for itself.
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=loop.stop).start())
+    signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=loop.stop, args=(True,)).start())
     if options.lifeline is not None:
         threading.Thread(target=_watch, args=(options.lifeline, loop), daemon=True, name="lifeline").start()
     broker.register(worker_id, os.getpid(), facts)

@@ -29,7 +29,7 @@ from service.levers import LEVERS
 from service.recommend import recommend
 from tests.factory import configuration, measured, record
 from worker.devices import open_device
-from worker.trial import arrange, loop, verify
+from worker.trial import arrange, loop, soak
 from worker.trial.build import Limits, build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,7 +145,7 @@ def by_worker(spec: JobSpec, made: Configuration, micro: int) -> tuple[list[loop
             group["lr"] = made.learning_rate * factor
         loss, norm = loop.optimizer_step(bundle, *loop.prepare(bundle, step))
         results.append(loop.StepResult(float(loss), float(norm)))
-    loss_after, accuracy, _ = verify.evaluate(bundle, 3)
+    loss_after, accuracy, _ = soak.evaluate(bundle, 3)
     return results, loss_after, accuracy
 
 

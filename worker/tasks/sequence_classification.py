@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from service.contract.job import Columns
+from service.contract.rows import class_number
 from worker.tasks.base import Batch, Sample, Task, find, only_text
 from worker.trial.problem import JobProblem
 
@@ -71,10 +72,7 @@ class SequenceClassification(Task):
 
 
 def _class_number(value: Any, column: str) -> int:
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        number = -1
-    if number < 0 or isinstance(value, float) and value != number:
+    number = class_number(value)
+    if number is None:
         raise JobProblem(f"dataset.columns.label: column {column!r} holds {value!r}; labels are numbers from 0 on")
     return number

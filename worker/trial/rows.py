@@ -2,68 +2,45 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
-import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from service.contract.job import DatasetSpec
+from service.contract.rows import ENDINGS, read
 from worker.trial.problem import JobProblem
 
-ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
 Row = dict[str, Any]
 
 
 def read_file(path: Path) -> Iterator[Row]:
     """The rows of one file; JobProblem names file and line of what cannot be read."""
-    try:
-        yield from _rows(path)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise JobProblem(f"{path.name} cannot be read as UTF-8 {path.suffix[1:]}: {error}") from error
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    if path.suffix == ".csv":
-        csv.field_size_limit(sys.maxsize)
-        with path.open(newline="", encoding="utf-8") as stream:
-            yield from csv.DictReader(stream, restkey="(beyond the header)")
-    elif path.suffix == ".parquet":
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+    elif path.suffix in ENDINGS:
         try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise JobProblem(
-                f"{path.name} is parquet, which needs pyarrow: pip install pyarrow on the worker"
-            ) from error
-        try:
-            for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-                yield from batch.to_pylist()
-        except pyarrow.ArrowInvalid as error:
-            raise JobProblem(
-                f"{path.name} is not a parquet file: {str(error).splitlines()[0][:200].rstrip('.')}"
-            ) from error
-    elif path.suffix in (".jsonl", ".json"):
-        yield from _json_lines(path)
+            yield from read(path)
+        except ValueError as error:
+            raise JobProblem(str(error)) from error
     else:
         raise JobProblem(f"{path.name}: datasets are read from {', '.join(ENDINGS)} files")
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise JobProblem(f"{path.name}, line {number}: not JSON ({error.msg})") from error
-            if not isinstance(row, dict):
-                raise JobProblem(f"{path.name}, line {number}: a row must be a JSON object")
-            yield row
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise JobProblem(f"{path.name} is parquet, which needs pyarrow: pip install pyarrow on the worker") from error
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise JobProblem(
+            f"{path.name} is not a parquet file: {str(error).splitlines()[0][:200].rstrip('.')}"
+        ) from error
 
 
 def files_of(source: Path, split: str) -> list[Path]:
