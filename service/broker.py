@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from service.contract.estimate import Estimate, EstimateClaim
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Measurement, Verification
 from service.contract.task import Claim, PlanDecision, PlanInput, TaskKind, Wish
@@ -45,6 +46,12 @@ class Broker(Protocol):
 
     def fail_job(self, claim: Claim, reason: str, log: str = "") -> None:
         """End the claimed task's job with a sentence for its user, the end of the child's output kept."""
+
+    def claim_estimate(self, worker_id: str, fingerprint: str) -> EstimateClaim | None:
+        """Lease an estimate to answer, with what is known of its model on this hardware, or None."""
+
+    def finish_estimate(self, claim: EstimateClaim, estimate: Estimate | None, error: str | None = None) -> None:
+        """Record an estimate, or why there is none."""
 
     def reap(self) -> int:
         """Give the tasks of dead workers to others; the number of them."""

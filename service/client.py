@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from service.contract.estimate import Estimate
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
 
@@ -130,6 +131,21 @@ class Client:
     def stop(self, job_id: str) -> None:
         """End a job now with the best so far."""
         self._call("POST", f"/v1/jobs/{job_id}/stop")
+
+    def memory_curve(self, job_id: str) -> dict[str, Any]:
+        """Batch sizes tried by the best configuration so far: memory and speed."""
+        return self._get(f"/v1/jobs/{job_id}/memory-curve")
+
+    def estimate(self, job: JobSpec | dict[str, Any], memory_gib: float, seconds: float = 0.5) -> Estimate:
+        """The memory a job would need, from shapes alone; waits for a worker's answer. Refused when there is none."""
+        spec = job.model_dump(mode="json") if isinstance(job, JobSpec) else job
+        answer = self._call("POST", "/v1/estimates", json={"spec": spec, "memory_gib": memory_gib})
+        path = f"/v1/estimates/{self._json(answer)['id']}"
+        while (found := self._get(path))["state"] in ("queued", "running"):
+            time.sleep(seconds)
+        if found["state"] == "failed":
+            raise Refused({"title": "No estimate", "detail": found["error"], "status": 422})
+        return Estimate.model_validate(found["result"])
 
     def workers(self) -> list[dict[str, Any]]:
         """All workers."""

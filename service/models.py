@@ -127,6 +127,30 @@ class Event(Base):
     __table_args__ = (Index("ix_events_job_id_seq", "job_id", "seq"),)
 
 
+class EstimateRow(Base):
+    """A question for the memory a job would need, and its answer."""
+
+    __tablename__ = "estimates"
+    seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(32), unique=True)
+    request: Mapped[dict[str, Any]]
+    state: Mapped[str] = mapped_column(String(12), default="queued")
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    worker_id: Mapped[str | None] = mapped_column(String(32))
+    lease_until: Mapped[float | None]
+    result: Mapped[dict[str, Any] | None]
+    error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[float]
+    __table_args__ = (
+        Index(
+            "ix_estimates_open",
+            "seq",
+            sqlite_where=text("state IN ('queued', 'running')"),
+            postgresql_where=text("state IN ('queued', 'running')"),
+        ),
+    )
+
+
 class Worker(Base):
     """A worker process and its device. Alive while `seen_at` is recent."""
 

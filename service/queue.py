@@ -24,12 +24,14 @@ from sqlalchemy.orm import Session
 
 from service import events, history
 from service.broker import LEASE_SECONDS
+from service.contract.estimate import Estimate, EstimateClaim
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Verification
 from service.contract.task import Claim, PlanDecision, PlanInput, TaskKind, TrialRequest, Wish
 from service.enqueue import new_id, queue_plan, queue_task, servable
 from service.errors import LeaseLost, NotFound, NotYet
+from service.estimates import Estimates
 from service.models import Job, JobLabel, Task, Worker
 from service.recommend import recommend
 
@@ -46,6 +48,7 @@ class Queue:
         self, engine: Engine, clock: Callable[[], float] = time.time, lease_seconds: float = LEASE_SECONDS
     ) -> None:
         self.engine = engine
+        self.estimates = Estimates(engine)
         self._lease = lease_seconds
         self._clock = clock
 
@@ -239,6 +242,14 @@ class Queue:
             if job.status in ("queued", "running"):
                 best = self._recommend(session, job, final=True)
                 self._end(session, job, "failed", now, error=reason, recommendation=best)
+
+    def claim_estimate(self, worker_id: str, fingerprint: str) -> EstimateClaim | None:
+        """See service.estimates."""
+        return self.estimates.claim(worker_id, fingerprint)
+
+    def finish_estimate(self, claim: EstimateClaim, estimate: Estimate | None, error: str | None = None) -> None:
+        """See service.estimates."""
+        self.estimates.finish(claim, estimate, error)
 
     def reap(self) -> int:
         """Requeue the tasks whose lease ran out; the third death of a task poisons it."""

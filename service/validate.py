@@ -47,6 +47,15 @@ def validate(spec: JobSpec, settings: Settings) -> None:
         raise InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
 
 
+def validate_model(spec: JobSpec, settings: Settings) -> None:
+    """The same for an estimate, which reads neither data nor weights."""
+    roots = Roots(settings.data_roots, settings.hub_cache)
+    drawn = spec.model_copy(update={"model": spec.model.model_copy(update={"weights": "random"})})
+    mistakes = _levers(spec) + _readable("model.source", lambda: _model(drawn, roots, settings))
+    if mistakes:
+        raise InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
+
+
 def _readable(field: str, look: Callable[[], list[dict[str, str]]]) -> list[dict[str, str]]:
     """What the look found; files that the system does not let us look at are a mistake too."""
     try:

@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from service.broker import Broker, LeaseLost
 from service.contract.task import Claim, TaskKind, TrialRequest, VerifyRequest
+from worker.estimating import answer
 from worker.lease import Lease
 from worker.lock import DeviceLock
 from worker.measuring import Bench, JobFailed, free_disk_problem, measure
@@ -76,6 +77,10 @@ class Loop:
         claim = self.broker.claim(self.worker_id, (TaskKind.plan,))
         if claim is not None:
             self._plan(claim)
+            return True
+        estimate = self.broker.claim_estimate(self.worker_id, self.bench.facts.fingerprint)
+        if estimate is not None:
+            self._persist(lambda: self.broker.finish_estimate(estimate, *answer(self.bench, estimate)))
             return True
         # The device first, then the task: whoever holds a trial may measure at once.
         if not self.lock.acquire():

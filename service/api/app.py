@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from sqlalchemy.exc import SQLAlchemyError
 
 from service import __version__
-from service.api import jobs, others, problems
+from service.api import estimates, jobs, others, problems
 from service.api.context import Context
 from service.contract.job import JobSpec
 from service.db import connect
@@ -51,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.include_router(jobs.router)
     app.include_router(others.router)
+    app.include_router(estimates.router)
 
     def openapi() -> dict[str, Any]:
         """The schema, with JobSpec, which the route reads by itself to allow YAML."""

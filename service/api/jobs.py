@@ -15,6 +15,7 @@ from service.api.problems import responses
 from service.contract.recommendation import Recommendation
 from service.db import now
 from service.errors import BadQuery, BodyTooLarge, InvalidJob, MalformedBody, NotFound, NotYet
+from service.memory import memory_curve
 from service.validate import parse, validate
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -98,6 +99,13 @@ def tail(
 ) -> dict[str, Any]:
     """What happened, oldest first; pass the last `seq` on as `after` to see what came since."""
     return {"items": events.tail(session, jobs.get(session, job_id).id, after, limit)}
+
+
+@router.get("/{job_id}/memory-curve", responses=responses(NotFound, NotYet), summary="Memory and speed by batch size")
+def curve(job_id: str, session: Reading) -> dict[str, Any]:
+    """Every batch size that the best configuration so far was probed or timed at."""
+    best = jobs.must_recommend(session, jobs.get(session, job_id))
+    return memory_curve(best.evidence.measurement)
 
 
 @router.get("/{job_id}/recommendation", responses=responses(NotFound, NotYet), summary="The answer")

@@ -80,6 +80,21 @@ def tune(
 
 
 @app.command()
+def estimate(
+    job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")],
+    memory: Annotated[str, typer.Option(help="Memory of the device, such as 24GiB.")],
+    url: Annotated[
+        str | None, typer.Option(envvar="DYNOTUNE_URL", help="A control plane; one of our own if unset.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Estimate memory and the largest batch for LoRA, QLoRA and full, without loading weights or having the device."""
+    from service.cli.estimate import estimate as run
+
+    raise typer.Exit(run(job, memory, url, json_, console))
+
+
+@app.command()
 def submit(
     job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")], url: Url = LOCAL, json_: Json = False
 ) -> None:

@@ -34,12 +34,12 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
     quiet = new_console(quiet=True) if as_json else console
     with (
         _interruptible(),
-        _private(settings, job) as private,
-        control_plane(private) as url,
+        private(settings, job) as own,
+        control_plane(own) as url,
         Client(url) as client,
     ):
         job_id = client.submit(job)
-        worker = LocalWorker(private)
+        worker = LocalWorker(own)
         try:
             ended = _follow(client, worker, job_id, quiet)
         except KeyboardInterrupt:
@@ -63,7 +63,7 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
 
 
 @contextlib.contextmanager
-def _private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
+def private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
     """Settings with a database that lasts as long as this run: no other run's worker or job is ever in it."""
     # What the user names on the command line may be read: this control plane serves nobody else.
     sources = [Path(job[part]["source"]) for part in ("model", "dataset") if job[part]["source"][0] == "/"]

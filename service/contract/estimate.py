@@ -25,6 +25,15 @@ class EstimateRequest(Contract):
     memory_gib: float = Field(gt=0, description="Memory of one device in GiB.")
 
 
+class EstimateClaim(Contract):
+    """A leased estimate; what is written about it carries `id` and `attempt`."""
+
+    id: str
+    attempt: int
+    request: EstimateRequest
+    known: tuple[Known, ...]
+
+
 class MethodEstimate(Contract):
     """One method's memory in GiB, and the largest micro batch expected to fit, in samples of `max_length` tokens.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worker.devices import Device
+    from worker.trial.build import Limits
 
 from worker.trial.isolation import isolate
 
@@ -73,23 +74,18 @@ def _memory_of(opened: list[Device]) -> dict[str, int]:
 def _run(request: dict[str, Any], messages: Connection, opened: list[Device]) -> dict[str, Any]:
     from service.contract.job import JobSpec
     from service.contract.measurement import Measurement, Probe
-    from service.contract.paths import Roots
     from service.contract.task import TrialRequest
     from worker.devices import open_device
     from worker.trial import measure, soak, verify
-    from worker.trial.build import Limits
 
+    if request["mode"] == "estimate":
+        return _estimate(request)
     spec = JobSpec.model_validate(request["spec"])
     device = open_device(request["device"], request["index"])
     opened.append(device)
     cap = spec.hardware.memory_gib
     device.limit(int(cap * 2**30) if cap else None)
-    limits = Limits(
-        roots=Roots(tuple(Path(root) for root in request["data_roots"]), Path(request["hub_cache"])),
-        cache=Path(request["cache"]),
-        allow_pickle=request["allow_pickle"],
-        allow_remote_code=request["allow_remote_code"],
-    )
+    limits = _limits(request)
     if request["mode"] in ("trial", "probe"):
         trial = TrialRequest.model_validate(request["trial"])
         known = tuple(Probe.model_validate(one) for one in request.get("known", ()))
@@ -101,3 +97,25 @@ def _run(request: dict[str, Any], messages: Connection, opened: list[Device]) ->
         return block.model_dump(mode="json")
     certificate = soak.run_soak(spec, candidate, request["seed"], device, limits, request["seconds"])
     return certificate.model_dump(mode="json")
+
+
+def _limits(request: dict[str, Any]) -> Limits:
+    from service.contract.paths import Roots
+    from worker.trial.build import Limits
+
+    return Limits(
+        roots=Roots(tuple(Path(root) for root in request["data_roots"]), Path(request["hub_cache"])),
+        cache=Path(request["cache"]),
+        allow_pickle=request["allow_pickle"],
+        allow_remote_code=request["allow_remote_code"],
+    )
+
+
+def _estimate(request: dict[str, Any]) -> dict[str, Any]:
+    from service.contract.estimate import EstimateRequest, Known
+    from service.contract.hardware import HardwareFacts
+    from worker.trial.estimate import estimate
+
+    asked, facts = EstimateRequest.model_validate(request["estimate"]), HardwareFacts.model_validate(request["facts"])
+    known = tuple(Known.model_validate(one) for one in request["known"])
+    return estimate(asked, facts, known, _limits(request)).model_dump(mode="json")

@@ -51,7 +51,7 @@ class Sizes:
 def estimate(request: EstimateRequest, facts: HardwareFacts, known: tuple[Known, ...], limits: Limits) -> Estimate:
     """All methods; JobProblem for the user's mistakes."""
     started = time.perf_counter()
-    spec = request.spec
+    spec = request.spec.model_copy(update={"model": request.spec.model.model_copy(update={"weights": "random"})})
     device = facts.device if spec.hardware.device == "auto" else spec.hardware.device
     estimator = _Estimator(spec, device, limits)
     levers = _levers(spec, device, facts)

@@ -1,0 +1,62 @@
+"""`dynotune estimate`: the memory a job would need, from shapes alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from service.cli.embedded import LocalWorker, control_plane
+from service.cli.jobfile import read_job
+from service.cli.tune import private
+from service.client import Client
+from service.contract.estimate import Estimate
+from service.errors import Misconfigured
+from service.settings import Settings
+
+UNITS = {"": 1.0, "g": 1e9 / 2**30, "gb": 1e9 / 2**30, "gib": 1.0, "m": 1e6 / 2**30, "mb": 1e6 / 2**30, "mib": 1 / 1024}
+
+
+def gibibytes(text: str) -> float:
+    """A size such as 24GiB, 80GB or 24 (GiB), in GiB; Misconfigured says what was wrong."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2].lower() not in UNITS or float(found[1]) == 0:
+        raise Misconfigured(f"--memory: {text!r} is no size; write 24GiB or 80GB.")
+    return float(found[1]) * UNITS[found[2].lower()]
+
+
+def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: Console) -> int:
+    """Ask the control plane at `url`, or one of our own with a worker beside it, and print the answer."""
+    job, memory_gib = read_job(path), gibibytes(memory)
+    if url:
+        with Client(url) as client:
+            found = client.estimate(job, memory_gib)
+    else:
+        settings = Settings.from_environment()
+        with private(settings, job) as own, control_plane(own) as local, Client(local) as client:
+            worker = LocalWorker(own)
+            try:
+                found = client.estimate(job, memory_gib)
+            finally:
+                worker.stop(now=True)
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    else:
+        show(found, console)
+    return 0
+
+
+def show(found: Estimate, console: Console) -> None:
+    """A table, GiB throughout."""
+    table = Table(title=f"{found.memory_gib:.2f} GiB ({found.device}), samples of {found.max_length} tokens")
+    columns = ("weights", "gradients", "optimizer", "activations", "temporary", "overhead")
+    for name in ("method", *columns, "largest micro batch"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for method, one in found.methods.items():
+        sizes = [f"{getattr(one, f'{name}_gib'):.2f}" for name in columns]
+        table.add_row(method, *sizes, str(one.largest_micro_batch) if one.largest_micro_batch else f"0: {one.note}")
+    console.print(table)
+    console.print("GiB; activations and temporary are for one sample.", soft_wrap=True)
+    console.print(found.statement, soft_wrap=True)
