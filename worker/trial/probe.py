@@ -24,8 +24,9 @@ from worker.trial import arrange, loop
 from worker.trial.build import Bundle
 from worker.trial.worst import evaluation_batch, worst_case
 
-# Shares of the capacity that are left free: before the line was put to the test, and the least and most after it.
-MARGIN, LEAST_MARGIN, MOST_MARGIN = 0.01, 0.005, 0.05
+# Shares of the capacity that are left free: before the line was put to the test, and after it.
+MARGIN, LEAST_MARGIN = 0.01, 0.005
+BENT = 1.5  # times the error that the last prediction had, by how much further the next one goes
 WORTH_ANOTHER = 1.02
 MOST_SIZES = 5
 MOST_GROWTH = 64  # from the first size: the slope of one size alone may be an allocator's rounding
@@ -139,6 +140,7 @@ class Search:
         self._limit, self._limited_by = limit
         self._rest: float | None = None
         self._residual: float | None = None
+        self._bend: float | None = None
         self.line: MemoryLine | None = None
         self.probes: list[Probe] = []
         self._failed = len(failed)
@@ -183,8 +185,9 @@ class Search:
             self._lower(size, "allocator retries")
             return
         if len(self.fitted) > 1 and self.line is not None:
-            away = abs(peak - (self.line.rest_bytes + self.line.slope_bytes * size)) / self._device.capacity()
-            self._residual = max(self._residual or 0.0, away)
+            away = abs(peak - (self.line.rest_bytes + self.line.slope_bytes * size))
+            self._residual = max(self._residual or 0.0, away / self._device.capacity())
+            self._bend = away / max(1, abs(size - max(self.fitted)))
         self.fitted[size] = probe
         self._fit()
 
@@ -201,11 +204,17 @@ class Search:
         )
 
     def predict(self, line: MemoryLine | None = None) -> int:
-        """The largest size by the line, a margin kept back that follows from how well it held, within the limit."""
+        """The largest size by the line, within the limit; what is kept back follows from how well it held."""
         line = line or self.line
         assert line is not None
-        margin = MARGIN if self._residual is None else min(MOST_MARGIN, max(LEAST_MARGIN, 1.5 * self._residual))
-        return min(self._limit, line.largest(self._device.capacity() * (1 - margin)))
+        if self._bend is None:
+            return min(self._limit, line.largest(self._device.capacity() * (1 - MARGIN)))
+        # The line was off by `bend` bytes a sample beyond what had been run, so it may be again.
+        largest, bend = max(self.fitted), BENT * self._bend
+        steeper = line.model_copy(
+            update={"slope_bytes": line.slope_bytes + bend, "rest_bytes": line.rest_bytes - bend * largest}
+        )
+        return min(self._limit, steeper.largest(self._device.capacity() * (1 - LEAST_MARGIN)))
 
     def _first(self, confirm: bool) -> int:
         """Half of what earlier trials promise, or less when it is not confirmed; half of what failed; else 1."""
