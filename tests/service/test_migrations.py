@@ -17,7 +17,7 @@ from service.errors import Unavailable
 from service.models import Base
 from tests.conftest import ROOT
 
-TABLES = {"jobs", "job_labels", "tasks", "events", "workers", "dynotune_alembic_version"}
+TABLES = {"estimates", "jobs", "job_labels", "tasks", "events", "workers", "dynotune_alembic_version"}
 
 
 def test_the_schema_is_the_models(engine: Engine, database_url: str) -> None:

@@ -31,7 +31,7 @@ WORTH_ANOTHER = 1.02
 MOST_SIZES = 5
 MOST_GROWTH = 64  # from the first size: the slope of one size alone may be an allocator's rounding
 STEP_BACK = 0.9
-FAR = 4  # the second size is the first guess over this: far enough to see the slope, small enough to be safe
+FAR = 2  # the second size is the first guess over this: far enough to see the slope, small enough to be safe
 MOST_EVALUATED = 256
 Step = Callable[[Bundle, int], tuple[int, int]]
 
@@ -231,6 +231,9 @@ class Search:
             return min(predicted, max(largest + 1, min(predicted // FAR, MOST_GROWTH * largest)))
         if not confirm or predicted <= largest * WORTH_ANOTHER:
             return None
+        assert self.line is not None
+        if self._bend is not None and self.line.largest(self._device.capacity()) <= largest + 1:
+            return None  # one more at most could fit, by a line that has been put to the test
         if self._failed and not any(probe.phase == self._phase for probe in self.probes):
             # The line has just been wrong by an unknown amount: first a safe distance below, then up again.
             return max(largest + 1, int(predicted * STEP_BACK) if self._failed == 1 else (largest + predicted) // 2)
