@@ -1,0 +1,148 @@
+"""The parent's side: dynotune's own finder as a worker runs it, the other finders, and single sizes for the truth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from finders.cases import Case
+from finders.truth import Truth
+from service.contract.hardware import HardwareFacts
+from service.contract.measurement import Outcome
+from service.contract.task import TrialRequest
+from worker.measuring import Bench, measure
+from worker.sandbox import Ending, Sandbox
+
+CHILD = "finders.child:main"
+Row = dict[str, Any]
+
+
+class Recording(Sandbox):
+    """A sandbox that keeps how each of its children ended."""
+
+    def __init__(self, entry: str = "worker.trial.child:main") -> None:
+        super().__init__("cpu", entry)
+        self.endings: list[Ending] = []
+
+    def run(self, *args: Any, **more: Any) -> Ending:
+        """As a Sandbox does it."""
+        self.endings.append(super().run(*args, **more))
+        return self.endings[-1]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where children run: the device's facts and the benchmark's folder."""
+
+    facts: HardwareFacts
+    home: Path
+    seconds: float
+    at_once: int = 1
+
+    def bench(self, sandbox: Sandbox) -> Bench:
+        """What every child is given."""
+        return Bench(sandbox, self.facts, self.home, (self.home,), self.home / "hub")
+
+    def child(self, case: Case, finder: str, **more: Any) -> Ending:
+        """One fresh child of the benchmark's own."""
+        sandbox = Sandbox("cpu", CHILD)
+        configuration = case.configuration().model_dump(mode="json")
+        request = self.bench(sandbox).request(
+            case.spec(self.home), case.cache, finder=finder, configuration=configuration, **more
+        )
+        return sandbox.run(request, self.seconds, lambda _: None, lambda: False)
+
+
+def dynotune(machine: Machine, case: Case) -> Row:
+    """The probe of a trial, with a new child after each out-of-memory error."""
+    sandbox = Recording()
+    request = TrialRequest(
+        configuration=case.configuration(), origin="baseline", number=1, seconds_limit=machine.seconds
+    )
+    started = time.perf_counter()
+    found, _ = measure(
+        machine.bench(sandbox),
+        case.spec(machine.home),
+        case.cache,
+        request,
+        lambda _: None,
+        lambda: False,
+        None,
+        mode="probe",
+    )
+    seconds = time.perf_counter() - started
+    assert found is not None, "nobody ends it from outside"
+    training = [probe for probe in found.probes if probe.phase == "training"]
+    failed = [probe for probe in training if probe.peak_bytes is None]
+    # The first size of a child takes two steps, the first of which makes the optimizer's state.
+    first_steps = sum(any(message["kind"] == "probe" for message in one.seen) for one in sandbox.endings)
+    return {
+        "found": found.largest_micro_batch or 0,
+        "probes": len(training),
+        "steps": len(training) + first_steps,
+        "ooms": len(failed),
+        "seconds": seconds,
+        "note": "" if found.outcome is Outcome.ok else f"{found.outcome}: {found.reason}",
+        "sizes": [probe.micro_batch_size for probe in training],
+        "peaks": [probe.peak_bytes for probe in training],
+        "capacity": found.capacity_bytes,
+        "line": found.memory_line.model_dump() if found.memory_line else None,
+        "limited_by": found.limited_by,
+    }
+
+
+def peer(machine: Machine, case: Case, finder: str) -> Row:
+    """Another finder in one child; what it had accepted when it died counts as found."""
+    started = time.perf_counter()
+    ending = machine.child(case, finder)
+    seconds = time.perf_counter() - started
+    begun = [message["size"] for message in ending.seen if message["kind"] == "begun"]
+    accepted = [message["size"] for message in ending.seen if message["kind"] == "accepted"]
+    note, found = "", accepted[-1] if accepted else 0
+    # A size that was begun and not accepted ran out of memory, but for one that was cut off or died of another error.
+    ooms = len(begun) - len(accepted)
+    if ending.kind == "result":
+        found = ending.message["result"]["found"]
+    else:
+        note = f"{ending.kind.replace('_', ' ')}: {ending.reason}"
+        ooms -= ending.kind != "out_of_memory" and begun != [] and begun[-1:] != accepted[-1:]
+    return {
+        "found": found,
+        "probes": len(begun),
+        "steps": sum(message["kind"] == "step" for message in ending.seen),
+        "ooms": ooms,
+        "seconds": seconds,
+        "note": note,
+        "sizes": begun,
+    }
+
+
+def truth(machine: Machine, case: Case, start: int, say: Callable[[str], None]) -> Row:
+    """The true maximum of a case, and the answers it rests on; RuntimeError when a child ends in another way."""
+    peaks: dict[int, int] = {}
+
+    def fits(size: int) -> bool:
+        ending = replace(machine, seconds=600).child(case, "truth", size=size)
+        if ending.kind not in ("result", "out_of_memory"):
+            raise RuntimeError(f"{case.name}, {size} rows: {ending.kind}: {ending.reason}\n{ending.log[-2000:]}")
+        if ending.kind == "result":
+            peaks[size] = max(peaks.get(size, 0), ending.message["result"]["peak_bytes"])
+        say(f"{case.name}: {size} rows {'fit' if ending.kind == 'result' else 'do not fit'}")
+        return ending.kind == "result"
+
+    asked = Truth(fits, machine.at_once)
+    largest = asked.largest(start)
+    fitted = {str(size): [sum(answers), len(answers)] for size, answers in sorted(asked.seen.items())}
+    return {"true": largest, "fitted": fitted, "peaks": {str(size): peaks[size] for size in sorted(peaks)}}
+
+
+def warm(machine: Machine, case: Case) -> None:
+    """Tokenise the case's data into the cache that all its children share; RuntimeError when that fails."""
+    if (machine.home / "cache" / case.cache / "tokens.npz").exists():
+        return
+    ending = machine.child(case, "truth", size=1)
+    if ending.kind != "result":
+        raise RuntimeError(f"{case.name}: {ending.kind}: {ending.reason}\n{ending.log[-2000:]}")

@@ -1,0 +1,58 @@
+"""The soak at what dynotune found, which must hold, and at a tenth more, which should not."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from finders.cases import Case
+from finders.ours import Machine, Row
+from service.contract.measurement import Measurement, Outcome, Soak
+from worker.sandbox import Sandbox
+
+STEPS, LONG_STEPS, QUICK_STEPS = 200, 1000, 20
+MORE = 1.1
+# Two micro batches a step: the second runs with the gradients of the first in place, as the probe's steps do.
+ACCUMULATION = 2
+SOAKED = (
+    "llama-2m full fp32 1GiB 128",
+    "llama-6m lora fp32 1GiB 256",
+    "llama-13m lora fp32 1GiB 128",
+    "llama-2m lora bf16-mixed 0.75GiB 128",
+)
+LONG = SOAKED[0]
+SECONDS = 8 * 3600.0
+
+
+def sizes(largest: int) -> tuple[int, int]:
+    """The size that must hold, and the one that should fail."""
+    return largest, math.ceil(MORE * largest)
+
+
+def soak(machine: Machine, case: Case, micro: int, steps: int) -> Row:
+    """One soak as a verification runs it; one that was interrupted goes on where it was."""
+    spec = case.spec(machine.home)
+    spec = spec.model_copy(update={"search": spec.search.model_copy(update={"soak_steps": steps, "verify": "full"})})
+    configuration = case.configuration().model_copy(
+        update={"effective_batch_size": ACCUMULATION * micro, "micro_batch_size": micro}
+    )
+    candidate = Measurement(configuration=configuration, outcome=Outcome.ok, micro_batch_size=micro)
+    sandbox = Sandbox("cpu")
+    bench = machine.bench(sandbox)
+    request = bench.request(
+        spec, case.cache, mode="soak", candidate=candidate.model_dump(mode="json"), seed=1, seconds=SECONDS
+    )
+    started = time.perf_counter()
+    ending = sandbox.run(request, SECONDS, lambda _: None, lambda: False, None, bench.host_cap(spec))
+    row: Row = {"case": case.name, "micro": micro, "steps": steps, "seconds": time.perf_counter() - started}
+    if ending.kind != "result":
+        return row | {"outcome": ending.kind, "done": None, "note": ending.reason}
+    held = Soak.model_validate(ending.message["result"])
+    return row | {
+        "outcome": "held",
+        "done": held.steps,
+        "note": "",
+        "peak": held.peak_bytes,
+        "growth": held.growth_bytes,
+        "segments": held.segments,
+    }
