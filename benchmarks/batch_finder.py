@@ -1,12 +1,14 @@
 """The largest batch that fits, by dynotune and by other finders, against the truth, on a CPU under a memory cap.
 
-    python benchmarks/batch_finder.py [--quick] [--json FILE] [--case NAME ...] [--finder NAME ...] [--soak [--long]]
+    python benchmarks/batch_finder.py [--quick] [--json FILE] [--case NAME ...] [--finder NAME ...]
+        [--soak [--long] | --estimate]
 
 The other finders come with the extra `bench`. Every finder runs in fresh processes under the same RLIMIT_DATA, with
 the same model, data, precision and optimizer, and with malloc's thresholds pinned before they start, so that memory
 is what is allocated. The true maximum is the largest size that 5 of 5 fresh children take full steps at.
 `--soak` runs, in place of that, 200 steps on the real data in four cases at what dynotune found, which must hold, and
-at a tenth more, which should not; `--long` makes it 1,000 in one of them.
+at a tenth more, which should not; `--long` makes it 1,000 in one of them. `--estimate` compares what is
+estimated from fake tensors with what was measured.
 What is done is kept in --home, so that a run that was killed goes on; dynotune's rows are made again when worker/ has
 changed. Memory does not depend on what else the machine does; seconds do.
 """
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from finders.cases import CASES, QUICK, ROOT, Case, prepare
+from finders import estimates
 from finders.ours import Machine, Row, dynotune, peer, truth, warm
 from finders.soaks import LONG, LONG_STEPS, QUICK_STEPS, SOAKED, STEPS, sizes, soak
 
@@ -140,6 +143,18 @@ def soaks(runs: Runs, cases: list[Case], steps: int, long: bool) -> list[Row]:
     return rows
 
 
+def estimated(runs: Runs, cases: list[Case]) -> list[Row]:
+    """The estimates of the cases, beside what was measured."""
+    rows = []
+    for case in cases:
+        measured, true = runs.found(case, "dynotune"), runs.true(case)["true"]
+        key = f"{case.name}/estimate/{code()}"
+        rows.append(
+            runs.store.get(key) or runs.store.put(key, estimates.estimated(runs.machine, case, measured, true))
+        )
+    return rows
+
+
 def summary(rows: list[Row]) -> dict[str, Row]:
     """What each finder did over all cases."""
     found = {}
@@ -233,6 +248,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--finder", nargs="+", choices=FINDERS, default=list(FINDERS), metavar="NAME")
     parser.add_argument("--soak", action="store_true", help="the soaks in place of the comparison")
     parser.add_argument("--long", action="store_true", help="1,000 steps in one of them")
+    parser.add_argument("--estimate", action="store_true", help="the estimates in place of the comparison")
     parser.add_argument("--home", type=Path, default=ROOT / "dynotune-out" / "batch-finder", help="results so far")
     parser.add_argument("--at-once", type=int, default=1, help="children at once where only memory is judged")
     parser.add_argument("--fresh", action="store_true", help="forget the results so far")
@@ -260,6 +276,9 @@ def main() -> None:
     if options.soak:
         result["soaks"] = soaks(runs, cases, QUICK_STEPS if options.quick else STEPS, options.long)
         soak_table(result["soaks"])
+    elif options.estimate:
+        result["estimates"] = estimated(runs, cases)
+        estimates.table(result["estimates"])
     else:
         rows = compare(runs, cases, options.finder)
         result |= {"cases": rows, "summary": summary(rows)}

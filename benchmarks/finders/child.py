@@ -53,9 +53,26 @@ def _run(request: dict[str, Any], send: Callable[[dict[str, Any]], None], scratc
 
     if request["finder"] == "truth":
         return _steps(made(), request["size"])
+    if request["finder"] == "idle":
+        return _idle(made, device)
     from finders import peers
 
     return {"found": peers.FINDERS[request["finder"]](made, send, scratch)}
+
+
+def _idle(made: Callable[[], Any], device: Any) -> dict[str, Any]:
+    """What the process still holds when it has trained a step and dropped the model."""
+    import gc
+
+    from worker.trial import probe
+
+    device.exact_memory(True)
+    bundle = made()
+    with probe.without_learning(bundle):
+        probe.full_step(bundle, 1)
+    del bundle
+    gc.collect()
+    return {"bytes": device.used()}
 
 
 def _steps(bundle: Any, size: int) -> dict[str, Any]:

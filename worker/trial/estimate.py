@@ -46,6 +46,7 @@ class Sizes:
     held: tuple[float, float]  # by their forward, for backward
     saved: float
     dequantised: float
+    idle: float  # bytes of this process with the same libraries imported and threads started, on the host
 
 
 def estimate(request: EstimateRequest, facts: HardwareFacts, known: tuple[Known, ...], limits: Limits) -> Estimate:
@@ -83,7 +84,7 @@ class _Estimator:
 
     def __init__(self, spec: JobSpec, device: str, limits: Limits) -> None:
         self._spec, self._device, self._limits = spec, device, limits
-        self._overhead = float(proc_status()["VmData"]) if device == "cpu" else CUDA_OVERHEAD
+        self._overhead = 0.0 if device == "cpu" else CUDA_OVERHEAD
         self._drawn: dict[str, Sizes] = {}
 
     def method(self, method: str, levers: dict[str, str], capacity: float, known: tuple[Known, ...]) -> MethodEstimate:
@@ -146,6 +147,8 @@ class _Estimator:
         key = f"{drawn} {length} {sorted(levers.items())}"
         if key not in self._drawn:
             self._drawn[key] = step_sizes(self._spec, drawn, levers, length, self._limits)
+            # The first one's: what fake tensors leave behind, a trial does not have.
+            self._overhead = self._overhead or self._drawn[key].idle
         return self._drawn[key]
 
 
@@ -163,6 +166,7 @@ def step_sizes(spec: JobSpec, method: Method, levers: dict[str, str], length: in
         model = _model(spec, configuration, task, folder, limits)
     trained = [one for one in model.parameters() if one.requires_grad]
     saved, dequantised = _quantised(model, levers["precision"])
+    idle = _idle_bytes()
     with fake_tensors():
         real_shapes(model)
         peaks, held = _steps(model, spec, levers, length)
@@ -175,7 +179,16 @@ def step_sizes(spec: JobSpec, method: Method, levers: dict[str, str], length: in
         held=held,
         saved=saved,
         dequantised=dequantised,
+        idle=idle,
     )
+
+
+def _idle_bytes() -> float:
+    """The data segment with what a trial's process imports and starts, but without a model."""
+    import peft  # noqa: F401 - a trial with an adapter has it
+
+    torch.ones(256, 256, requires_grad=True).square().sum().backward()  # starts the threads
+    return float(proc_status()["VmData"])
 
 
 def _model(spec: JobSpec, configuration: Configuration, task: Any, folder: Any, limits: Limits) -> Any:
