@@ -20,10 +20,12 @@ from worker.lease import Lease
 from worker.lock import DeviceLock
 from worker.measuring import Bench, JobFailed, free_disk_problem, measure
 from worker.plan import plan
+from worker.pruning import prune
 from worker.verifying import Verifier
 
 IDLE_SECONDS = (0.2, 2.0)
 REAP_SECONDS = 5.0
+PRUNE_SECONDS = 3600.0
 TURN_SECONDS = 1.0
 ON_DEVICE = (TaskKind.trial, TaskKind.verify)
 
@@ -43,6 +45,7 @@ class Loop:
         self._now = threading.Event()
         self._lease: Lease | None = None
         self._reaped = 0.0
+        self._pruned = -PRUNE_SECONDS
 
     def stop(self, now: bool = False) -> None:
         """End after the task in hand; `now`, or the second time, hand it back unfinished."""
@@ -74,6 +77,9 @@ class Loop:
             self.broker.register(self.worker_id, os.getpid(), self.bench.facts)  # a forgotten worker comes back
             self.broker.reap()
             self._reaped = time.monotonic()
+        if time.monotonic() - self._pruned > PRUNE_SECONDS:
+            prune(self.bench.home)
+            self._pruned = time.monotonic()
         claim = self.broker.claim(self.worker_id, (TaskKind.plan,))
         if claim is not None:
             self._plan(claim)

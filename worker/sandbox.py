@@ -22,6 +22,7 @@ from typing import Any
 
 from worker import watchdog
 
+SCRATCH = "dynotune-trial-"
 OUTPUT = "output.log"  # in the child's scratch folder, which goes with it
 TAIL_BYTES = 64 << 10
 POLL_SECONDS = 0.2
@@ -80,7 +81,7 @@ class Sandbox:
         """
         messages, theirs = self._context.Pipe(duplex=False)
         their_lifeline, lifeline = self._context.Pipe(duplex=False)
-        scratch = Path(tempfile.mkdtemp(prefix="dynotune-trial-"))
+        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
         inherited = _Inherited(lock_fd) if lock_fd is not None else None
         process = self._context.Process(
             target=_enter, args=(self._entry, request, theirs, their_lifeline, str(scratch), inherited), daemon=False

@@ -62,17 +62,19 @@ class Verifier:
         """Blocks of all candidates, until there are enough or the time left is needed for the soak."""
         request = self._request
         candidates = [one for one in (request.baseline, request.reference) if one is not None] + [*request.finalists]
-        longest = 0.0
+        took: dict[str, float] = {}
         while self._numbers < request.blocks:
-            began = time.monotonic()
-            if self._numbers and self._left() - longest < request.seconds_limit * SOAK_SHARE:
-                break
             # Every other block runs backwards, so that a drift of the machine favours nobody. A quick one leaves the
             # slow baseline out of those: the order of the finalists is what more blocks are for.
             backwards = list(request.finalists[::-1]) if self._quick else candidates[::-1]
-            for candidate in candidates if self._numbers % 2 == 0 else backwards:
+            block = candidates if self._numbers % 2 == 0 else backwards
+            expected = sum(took[candidate.configuration.key] for candidate in block) if took else 0.0
+            if took and self._left() - expected < request.seconds_limit * SOAK_SHARE:
+                break
+            for candidate in block:
+                began = time.monotonic()
                 self._add(candidate, self._numbers)
-            longest = max(longest, time.monotonic() - began)
+                took[candidate.configuration.key] = time.monotonic() - began
             self._numbers += 1
 
     def _add(self, candidate: Measurement, number: int) -> None:

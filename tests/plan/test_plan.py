@@ -120,7 +120,9 @@ def test_the_time_budget_ends_the_search(spec: Spec, facts: Facts) -> None:
     assert plan(known(job, facts(), records, elapsed_seconds=100)).trials
     late = plan(known(job, facts(), records, elapsed_seconds=449))
     assert not late.trials and late.verify is not None
-    assert late.verify.seconds_limit == 150  # a quarter
+    assert late.verify.seconds_limit == 151  # what the trials left
+    too_late = plan(known(job, facts(), records, elapsed_seconds=590))
+    assert too_late.verify is not None and too_late.verify.seconds_limit == 150  # a quarter all the same
 
 
 def test_a_trial_may_take_a_few_times_the_longest_so_far(spec: Spec, facts: Facts) -> None:

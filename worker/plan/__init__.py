@@ -170,7 +170,7 @@ class _Plan:
                 reserves=tuple(others[:RESERVES]),
                 reference=reference_of(baseline) if baseline else None,
                 blocks=4 if self.spec.search.verify == "quick" else 5,
-                seconds_limit=self.budget.verify_seconds(len(self.methods)),
+                seconds_limit=self.budget.verify_seconds(len(self.methods) - len(self.known.verified_methods)),
             )
         return None
 

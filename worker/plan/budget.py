@@ -1,4 +1,4 @@
-"""The job's budget: how many trials and how long; a quarter of the time is kept for the verification."""
+"""The job's budget: how many trials and how long; a quarter of the time, and what trials leave, is for verification."""
 
 from __future__ import annotations
 
@@ -48,5 +48,6 @@ class Budget:
         return max(LEAST_LIMIT, min(PATIENCE * factor * self._longest, self._seconds))
 
     def verify_seconds(self, methods: int) -> float:
-        """Seconds for one method's verification."""
-        return self._seconds * VERIFY_SHARE / methods
+        """Seconds for one of so many methods' verifications that are left."""
+        left = self._seconds - self._known.elapsed_seconds
+        return max(left, self._seconds * VERIFY_SHARE) / methods

@@ -34,6 +34,7 @@ def load(spec: JobSpec, task: Task, tokenizer: Any, source: Path, cache: Path | 
     """The job's data, from the cache when an earlier trial of the job has filled it."""
     file = cache / "tokens.npz" if cache else None
     if file and file.exists():
+        os.utime(file.parent)  # still in use: see worker/pruning.py
         return _unpack(file)
     train_rows, validation_rows = read_splits(spec.dataset, source)
     columns = task.columns(spec.dataset.columns, train_rows[0])
