@@ -28,8 +28,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from finders.cases import CASES, QUICK, ROOT, Case, prepare
 from finders import estimates
+from finders.cases import CASES, QUICK, ROOT, Case, prepare
 from finders.ours import Machine, Row, dynotune, peer, truth, warm
 from finders.soaks import LONG, LONG_STEPS, QUICK_STEPS, SOAKED, STEPS, sizes, soak
 
@@ -145,9 +145,7 @@ def estimated(runs: Runs, cases: list[Case]) -> list[Row]:
     for case in cases:
         measured, true = runs.found(case, "dynotune"), runs.true(case)["true"]
         key = f"{case.name}/estimate/{code()}"
-        rows.append(
-            runs.store.get(key) or runs.store.put(key, estimates.estimated(runs.machine, case, measured, true))
-        )
+        rows.append(runs.store.get(key) or runs.store.put(key, estimates.estimated(runs.machine, case, measured, true)))
     return rows
 
 

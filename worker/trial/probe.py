@@ -31,7 +31,9 @@ WORTH_ANOTHER = 1.02
 MOST_SIZES = 5
 MOST_GROWTH = 64  # from the first size: the slope of one size alone may be an allocator's rounding
 STEP_BACK = 0.9
-FAR = 2  # the second size is the first guess over this: far enough to see the slope, small enough to be safe
+# Small sizes may show half the slope that large ones have (another place in the step is then the peak), so a line that
+# was not put to the test is followed to this share only, unless its sizes span a good part of the way.
+FAR, SPAN = 1.75, 3
 MOST_EVALUATED = 256
 Step = Callable[[Bundle, int], tuple[int, int]]
 
@@ -194,9 +196,9 @@ class Search:
     def _fit(self) -> None:
         """The line through the two largest sizes; through what rests between steps where there is one only."""
         points = sorted((size, float(probe.peak_bytes or 0)) for size, probe in self.fitted.items())[-2:]
-        if not points:
-            return
-        (first, low), (last, high) = ((0, self._rest or 0.0), points[0]) if len(points) == 1 else points
+        if not points or (len(points) == 1 and self._rest is None):
+            return  # one size that another child ran says nothing of the slope
+        (first, low), (last, high) = ((0, float(self._rest or 0)), points[0]) if len(points) == 1 else points
         slope = max(1.0, (high - low) / (last - first))
         update = max(float(probe.update_bytes or 0) for probe in self.fitted.values())
         self.line = MemoryLine(
@@ -220,18 +222,24 @@ class Search:
         """Half of what earlier trials promise, or less when it is not confirmed; half of what failed; else 1."""
         if self._sizes:
             return max(1, self._limit // 2)
-        return max(1, self.predict(self._hint) // (2 if confirm else FAR)) if self._hint else 1
+        return max(1, self.predict(self._hint) // 2) if self._hint else 1
 
     def _next(self, confirm: bool) -> int | None:
         """The next size, or None when the last one is close enough."""
         if not self.fitted:
             return self._first(confirm)
-        largest, predicted = max(self.fitted), self.predict()
+        largest = max(self.fitted)
+        if largest >= self._limit:
+            return None
+        if self.line is None:
+            return max(largest + 1, self._limit // 2)
+        predicted = self.predict()
         if len(self.fitted) == 1 and not self._trusted and predicted > largest:
-            return min(predicted, max(largest + 1, min(predicted // FAR, MOST_GROWTH * largest)))
+            return min(predicted, max(largest + 1, min(int(predicted / FAR), MOST_GROWTH * largest)))
         if not confirm or predicted <= largest * WORTH_ANOTHER:
             return None
-        assert self.line is not None
+        if self._bend is None and not self._trusted and predicted > SPAN * largest:
+            return int(predicted / FAR)
         if self._bend is not None and self.line.largest(self._device.capacity()) <= largest + 1:
             return None  # one more at most could fit, by a line that has been put to the test
         if self._failed and not any(probe.phase == self._phase for probe in self.probes):
