@@ -1,14 +1,16 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. `make lint` checks the code.
 PYTHON ?= python3
+# `make wheelhouse PYTHON=3.12` names a version, not a program.
+INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python3,$(PYTHON))
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint install clean
+.PHONY: demo test lint install clean wheelhouse
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dynotune needs Python 3.11 or newer")'
-	$(PYTHON) -m venv $(VENV)
+	$(INTERPRETER) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dynotune needs Python 3.11 or newer")'
+	$(INTERPRETER) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
 	touch $@
@@ -30,5 +32,9 @@ lint: install
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/check_lengths.py
 
+# The wheels for a GPU machine without network: PYTHON is its version, CUDA=cuda130 trims bitsandbytes to one library.
+wheelhouse: install
+	$(BIN)/python .ci/wheelhouse.py $(if $(filter 3.%,$(PYTHON)),--python $(PYTHON)) $(if $(CUDA),--cuda $(CUDA))
+
 clean:
-	rm -rf $(VENV) examples/data dynotune-out
+	rm -rf $(VENV) examples/data dynotune-out wheelhouse

@@ -55,6 +55,7 @@ def _choice(choice: Choice, alive: dict[str, HardwareFacts]) -> dict[str, Any]:
         "searched": choice.searched,
         "changes_numerics": choice.changes_numerics,
         "changes_order": choice.changes_order,
+        "changes_learning": choice.changes_learning,
         "needs": [need.sentence for need in choice.needs],
         "workers": {worker: _availability(choice.missing(facts)) for worker, facts in alive.items()},
     }

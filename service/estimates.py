@@ -16,6 +16,7 @@ from service.db import now
 from service.enqueue import new_id
 from service.errors import LeaseLost, NotFound
 from service.models import EstimateRow, Job, Task
+from service.levers.batching import PACKED
 
 LEASE_SECONDS = 120.0
 MANY_KNOWN = 50
@@ -87,7 +88,7 @@ def known(session: Session, spec: JobSpec, fingerprint: str) -> tuple[Known, ...
         if measurement.memory_line is None or _model(theirs) != _model(spec) or theirs.task != spec.task:
             continue
         longest = measurement.dataset.longest if measurement.dataset else theirs.dataset.max_length
-        packed = measurement.configuration.levers.get("batching") == "packed"
+        packed = measurement.configuration.levers.get("batching") in PACKED
         found.append(
             Known(
                 method=measurement.configuration.method,

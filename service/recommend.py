@@ -19,6 +19,7 @@ from service.contract.recommendation import (
 )
 from service.contract.task import TrialRecord
 from service.exports.arguments import arguments
+from service.levers.batching import ACROSS_STEPS, PACKED
 
 MANY_ALTERNATIVES = 5
 
@@ -117,7 +118,7 @@ def _build(
         effective_batch_size=configuration.effective_batch_size,
         evaluation_batch_size=measurement.evaluation_batch_size or measurement.micro_batch_size,
         learning_rate=configuration.learning_rate,
-        rows_are_packed=configuration.levers["batching"] == "packed",
+        rows_are_packed=configuration.levers["batching"] in PACKED,
     )
     headroom = None
     if measurement.capacity_bytes is not None and measurement.peak_bytes is not None:
@@ -228,7 +229,7 @@ def _notes(spec: JobSpec, best: Winner) -> tuple[str, ...]:
             f"fastest; the learning rate went from {spec.training.learning_rate:g} (at 8) to "
             f"{best.configuration.learning_rate:g} by the square root of the ratio."
         )
-    if best.configuration.levers["batching"] == "grouped":
+    if best.configuration.levers["batching"] in ACROSS_STEPS:
         notes.append("Batching 'grouped' sorts by length across steps: every sample is seen, in another order.")
     return tuple(notes)
 

@@ -79,6 +79,8 @@ def _levers(spec: JobSpec) -> list[dict[str, str]]:
         problem = unknown(name, choice)
         if not problem and spec.hardware.device == "cpu" and needs_cuda(LEVERS[name].choice(choice)):
             problem = f"{name}={choice} needs an NVIDIA GPU, and hardware.device is cpu"
+        if not problem and not _applies(spec, name, choice):
+            problem = f"{name}={choice} means nothing to {spec.task} with method {' or '.join(spec.method)}"
         if problem:
             found.append(_mistake(f"/search/fixed/{name}", f"search.fixed: {problem}"))
     if found:
@@ -91,6 +93,12 @@ def _levers(spec: JobSpec) -> list[dict[str, str]]:
     if isinstance(spec.baseline, dict):
         found += _baseline(spec.baseline)
     return found
+
+
+def _applies(spec: JobSpec, name: str, choice: str) -> bool:
+    """Whether a fixed choice has a method to be fixed for."""
+    lever = LEVERS[name]
+    return choice == lever.baseline or any(lever.applies(method, spec.task) for method in spec.method)
 
 
 def _baseline(mine: dict[str, Any]) -> list[dict[str, str]]:

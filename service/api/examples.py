@@ -94,7 +94,7 @@ CATALOGUE = {
         }
     ],
     "methods": [{"name": "lora", "workers": {"cpu0-1f2e3d4c": {"available": True, "why_not": None}}}],
-    "tasks": ["causal-lm", "sequence-classification"],
+    "tasks": ["causal-lm", "sequence-classification", "masked-lm"],
     "exclusions": [{"when": {"batching": ["packed"]}, "reason": "…", "reference": "https://…"}],
 }
 EVENT = {"seq": 2, "at": 1795268402.5, "kind": "started", "data": {"worker": "cpu0-1f2e3d4c"}}

@@ -16,10 +16,12 @@ USUAL = {
 WANTED = {
     "causal-lm": (("prompt", "completion"), ("messages",), ("text",)),
     "sequence-classification": (("text", "label"),),
+    "masked-lm": (("text",),),
 }
 NEEDS = {
     "causal-lm": "causal-lm needs prompt and completion, messages, or text",
     "sequence-classification": "sequence-classification needs text and label",
+    "masked-lm": "masked-lm needs text",
 }
 
 

@@ -9,10 +9,10 @@ from pydantic import ConfigDict, Field, JsonValue, field_validator, model_valida
 
 from service.contract.base import Contract
 
-TASKS = ("causal-lm", "sequence-classification")
+TASKS = ("causal-lm", "sequence-classification", "masked-lm")
 METHODS = ("lora", "qlora", "full")
 Method = Literal["lora", "qlora", "full"]
-Task = Literal["causal-lm", "sequence-classification"]
+Task = Literal["causal-lm", "sequence-classification", "masked-lm"]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Source = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -196,6 +196,8 @@ class JobSpec(Asked):
         columns = self.dataset.columns
         if self.task == "sequence-classification" and (columns.prompt or columns.messages):
             raise ValueError("sequence-classification reads columns text and label, not prompt or messages")
+        if self.task == "masked-lm" and (columns.prompt or columns.messages or columns.label):
+            raise ValueError("masked-lm reads the column text only")
         if self.task == "causal-lm" and columns.label:
             raise ValueError("causal-lm has no label column; did you mean task: sequence-classification?")
         if bool(columns.prompt) != bool(columns.completion):

@@ -7,10 +7,10 @@ from typing import Any
 from service.contract.job import JobSpec
 from service.contract.recommendation import RecommendedConfiguration
 from service.levers import LEVERS
+from service.levers.adapter import ATTENTION
 
-PEFT_TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
+PEFT_TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS", "masked-lm": None}
 SCHEDULES = {"constant": "constant_with_warmup"}  # transformers' `constant` would leave the warm-up out
-COMPUTE = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
 
 def arguments(spec: JobSpec, configuration: RecommendedConfiguration, device: str = "auto") -> dict[str, Any]:
@@ -48,7 +48,7 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, device: st
         cannot.append("micro_batch_size counts packed rows; Trainer counts samples, so its batch is one sample here")
     return {
         "TrainingArguments": training,
-        "LoraConfig": lora_config(spec) if configuration.method != "full" else None,
+        "LoraConfig": lora_config(spec, configuration) if configuration.method != "full" else None,
         "BitsAndBytesConfig": quantization(spec, configuration) if configuration.method == "qlora" else None,
         "from_pretrained": pretrained,
         "not_expressible": tuple(cannot),
@@ -63,10 +63,12 @@ def _unpacked(configuration: RecommendedConfiguration) -> dict[str, int]:
     }
 
 
-def lora_config(spec: JobSpec) -> dict[str, Any]:
+def lora_config(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[str, Any]:
     """peft's LoraConfig arguments."""
-    targets = spec.lora.target_modules
-    return {
+    options = dict(LEVERS["adapter"].choice(configuration.levers["adapter"]).options)
+    options.pop("autocast_adapter_dtype", None)  # an argument of get_peft_model
+    targets = ATTENTION if options.pop("attention_only", False) else spec.lora.target_modules
+    return options | {
         "r": spec.lora.r,
         "lora_alpha": spec.lora.alpha,
         "lora_dropout": spec.lora.dropout,
@@ -78,11 +80,10 @@ def lora_config(spec: JobSpec) -> dict[str, Any]:
 
 def quantization(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[str, Any]:
     """transformers' BitsAndBytesConfig arguments; its own defaults (fp4, fp32 compute) are not QLoRA's."""
+    precision = LEVERS["precision"].choice(configuration.levers["precision"])
     # A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
     heads = {"llm_int8_skip_modules": ["classifier", "score"]} if spec.task == "sequence-classification" else {}
     return heads | {
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": True,
-        "bnb_4bit_compute_dtype": COMPUTE.get(configuration.levers["precision"], "float32"),
+        **LEVERS["quantization"].choice(configuration.levers["quantization"]).options,
+        "bnb_4bit_compute_dtype": precision.options.get("autocast", "float32"),
     }

@@ -6,32 +6,67 @@ linted and type-checked there, read as text here, joined, and given their CONFIG
 
 from __future__ import annotations
 
-import ast
 import json
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
+from service.exports.joining import joined, only
+from service.levers import LEVERS
+from service.levers.base import Choice, Lever
 from service.levers.batching import GROUP_STEPS
 
-PARTS = ("common", "data", "batching", "model", "train")
+PARTS = ("common", "masking", "data", "batching", "levers", "model", "train")
 PLACEHOLDER = "CONFIG: dict[str, Any] = {}\n"
-_TEXTS = {name: (Path(__file__).parent / "templates" / f"{name}.py").read_text("utf-8") for name in PARTS}
+FOLDER = Path(__file__).parent / "templates"
+MARK = re.compile(r"^    .*  # LEVERS: (.*)\n", re.MULTILINE)
+FIRST = {"optimizer": "return {}(groups, rate{})", "batching": "return {}(order, lengths, **sizes{})"}
 
 
 def train_py(recommendation: Recommendation) -> str:
     """The script, with the recommendation's configuration written into it."""
-    text = _joined()
+    config = _config(recommendation)
+    chosen = [(lever, lever.choice(config["levers"][name])) for name, lever in LEVERS.items()]
+    texts = [_levers(chosen) if name == "levers" else _calls(_read(name), chosen) for name in PARTS]
+    text = joined(texts)
     assert text.count(PLACEHOLDER) == 1, "the template has one place for CONFIG"
-    return text.replace(PLACEHOLDER, f"CONFIG: dict[str, Any] = {_literal(_config(recommendation))}\n")
+    return text.replace(PLACEHOLDER, f"CONFIG: dict[str, Any] = {_literal(config)}\n")
+
+
+def _read(name: str) -> str:
+    return (FOLDER / f"{name}.py").read_text("utf-8")
+
+
+def _levers(chosen: list[tuple[Lever, Choice]]) -> str:
+    """The functions of the chosen levers, with what they need of their files."""
+    wanted = {lever.name: choice.function for lever, choice in chosen if choice.function}
+    return joined([only(_read(f"levers/{name}"), {function}) for name, function in wanted.items()], comment="levers")
+
+
+def _calls(text: str, chosen: list[tuple[Lever, Choice]]) -> str:
+    """A template with the marked lines replaced by calls of the chosen levers' functions."""
+
+    def calls(mark: re.Match[str]) -> str:
+        stages = mark[1].split(", ")
+        first = FIRST.get(mark[1], "{}(model{})")
+        lines = []
+        for stage in stages:
+            for lever, choice in chosen:
+                if lever.stage == stage and choice.function:
+                    arguments = "".join(f", {name}={value!r}" for name, value in choice.options.items())
+                    lines.append("    " + first.format(choice.function, arguments) + "\n")
+        return "".join(lines) or "    pass\n"
+
+    return MARK.sub(calls, text)
 
 
 def _config(recommendation: Recommendation) -> dict[str, Any]:
     """What the script needs to know, and nothing else."""
     spec = JobSpec.model_validate(recommendation.spec)
     configuration = recommendation.configuration
+    options = {name: dict(LEVERS[name].choice(choice).options) for name, choice in configuration.levers.items()}
     return {
         "measured": _measured(recommendation),
         "task": spec.task,
@@ -40,6 +75,12 @@ def _config(recommendation: Recommendation) -> dict[str, Any]:
         "method": configuration.method,
         "lora": recommendation.LoraConfig,
         "levers": configuration.levers,
+        "attention": recommendation.from_pretrained["attn_implementation"],
+        "quantization": recommendation.BitsAndBytesConfig,
+        "autocast_adapter_dtype": options["adapter"].get("autocast_adapter_dtype", True),
+        "packed": configuration.rows_are_packed,
+        "padding": options["padding"],
+        "precision": options["precision"],
         "micro_batch_size": configuration.micro_batch_size,
         "effective_batch_size": configuration.effective_batch_size,
         "evaluation_batch_size": configuration.evaluation_batch_size,
@@ -73,43 +114,3 @@ def _literal(value: Any, indent: int = 0) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_literal(one, indent) for one in value) + "]"
     return repr(value)
-
-
-def _joined() -> str:
-    """The last part's docstring, the imports of all parts sorted, then the parts one after the other."""
-    imports: dict[str, set[str]] = {}
-    bodies = []
-    doc = ""
-    for name in PARTS:
-        tree = ast.parse(_TEXTS[name])
-        nodes = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        for node in nodes:
-            if isinstance(node, ast.Import):
-                imports |= {alias.name: set() for alias in node.names}
-            elif node.module and not node.module.startswith(("service.", "__future__")):
-                imports.setdefault(f"from {node.module}", set()).update(alias.name for alias in node.names)
-        lines = _TEXTS[name].splitlines()
-        end = nodes[-1].end_lineno
-        bodies.append("\n".join(lines[end:]).strip("\n"))
-        doc = "\n".join(lines[: tree.body[0].end_lineno])
-    blocks = [_imports({name: names for name, names in imports.items() if _own(name) is own}) for own in (True, False)]
-    return "\n\n".join([doc, "from __future__ import annotations", *blocks, "\n\n\n".join(bodies)]) + "\n"
-
-
-def _own(name: str) -> bool:
-    """Whether Python brings the module."""
-    return name.removeprefix("from ").split(".")[0] in sys.stdlib_module_names
-
-
-def _imports(imports: dict[str, set[str]]) -> str:
-    """Import lines in isort's order."""
-    plain = sorted(f"import {name}" for name in imports if not name.startswith("from "))
-    named = sorted(name for name in imports if name.startswith("from "))
-    # Constants, then classes, then the rest: isort's order within a line.
-    return "\n".join(
-        plain
-        + [
-            f"{name} import {', '.join(sorted(imports[name], key=lambda one: (one[0].islower(), one)))}"
-            for name in named
-        ]
-    )

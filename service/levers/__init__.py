@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.levers import attention, batching, checkpointing, compile, optimizer, precision
-from service.levers.base import Choice, Exclusion, Lever, Need, package
-
-LEVERS: dict[str, Lever] = {
-    module.LEVER.name: module.LEVER for module in (precision, attention, optimizer, checkpointing, compile, batching)
-}
-
-EXCLUSIONS: tuple[Exclusion, ...] = (
-    Exclusion(
-        {"batching": ("packed",), "task": ("sequence-classification",)},
-        "a classifier pools one label a row, so rows cannot hold several samples",
-        "https://huggingface.co/docs/transformers/model_doc/bert",
-    ),
+from service.levers import (
+    adapter,
+    allocator,
+    attention,
+    batching,
+    checkpointing,
+    compile,
+    head,
+    kernels,
+    normalisation,
+    optimizer,
+    padding,
+    precision,
+    quantization,
+    vocabulary,
 )
+from service.levers.base import Choice, Exclusion, Lever, Need, package
+from service.levers.exclusions import EXCLUSIONS
+
+MODULES = (
+    *(precision, attention, kernels, normalisation, head, vocabulary, optimizer, checkpointing, compile),
+    *(batching, padding, quantization, adapter, allocator),
+)
+LEVERS: dict[str, Lever] = {module.LEVER.name: module.LEVER for module in MODULES}
 
 METHOD_NEEDS: dict[str, tuple[Need, ...]] = {
     "lora": (package("peft", "LoRA adapters"),),

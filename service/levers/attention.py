@@ -1,18 +1,75 @@
-"""The attention kernel."""
+"""The attention kernel. The options are data: transformers' `implementation`; a function sets sdpa's backend."""
 
-from service.levers.base import Choice, Lever
+from service.levers.base import Choice, Lever, capability, cuda, package
 
 LEVER = Lever(
     name="attention",
     summary="How softmax(QK)V is computed.",
     baseline="sdpa",
     source="https://huggingface.co/docs/transformers/attention_interface",
+    stage="base",
     choices=(
         Choice("eager", "plain matmuls with a dense mask", from_pretrained={"attn_implementation": "eager"}),
         Choice(
             "sdpa",
             "torch's scaled_dot_product_attention, its backend chosen by torch",
             from_pretrained={"attn_implementation": "sdpa"},
+        ),
+        Choice(
+            "sdpa-flash",
+            "sdpa, the flash kernel or, where a mask rules it out, plain matmuls",
+            function="sdpa_backends",
+            options={"flash": True},
+            from_pretrained={"attn_implementation": "sdpa"},
+            not_expressible="no argument of Trainer; train.py switches sdpa's other backends off",
+        ),
+        Choice(
+            "sdpa-efficient",
+            "sdpa, the memory-efficient kernel, which takes masks",
+            needs=(cuda(),),
+            function="sdpa_backends",
+            options={"mem_efficient": True},
+            from_pretrained={"attn_implementation": "sdpa"},
+            not_expressible="no argument of Trainer; train.py switches sdpa's other backends off",
+        ),
+        Choice(
+            "sdpa-cudnn",
+            "sdpa, cuDNN's kernel",
+            needs=(cuda(), capability(8)),
+            function="sdpa_backends",
+            options={"cudnn": True},
+            from_pretrained={"attn_implementation": "sdpa"},
+            not_expressible="no argument of Trainer; train.py switches sdpa's other backends off",
+        ),
+        Choice(
+            "sdpa-math",
+            "sdpa in plain matmuls: a reference",
+            searched=False,
+            function="sdpa_backends",
+            from_pretrained={"attn_implementation": "sdpa"},
+            not_expressible="no argument of Trainer; train.py switches sdpa's other backends off",
+        ),
+        Choice(
+            "flex",
+            "torch's flex_attention, compiled for the mask at hand",
+            needs=(cuda(),),
+            changes_numerics=True,
+            options={"implementation": "flex_attention"},
+            from_pretrained={"attn_implementation": "flex_attention"},
+        ),
+        Choice(
+            "flash-attention-2",
+            "Dao's FlashAttention 2; packed rows without a mask",
+            needs=(cuda(), capability(8), package("flash_attn", "its kernels")),
+            options={"implementation": "flash_attention_2"},
+            from_pretrained={"attn_implementation": "flash_attention_2"},
+        ),
+        Choice(
+            "flash-attention-3",
+            "FlashAttention 3, for Hopper",
+            needs=(cuda(), capability(9), package("flash_attn_interface", "its kernels")),
+            options={"implementation": "flash_attention_3"},
+            from_pretrained={"attn_implementation": "flash_attention_3"},
         ),
     ),
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from service.contract.hardware import HardwareFacts
+
+Stage = Literal["data", "base", "model", "compiled", "optimizer", "batching"]
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,11 @@ class Need:
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to set a lever, with what the exporters write for it.
+    """One way to set a lever, how it is applied, and what the exporters write for it.
 
-    `adapter_from_pretrained` comes on top of `from_pretrained` where the base is frozen (LoRA, QLoRA).
+    `function` is one of service/exports/templates/levers/<lever>.py, called with `options`; where there is none, the
+    options are data for the code that asks. `adapter_from_pretrained` comes on top of `from_pretrained` where the
+    base is frozen (LoRA, QLoRA). What `changes_learning` is searched with `search.quality: allow` only.
     """
 
     name: str
@@ -33,7 +37,10 @@ class Choice:
     needs: tuple[Need, ...] = ()
     changes_numerics: bool = False
     changes_order: bool = False
+    changes_learning: bool = False
     searched: bool = True
+    function: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     training_arguments: Mapping[str, Any] = field(default_factory=dict)
     from_pretrained: Mapping[str, Any] = field(default_factory=dict)
     adapter_from_pretrained: Mapping[str, Any] = field(default_factory=dict)
@@ -49,13 +56,24 @@ class Choice:
 
 @dataclass(frozen=True)
 class Lever:
-    """One dimension of the search. `baseline` is what a Trainer user gets without thinking."""
+    """One dimension of the search. `baseline` is what a Trainer user gets without thinking.
+
+    `stage` is when its functions are called: on the loaded model (`base`), on the model with its adapter (`model`),
+    after the probe (`compiled`), to make the `optimizer` or the steps (`batching`), or never, where choices are data.
+    """
 
     name: str
     summary: str
     choices: tuple[Choice, ...]
     baseline: str
     source: str
+    stage: Stage = "data"
+    methods: tuple[str, ...] = ("lora", "qlora", "full")
+    tasks: tuple[str, ...] = ("causal-lm", "sequence-classification", "masked-lm")
+
+    def applies(self, method: str, task: str) -> bool:
+        """Whether the lever means anything there; elsewhere it stays at its baseline."""
+        return method in self.methods and task in self.tasks
 
     def choice(self, name: str) -> Choice:
         """The choice of that name; KeyError when there is none."""

@@ -1,6 +1,11 @@
-"""Precision of the arithmetic, and with it of the weights that are frozen."""
+"""Precision of the arithmetic, and with it of the weights that are frozen.
+
+The options are data: `weights`, `adapter_weights` (of a frozen base), `autocast`, `scaler`, `matmul`, `cache`.
+"""
 
 from service.levers.base import Choice, Lever, capability, cuda, native_bf16
+
+BF16 = {"weights": "float32", "adapter_weights": "bfloat16", "autocast": "bfloat16"}
 
 LEVER = Lever(
     name="precision",
@@ -12,34 +17,83 @@ LEVER = Lever(
             "checkpoint",
             "the checkpoint's own dtype, no autocast (what Trainer does unasked; fp32 for random weights)",
             searched=False,
+            options={"weights": "auto"},
             from_pretrained={"dtype": "auto"},
         ),
-        Choice("fp32", "fp32 throughout", from_pretrained={"dtype": "float32"}),
+        Choice("fp32", "fp32 throughout", options={"weights": "float32"}, from_pretrained={"dtype": "float32"}),
         Choice(
             "tf32",
             "fp32 storage, matmuls on TF32 tensor cores",
             needs=(cuda(), capability(8)),
             changes_numerics=True,
+            options={"weights": "float32", "matmul": "high"},
             training_arguments={"tf32": True},
             from_pretrained={"dtype": "float32"},
+        ),
+        Choice(
+            "fp32-medium",
+            "fp32 storage, matmuls in bf16 pieces where the hardware has them (float32 matmul precision `medium`)",
+            needs=(native_bf16(),),
+            changes_numerics=True,
+            options={"weights": "float32", "matmul": "medium"},
+            from_pretrained={"dtype": "float32"},
+            not_expressible="Trainer has no argument for it; call torch.set_float32_matmul_precision('medium')",
         ),
         Choice(
             "bf16-mixed",
             "bf16 autocast over fp32 master weights; frozen weights under an adapter are kept in bf16",
             needs=(native_bf16(),),
             changes_numerics=True,
+            options=BF16,
             training_arguments={"bf16": True},
             from_pretrained={"dtype": "float32"},
             adapter_from_pretrained={"dtype": "bfloat16"},
+        ),
+        Choice(
+            "bf16-mixed-uncached",
+            "bf16-mixed that casts weights anew at every use: slower, without the memory of the cast copies",
+            needs=(native_bf16(),),
+            changes_numerics=True,
+            options={**BF16, "cache": False},
+            training_arguments={"bf16": True},
+            from_pretrained={"dtype": "float32"},
+            adapter_from_pretrained={"dtype": "bfloat16"},
+            not_expressible="Trainer keeps autocast's cache; train.py sets cache_enabled=False",
         ),
         Choice(
             "fp16-mixed",
             "fp16 autocast with a gradient scaler over fp32 master weights",
             needs=(cuda(),),
             changes_numerics=True,
+            options={"weights": "float32", "adapter_weights": "float16", "autocast": "float16", "scaler": True},
             training_arguments={"fp16": True},
             from_pretrained={"dtype": "float32"},
             adapter_from_pretrained={"dtype": "float16"},
+        ),
+        Choice(
+            "bf16",
+            "bf16 weights and arithmetic, no fp32 master weights: small updates are lost",
+            needs=(native_bf16(),),
+            changes_numerics=True,
+            changes_learning=True,
+            options={"weights": "bfloat16"},
+            from_pretrained={"dtype": "bfloat16"},
+        ),
+        Choice(
+            "fp16",
+            "fp16 weights and arithmetic, no scaler: gradients may underflow",
+            needs=(cuda(),),
+            changes_numerics=True,
+            changes_learning=True,
+            options={"weights": "float16"},
+            from_pretrained={"dtype": "float16"},
+        ),
+        Choice(
+            "fp64",
+            "fp64 throughout: a reference, never fast",
+            searched=False,
+            options={"weights": "float64"},
+            from_pretrained={"dtype": "float64"},
         ),
     ),
 )

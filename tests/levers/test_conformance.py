@@ -18,12 +18,12 @@ from service.contract.task import TrialRequest
 from service.exports.arguments import arguments
 from service.levers import EXCLUSIONS, LEVERS, METHOD_NEEDS, excluded
 from tests.trial import tiny
-from worker.levers import TWINS
-from worker.levers.compile import layers
+from service.exports.templates.levers.compile import layers_of as layers
+from worker.levers import function
 from worker.trial import loop
 from worker.trial.build import Bundle
 from worker.trial.curve import plan_of
-from worker.trial.measure import EXACT, ROUNDED, check_reference
+from worker.trial.measure import EXACT, LEARNS_OTHERWISE, ROUNDED, check_reference
 from worker.trial.problem import Unstable
 
 METHODS = tuple(METHOD_NEEDS)
@@ -41,12 +41,15 @@ HERE = HardwareFacts(
 EVERY = [(lever.name, choice.name) for lever in LEVERS.values() for choice in lever.choices]
 # Asked for by name, a choice whose needs are only soft runs here as well.
 RUNNABLE = [(name, choice) for name, choice in EVERY if LEVERS[name].choice(choice).missing(HERE, asked=True) is None]
+POINT = {lever.name: lever.baseline for lever in LEVERS.values()} | {"precision": "fp32", "task": "causal-lm"}
 APPLIED = [
     (method, name, choice)
     for method in METHODS
     for name, choice in RUNNABLE
-    # Compiling takes long and is the same for every method: once.
-    if choice == "off" or name != "compile" or method == "lora"
+    # Compiling takes long and is the same for every method: once. What is excluded is excluded.
+    if (choice == "off" or name != "compile" or method == "lora")
+    and LEVERS[name].applies(method, "causal-lm")
+    and excluded(POINT | {name: choice, "method": method}) is None
 ]
 REFERENCES: dict[str, loop.StepResult] = {}
 
@@ -85,11 +88,15 @@ def request(bundle: Bundle, against: loop.StepResult | None) -> TrialRequest:
 # The two registries
 
 
-def test_catalogue_and_worker_know_the_same_levers() -> None:
-    assert list(LEVERS) == list(TWINS)
+def test_every_choice_is_applied_by_something() -> None:
     for name, lever in LEVERS.items():
-        assert TWINS[name].NAME == lever.name == name
-        assert TWINS[name].__name__.rpartition(".")[2] == name
+        assert lever.name == name
+        for choice in lever.choices:
+            if choice.function:
+                assert lever.stage != "data", "a function that nobody calls"
+                assert callable(function(name, choice))
+            else:
+                assert lever.stage in ("data", "base", "model", "compiled")
 
 
 @pytest.mark.parametrize("name", LEVERS)
@@ -123,10 +130,13 @@ def test_exclusions_name_what_exists() -> None:
         assert excluded({name: values[0] for name, values in exclusion.when.items()}) is exclusion
 
 
-def test_this_cpu_runs_most_of_the_catalogue() -> None:
+def test_this_cpu_runs_all_that_needs_neither_a_gpu_nor_an_optional_package() -> None:
     """Guards the tests below: a need that is wrongly unmet must not make them pass by running nothing."""
-    without = {("precision", "tf32"), ("precision", "fp16-mixed"), ("optimizer", "paged-adamw-8bit")}
-    assert set(EVERY) - set(RUNNABLE) <= without
+    gpu = HERE.model_copy(update={"device": "cuda", "capability": (9, 0), "bf16_native": True})
+    for name, choice in set(EVERY) - set(RUNNABLE):
+        missing = LEVERS[name].choice(choice).missing(gpu, asked=True)
+        assert missing is None or "pip install" in missing, (name, choice, missing)
+    assert len(RUNNABLE) >= 45
 
 
 # Applied
@@ -145,8 +155,10 @@ def test_a_choice_starts_from_the_reference_and_learns(
     if bundle.compiled():
         bundle.compile()
     expected = reference(method)
-    rounded = LEVERS[name].choice(choice).changes_numerics
-    loss, norm = ROUNDED if rounded else EXACT
+    chosen = LEVERS[name].choice(choice)
+    loss, norm = ROUNDED if chosen.changes_numerics else EXACT
+    if chosen.changes_learning:
+        loss, norm = LEARNS_OTHERWISE
     found = check_reference(bundle, SAMPLES, request(bundle, expected), 4, [])  # Unstable when it is away
     assert found.loss == pytest.approx(expected.loss, rel=loss)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=norm)
@@ -179,12 +191,14 @@ def test_a_model_that_computes_something_else_is_refused(build: Callable[..., Bu
 
 def test_switches_are_really_set(build: Callable[..., Bundle]) -> None:
     """What a lever sets is visible where the library keeps it: a lever that does nothing would pass the rest."""
-    for attention in LEVERS["attention"].names:
+    for attention in ("eager", "sdpa"):
         assert build("lora", attention=attention).model.config._attn_implementation == attention
     assert not any(getattr(layer, "gradient_checkpointing", False) for layer in layers(build("full").model))
     assert all(layer.gradient_checkpointing for layer in layers(build("full", checkpointing="full").model))
-    classes = {choice: type(build("full", optimizer=choice).optimizer) for choice in LEVERS["optimizer"].names}
-    assert [one.__name__ for one in classes.values()] == ["AdamW"] * 3 + ["AdamW8bit", "PagedAdamW8bit"]
+    wanted = {"adamw-loop": "AdamW", "adamw-8bit": "AdamW8bit", "paged-adamw-8bit": "PagedAdamW8bit"}
+    wanted |= {"adamw-bnb-32bit": "AdamW32bit", "adafactor": "Adafactor", "lion": "Lion32bit", "sgd": "SGD"}
+    for choice, kind in wanted.items():
+        assert type(build("full", optimizer=choice).optimizer).__name__ == kind
     flags = [build("full", optimizer=choice).optimizer.defaults for choice in ("adamw-foreach", "adamw-fused")]
     assert [(one["foreach"], one["fused"]) for one in flags] == [(True, None), (None, True)]
 

@@ -1,13 +1,20 @@
-"""Batching is applied by worker/trial/arrange.py; here is only what the collator has to know."""
+"""What the collator has to know of the batching; the arrangement itself is worker/trial/arrange.py."""
 
-NAME = "batching"
+from service.levers import LEVERS
+from service.levers.batching import PACKED
 
 
 def is_packed(choice: str) -> bool:
     """Packed rows carry position_ids that restart at each sample, also where a row holds one sample only."""
-    return choice == "packed"
+    return choice in PACKED
 
 
 def needs_mask(choice: str) -> bool:
     """Plain padding passes the attention mask, as Trainer's collator does; the others leave it out where they can."""
     return choice == "padded"
+
+
+def width(longest: int, padding: str, most: int) -> int:
+    """The tokens that rows are padded to: the next multiple, or `most` where the multiple is 0."""
+    multiple: int = LEVERS["padding"].choice(padding).options["multiple"]
+    return min(most, -(-longest // multiple) * multiple) if multiple else most

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-NAME = "precision"
-AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+from service.levers import LEVERS
 
 
-def process(choice: str) -> None:
+def _options(levers: Mapping[str, str]) -> Mapping[str, Any]:
+    return LEVERS["precision"].choice(levers["precision"]).options
+
+
+def set_matmul(levers: Mapping[str, str]) -> None:
     """TF32 on or off, by the one setting that the compiler reads too: after `fp32_precision` that read raises."""
-    torch.set_float32_matmul_precision("high" if choice == "tf32" else "highest")
+    torch.set_float32_matmul_precision(_options(levers).get("matmul", "highest"))
 
 
-def load(choice: str, options: dict[str, Any], method: str) -> None:
-    """The dtype the weights are loaded in. Under an adapter the frozen base is kept in the 16-bit format."""
-    if choice == "checkpoint":
-        options["dtype"] = "auto"
-    elif choice in AUTOCAST and method != "full":
-        options["dtype"] = AUTOCAST[choice]
-    else:
-        options["dtype"] = torch.float32
+def weights(levers: Mapping[str, str], method: str) -> Any:
+    """The dtype the weights are loaded in, or "auto". Under an adapter the frozen base may be kept in 16 bits."""
+    options = _options(levers)
+    kind = options.get("adapter_weights", options["weights"]) if method != "full" else options["weights"]
+    return kind if kind == "auto" else getattr(torch, kind)
 
 
-def autocast(choice: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def autocast_dtype(levers: Mapping[str, str]) -> torch.dtype | None:
+    """The dtype of autocast, or None without."""
+    kind = _options(levers).get("autocast")
+    return getattr(torch, kind) if kind else None
+
+
+def autocast(levers: Mapping[str, str], device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """The context of forward and loss."""
-    if choice in AUTOCAST:
-        context: contextlib.AbstractContextManager[Any] = torch.autocast(device.type, dtype=AUTOCAST[choice])
-        return context
-    return contextlib.nullcontext()
+    dtype = autocast_dtype(levers)
+    if dtype is None:
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[Any] = torch.autocast(
+        device.type, dtype=dtype, cache_enabled=_options(levers).get("cache", True)
+    )
+    return context
 
 
-def scaler(choice: str, device: torch.device) -> torch.amp.GradScaler | None:
-    """A gradient scaler for fp16, whose gradients would underflow without."""
-    return torch.amp.GradScaler(device.type) if choice == "fp16-mixed" else None
+def scaler(levers: Mapping[str, str], device: torch.device) -> torch.amp.GradScaler | None:
+    """A gradient scaler for fp16 under autocast, whose gradients would underflow without."""
+    return torch.amp.GradScaler(device.type) if _options(levers).get("scaler") else None

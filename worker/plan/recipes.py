@@ -10,13 +10,22 @@ from worker.plan.space import Space, make
 
 # Preferred choices, best first; the first that the space offers is taken.
 PRECISION = ("bf16-mixed", "fp16-mixed", "tf32", "fp32")
-BATCHING = {"cpu": ("grouped", "sorted", "packed"), "cuda": ("packed", "sorted", "grouped")}
+BATCHING = {
+    "cpu": ("grouped", "token-budget", "packed", "sorted"),
+    "cuda": ("packed", "token-budget", "grouped", "sorted"),
+}
 # Single changes worth a trial around the best so far, dear ones last.
 CHANGES: tuple[tuple[str, str], ...] = (
+    ("head", "chunked"),
+    ("kernels", "liger"),
     ("attention", "eager"),
     ("optimizer", "adamw-foreach"),
+    ("quantization", "nf4"),
+    ("padding", "multiple-8"),
     ("compile", "per-layer"),
+    ("head", "cut-cross-entropy"),
     ("optimizer", "adamw-8bit"),
+    ("checkpointing", "selective"),
     ("checkpointing", "full"),
 )
 
@@ -27,14 +36,9 @@ def recipes(spec: JobSpec, facts: HardwareFacts, method: Method, choices: Space,
     def first(lever: str, preferred: tuple[str, ...]) -> str:
         return next((choice for choice in preferred if choice in choices[lever]), choices[lever][0])
 
-    common = {
-        # What is only emulated here is tried later, if it was asked for.
-        "precision": first("precision", tuple(one for one in PRECISION if _native(one, facts))),
-        "attention": first("attention", ("sdpa",)),
-        "optimizer": first("optimizer", ("adamw-fused",)),
-        "checkpointing": first("checkpointing", ("off",)),
-        "compile": first("compile", ("off",)),
-    }
+    common = {name: first(name, (lever.baseline,)) for name, lever in LEVERS.items()}
+    # What is only emulated here is tried later, if it was asked for.
+    common["precision"] = first("precision", tuple(one for one in PRECISION if _native(one, facts)))
     found = []
     for batching in BATCHING[facts.device]:
         if batching in choices["batching"]:

@@ -40,7 +40,11 @@ def space(spec: JobSpec, facts: HardwareFacts) -> Space:
     for name, lever in LEVERS.items():
         asked = spec.search.levers is not None and name in spec.search.levers
         usable = tuple(
-            choice.name for choice in lever.choices if choice.searched and choice.missing(facts, asked) is None
+            choice.name
+            for choice in lever.choices
+            if choice.searched
+            and (not choice.changes_learning or spec.search.quality == "allow")
+            and choice.missing(facts, asked) is None
         )
         if name in spec.search.fixed:
             found[name] = (spec.search.fixed[name],)
@@ -49,6 +53,14 @@ def space(spec: JobSpec, facts: HardwareFacts) -> Space:
         else:
             found[name] = (lever.baseline,)
     return found
+
+
+def applicable(choices: Space, method: Method, task: str) -> Space:
+    """The space of one method: levers that mean nothing to it have their baseline only."""
+    return {
+        name: options if LEVERS[name].applies(method, task) else (LEVERS[name].baseline,)
+        for name, options in choices.items()
+    }
 
 
 def effective_choices(spec: JobSpec, rows: int | None) -> tuple[int, ...]:
@@ -77,10 +89,16 @@ def point(configuration: Configuration, spec: JobSpec) -> dict[str, str]:
 
 
 def make(spec: JobSpec, method: Method, levers: dict[str, str], effective: int) -> Configuration | None:
-    """The configuration of these choices, or None when it is an excluded combination."""
+    """The configuration of these choices, or None when it is an excluded combination.
+
+    Levers that mean nothing to the method or the task stay at their baseline.
+    """
+    chosen = {
+        name: levers[name] if lever.applies(method, spec.task) else lever.baseline for name, lever in LEVERS.items()
+    }
     made = Configuration(
         method=method,
-        levers={name: levers[name] for name in LEVERS},
+        levers=chosen,
         effective_batch_size=effective,
         learning_rate=learning_rate(spec, effective),
     )

@@ -13,7 +13,7 @@ from optuna.trial import TrialState, create_trial
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome
-from worker.plan.space import Space, every, make
+from worker.plan.space import Space, applicable, every, make
 
 MOST_ASKS = 16
 MOST_LISTED = 10_000
@@ -39,6 +39,7 @@ def ask(
     what is under way counts as no better than the median (constant liar). An ask that is invalid or taken is
     told FAIL before the next.
     """
+    choices = applicable(choices, method, spec.task)
     distributions: dict[str, CategoricalDistribution] = {
         name: CategoricalDistribution(options) for name, options in choices.items()
     }

@@ -9,6 +9,8 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Timing, Verdict, Verification
 from service.contract.objective import score, smallest_within
 from service.contract.task import VerifyRequest
+from service.levers import LEVERS
+from service.levers.batching import ACROSS_STEPS
 
 # As stable as a 2% change of the learning rate: that moved the loss by 1.3e-2 at most over 40 steps, bf16-mixed by
 # 2.8e-4, a pure-bf16 run by 3.6e-2.
@@ -135,9 +137,12 @@ def _compare(
     # Another effective batch takes another number of updates over the same samples: nothing to compare step by step.
     if not pairs or ours.effective_batch_size != theirs.effective_batch_size:
         return None, 0, None
-    same_steps = _same_steps(ours, theirs) and not any(block.dropout for block in own)
+    same_steps = _same_steps(ours, theirs) and not any(block.dropout for block in own) and not _learns_otherwise(ours)
     most = MOST_LOSS_DIFFERENCE if same_steps else MOST_MEAN_DIFFERENCE
     difference = max(_difference(block.losses, other.losses, same_steps) for block, other in pairs)
+    if _learns_otherwise(ours):
+        # Another optimizer or adapter takes another way, which the user allowed: it must not be a worse one.
+        difference = max(0.0, *(_above(block.losses, other.losses) for block, other in pairs))
     steps = sum(len(block.losses) for block, _ in pairs)
     if difference <= most:
         return difference, steps, None
@@ -146,9 +151,18 @@ def _compare(
     return difference, steps, f"{what} is {difference:.1%} away from the {name} under the same seed; {most:.1%} allowed"
 
 
+def _learns_otherwise(configuration: Configuration) -> bool:
+    return any(LEVERS[name].choice(choice).changes_learning for name, choice in configuration.levers.items())
+
+
+def _above(ours: tuple[float, ...], theirs: tuple[float, ...]) -> float:
+    mean = statistics.fmean(theirs)
+    return (statistics.fmean(ours) - mean) / abs(mean)
+
+
 def _same_steps(ours: Configuration, theirs: Configuration) -> bool:
     """Whether both take the same samples in the same optimizer steps."""
-    return "grouped" not in (ours.levers["batching"], theirs.levers["batching"])
+    return not {ours.levers["batching"], theirs.levers["batching"]} & set(ACROSS_STEPS)
 
 
 def _difference(ours: tuple[float, ...], theirs: tuple[float, ...], same_steps: bool) -> float:

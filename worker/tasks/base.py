@@ -40,8 +40,10 @@ class Task:
         """How many terms of the loss a sample has: labelled tokens, or 1."""
         raise NotImplementedError
 
-    def collate(self, rows: list[list[Sample]], pad: int, mask: bool = False, packed: bool = False) -> Batch:
-        """Rows of samples, padded on the right to the longest row, on the CPU; with a mask, or positions."""
+    def collate(
+        self, rows: list[list[Sample]], pad: int, mask: bool = False, packed: bool = False, width: int = 0
+    ) -> Batch:
+        """Rows of samples, padded on the right to the longest row or `width`, on the CPU; with a mask, or positions."""
         raise NotImplementedError
 
     def loss(self, model: Any, batch: Batch, items: torch.Tensor) -> torch.Tensor:

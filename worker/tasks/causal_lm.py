@@ -84,13 +84,15 @@ class CausalLM(Task):
         """Labelled tokens."""
         return sum(label != IGNORED for label in sample[1])
 
-    def collate(self, rows: list[list[Sample]], pad: int, mask: bool = False, packed: bool = False) -> Batch:
-        """input_ids, labels [rows, longest]; attention_mask when `mask`; position_ids when `packed`.
+    def collate(
+        self, rows: list[list[Sample]], pad: int, mask: bool = False, packed: bool = False, width: int = 0
+    ) -> Batch:
+        """input_ids, labels [rows, longest or `width`]; attention_mask when `mask`; position_ids when `packed`.
 
         Right padding needs no mask under causal attention, and without one the flash kernel can run. In packed
         rows the padding is a sample of its own, so that nothing attends across.
         """
-        width = max(sum(len(ids) for ids, _ in row) for row in rows)
+        width = max(width, *(sum(len(ids) for ids, _ in row) for row in rows))
         shape = (len(rows), width)
         ids, labels = torch.full(shape, pad), torch.full(shape, IGNORED)
         positions, attended = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)

@@ -47,9 +47,11 @@ class SequenceClassification(Task):
         """One."""
         return 1
 
-    def collate(self, rows: list[list[Sample]], pad: int, mask: bool = True, packed: bool = False) -> Batch:
-        """input_ids, attention_mask [rows, longest], labels [rows]. The mask is always needed here."""
-        width = max(len(row[0][0]) for row in rows)
+    def collate(
+        self, rows: list[list[Sample]], pad: int, mask: bool = True, packed: bool = False, width: int = 0
+    ) -> Batch:
+        """input_ids, attention_mask [rows, longest or `width`], labels [rows]. The mask is always needed here."""
+        width = max(width, *(len(row[0][0]) for row in rows))
         ids = torch.full((len(rows), width), pad)
         attended = torch.zeros((len(rows), width), dtype=torch.long)
         for at, row in enumerate(rows):

@@ -14,9 +14,13 @@ from safetensors import SafetensorError
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.paths import Roots
+from service.levers import LEVERS
+from service.levers.adapter import ATTENTION
+from service.levers.base import Choice
 from worker.devices import Device
 from worker.devices.base import is_out_of_memory
-from worker.levers import TWINS, batching, optimizer, precision
+from worker import levers as lever_room
+from worker.levers import batching, precision
 from worker.tasks import TASKS, Task
 from worker.trial import data as data_room
 from worker.trial import sources
@@ -60,18 +64,19 @@ class Bundle:
 
     def autocast(self) -> Any:
         """The context of forward and loss."""
-        return precision.autocast(self.configuration.levers["precision"], self.device.torch)
+        return precision.autocast(self.configuration.levers, self.device.torch)
 
     def new_optimizer(self) -> None:
         """A fresh optimizer: the state that the probe made is dropped."""
-        training = self.spec.training
-        self.optimizer = optimizer.build(
-            self.configuration.levers["optimizer"], self.model, self.configuration.learning_rate, training.weight_decay
-        )
+        self.optimizer = _optimizer(self.spec, self.configuration, self.model)
 
     def packed(self) -> bool:
         """Whether rows hold several samples; micro batches then count rows."""
         return batching.is_packed(self.configuration.levers["batching"])
+
+    def width(self, longest: int) -> int:
+        """The tokens that rows are padded to."""
+        return batching.width(longest, self.configuration.levers["padding"], self.spec.dataset.max_length)
 
     def compiled(self) -> bool:
         """Whether compile is on."""
@@ -79,7 +84,7 @@ class Bundle:
 
     def compile(self) -> None:
         """Compile now: after the probe, which runs eagerly so that no batch size is compiled for nothing."""
-        TWINS["compile"].model(self.configuration.levers["compile"], self.model, self.configuration.method)
+        lever_room.apply("compiled", self.configuration.levers, self.model)
 
 
 def build(spec: JobSpec, configuration: Configuration, device: Device, limits: Limits, seed: int) -> Bundle:
@@ -93,17 +98,32 @@ def build(spec: JobSpec, configuration: Configuration, device: Device, limits: L
     data_seconds = time.perf_counter() - started
     started = time.perf_counter()
     model = _model(spec, configuration, task, folder, tokenizer, data, device, limits, seed)
-    for name in configuration.levers:
-        if name != "compile" and hasattr(TWINS[name], "model"):
-            TWINS[name].model(configuration.levers[name], model, configuration.method)
     model.train()
     device.synchronize()
-    scaler = precision.scaler(configuration.levers["precision"], device.torch)
-    made = optimizer.build(
-        configuration.levers["optimizer"], model, configuration.learning_rate, spec.training.weight_decay
-    )
+    scaler = precision.scaler(configuration.levers, device.torch)
+    made = _optimizer(spec, configuration, model)
     load_seconds = time.perf_counter() - started
     return Bundle(spec, configuration, device, task, tokenizer, data, model, made, scaler, load_seconds, data_seconds)
+
+
+def _optimizer(spec: JobSpec, configuration: Configuration, model: Any) -> torch.optim.Optimizer:
+    return lever_room.make_optimizer(
+        configuration.levers, model, configuration.learning_rate, spec.training.weight_decay
+    )
+
+
+def chosen(configuration: Configuration, lever: str) -> Choice:
+    """The catalogue's entry of a choice."""
+    return LEVERS[lever].choice(configuration.levers[lever])
+
+
+def load_options(configuration: Configuration) -> dict[str, Any]:
+    """What the levers say about loading; transformers raises ValueError when the model has no such attention."""
+    attention = chosen(configuration, "attention")
+    return {
+        "dtype": precision.weights(configuration.levers, configuration.method),
+        "attn_implementation": attention.options.get("implementation", attention.name.partition("-")[0]),
+    }
 
 
 def _tokenizer(folder: Path, limits: Limits) -> Any:
@@ -133,13 +153,8 @@ def _model(
 ) -> Any:
     from transformers import AutoConfig
 
-    options: dict[str, Any] = {}
-    for name, choice in configuration.levers.items():
-        twin = TWINS[name]
-        if hasattr(twin, "process"):
-            twin.process(choice)
-        if hasattr(twin, "load"):
-            twin.load(choice, options, configuration.method)
+    precision.set_matmul(configuration.levers)
+    options = load_options(configuration)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=limits.allow_remote_code)
     config.use_cache = False
     config.pad_token_id = tokenizer.pad_token_id
@@ -213,43 +228,53 @@ def _random(
 
 
 def _quantization(task: str, configuration: Configuration) -> Any:
-    """NF4 with double quantisation (Dettmers et al. 2023); bitsandbytes' defaults are fp4 and fp32 compute."""
+    """The quantised base's arguments; bitsandbytes' own defaults are fp4 and fp32 compute."""
     from transformers import BitsAndBytesConfig
 
-    compute = precision.AUTOCAST.get(configuration.levers["precision"], torch.float32)
+    compute = precision.autocast_dtype(configuration.levers) or torch.float32
     return BitsAndBytesConfig(
         llm_int8_skip_modules=HEADS if task == "sequence-classification" else None,
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute,
+        **chosen(configuration, "quantization").options,
     )
 
 
 def adapted(spec: JobSpec, configuration: Configuration, model: Any, seed: int) -> Any:
-    """The model with its adapter, if the method has one."""
-    if configuration.method == "full":
-        return model
+    """The model with its levers and its adapter, if the method has one."""
+    try:
+        lever_room.apply("base", configuration.levers, model)
+        if configuration.method != "full":
+            model = _with_adapter(spec, configuration, model, seed)
+        lever_room.apply("model", configuration.levers, model)
+    except (ValueError, ImportError) as error:
+        raise TrialProblem(f"a lever does not work with this model: {_line(error)}") from error
+    return model
+
+
+def _with_adapter(spec: JobSpec, configuration: Configuration, model: Any, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    kinds = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
+    kinds = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS", "masked-lm": None}
     if configuration.method == "qlora":
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-    targets = spec.lora.target_modules
+    options = dict(chosen(configuration, "adapter").options)
+    targets = ATTENTION if options.pop("attention_only", False) else spec.lora.target_modules
+    autocast_adapters = options.pop("autocast_adapter_dtype", True)
     config = LoraConfig(
         r=spec.lora.r,
         lora_alpha=spec.lora.alpha,
         lora_dropout=spec.lora.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type=kinds[spec.task],
+        **options,
     )
     torch.manual_seed(seed)  # peft draws the adapter from the global generator
     try:
-        adapted = get_peft_model(model, config)
+        adapted = get_peft_model(model, config, autocast_adapter_dtype=autocast_adapters)
     except ValueError as error:
         raise JobProblem(f"lora.target_modules: {_line(error)}") from error
-    if configuration.levers["precision"] in precision.AUTOCAST:
+    if precision.autocast_dtype(configuration.levers) and autocast_adapters:
         # peft keeps a classification head in the base's 16 bits; what is trained needs fp32 master weights.
         for parameter in adapted.parameters():
             if parameter.requires_grad:

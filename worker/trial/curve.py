@@ -11,7 +11,7 @@ from typing import Any
 from service.contract.measurement import Timing
 from service.contract.objective import SMALLEST_WITHIN
 from service.contract.task import TrialRequest
-from service.levers.batching import GROUP_STEPS
+from service.levers.batching import BUDGETED, GROUP_STEPS
 from worker.trial import arrange, probe, sizes
 from worker.trial.build import Bundle
 from worker.trial.timing import Unit, time_unit
@@ -47,6 +47,8 @@ def first_size(bundle: Bundle, fitting: list[int]) -> int:
     if bundle.device.torch.type == "cuda":
         return fitting[-1]
     typical = bundle.spec.dataset.max_length if bundle.packed() else bundle.data.facts.p50
+    if bundle.configuration.levers["batching"] == BUDGETED:
+        typical = bundle.data.facts.longest
     small = [size for size in fitting if size * typical <= 2048]
     return small[-1] if small else fitting[0]
 

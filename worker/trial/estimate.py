@@ -21,16 +21,17 @@ from service.contract.job import METHODS, JobSpec, Method
 from service.contract.measurement import MemoryLine
 from service.levers import LEVERS
 from worker.devices.base import proc_status
-from worker.levers import TWINS, precision
+from worker.levers import precision
 from worker.tasks import TASKS
 from worker.trial import sources
-from worker.trial.build import HEADS, Limits, adapted, check_length
+from worker.trial.build import HEADS, Limits, adapted, check_length, load_options
 from worker.trial.fake import Storages, fake_tensors, real_shapes
 
 GIB = 2**30
 CUDA_OVERHEAD = 0.5 * GIB  # context and libraries; a measurement replaces it
 STATE_BYTES = {"adamw-8bit": 2.06, "paged-adamw-8bit": 0.0}  # a trained parameter; paged state lives on the host
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # Dettmers et al. 2023: 4 bits, one 8-bit scale per 64, doubly quantised
+# Bytes a quantised weight (Dettmers et al. 2023): 4 bits and a scale per 64, which is 4 bytes or quantised again.
+QUANTISED_BYTES = {"nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256), "nf4": 0.5 + 4 / 64, "int8": 1.0}
 FOREACH = ("adamw-foreach",)
 
 
@@ -165,7 +166,7 @@ def step_sizes(spec: JobSpec, method: Method, levers: dict[str, str], length: in
     with torch.device("meta"):
         model = _model(spec, configuration, task, folder, limits)
     trained = [one for one in model.parameters() if one.requires_grad]
-    saved, dequantised = _quantised(model, levers["precision"])
+    saved, dequantised = _quantised(model, levers)
     idle = _idle_bytes()
     with fake_tensors():
         real_shapes(model)
@@ -195,32 +196,26 @@ def _model(spec: JobSpec, configuration: Configuration, task: Any, folder: Any, 
     """The model with its adapter and levers, on no device."""
     from transformers import AutoConfig
 
-    options: dict[str, Any] = {}
-    for name, choice in configuration.levers.items():
-        if hasattr(TWINS[name], "load"):
-            TWINS[name].load(choice, options, configuration.method)
+    options = load_options(configuration)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=limits.allow_remote_code)
     config.use_cache = False
     config.pad_token_id = config.pad_token_id or 0
     check_length(spec, config)
     dtype = (config.dtype or torch.float32) if options["dtype"] == "auto" else options["dtype"]
     model = task.model_class().from_config(config, dtype=dtype, attn_implementation=options["attn_implementation"])
-    model = adapted(spec, configuration, model, 0)
-    for name, choice in configuration.levers.items():
-        if name != "compile" and hasattr(TWINS[name], "model"):
-            TWINS[name].model(choice, model, configuration.method)
-    return model.train()
+    return adapted(spec, configuration, model, 0).train()
 
 
-def _quantised(model: nn.Module, choice: str) -> tuple[float, float]:
-    """(bytes that NF4 saves, bytes of the largest weight dequantised, which forward and backward need for a moment)."""
+def _quantised(model: nn.Module, levers: dict[str, str]) -> tuple[float, float]:
+    """(bytes that quantising saves, bytes of the largest weight dequantised, which forward and backward need for a moment)."""
     linear = [
         module.weight
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and "lora_" not in name and not _is_head(name)
     ]
-    compute = precision.AUTOCAST.get(choice, torch.float32).itemsize
-    saved = sum(one.numel() * (one.element_size() - NF4_BYTES) for one in linear)
+    compute = (precision.autocast_dtype(levers) or torch.float32).itemsize
+    left = QUANTISED_BYTES[levers["quantization"]]
+    saved = sum(one.numel() * (one.element_size() - left) for one in linear)
     return float(saved), float(max((one.numel() for one in linear), default=0) * compute)
 
 
@@ -242,7 +237,7 @@ def _steps(
         for micro in (1, 2):
             batch = _batch(spec, micro, length)
             storages.peak = before = storages.live
-            with precision.autocast(levers["precision"], torch.device("cpu")):
+            with precision.autocast(levers, torch.device("cpu")):
                 loss = TASKS[spec.task]().loss(model, batch, torch.tensor(micro * length))
             held.append(float(storages.live - before))
             loss.backward()  # type: ignore[no-untyped-call]
@@ -255,4 +250,6 @@ def _batch(spec: JobSpec, micro: int, length: int) -> dict[str, torch.Tensor]:
     ids = torch.ones((micro, length), dtype=torch.long)
     if spec.task == "sequence-classification":
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0]}
+    if spec.task == "masked-lm":
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     return {"input_ids": ids, "labels": ids}

@@ -36,7 +36,8 @@ def collate(bundle: Bundle, micro_batch: MicroBatch) -> Batch:
     """A micro batch's tensors on the host, pinned when the device is a GPU."""
     rows = [[bundle.data.train[sample] for sample in row] for row in micro_batch]
     choice = bundle.configuration.levers["batching"]
-    batch = bundle.task.collate(rows, bundle.pad, batching.needs_mask(choice), batching.is_packed(choice))
+    width = bundle.width(max(sum(len(ids) for ids, _ in row) for row in rows))
+    batch = bundle.task.collate(rows, bundle.pad, batching.needs_mask(choice), batching.is_packed(choice), width)
     if bundle.device.torch.type == "cuda":
         batch = {name: value.pin_memory() for name, value in batch.items()}
     return batch

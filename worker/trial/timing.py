@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from service.contract.measurement import Timing
 from worker.tasks.base import Batch
 from worker.trial import loop, sizes
-from worker.trial.arrange import Step, padded_tokens
+from worker.trial.arrange import Step
 from worker.trial.build import Bundle
 
 MOST_OTHERS = 0.10
@@ -143,7 +143,7 @@ class Unit:
         seconds, low, high = interval(self.pieces.best(), self._away())
         lengths = self.bundle.data.lengths
         samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
-        shapes = [padded_tokens(micro, lengths) for step in self.plan for micro in step]
+        shapes = [batch["input_ids"].shape for batches, _ in self.steps for batch in batches]
         return Timing(
             micro_batch_size=self.micro,
             seconds=seconds,
@@ -170,9 +170,9 @@ class Unit:
         """(rows, tokens of the longest, seconds) of every timed micro batch."""
         best = self.pieces.best()
         return [
-            (*padded_tokens(micro, self.bundle.data.lengths), statistics.median(best[(number, at)]))
-            for number, step in enumerate(self.plan)
-            for at, micro in enumerate(step)
+            (*batch["input_ids"].shape, statistics.median(best[(number, at)]))
+            for number, (batches, _) in enumerate(self.steps)
+            for at, batch in enumerate(batches)
             if (number, at) in best
         ]
 

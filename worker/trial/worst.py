@@ -15,7 +15,7 @@ def worst_case(bundle: Bundle, micro: int) -> tuple[Batch, int]:
         rows = [[longest]] * micro
         return loop.collate(bundle, rows), micro * max(1, bundle.task.items(data.train[longest]))
     row = _full_row(data.train[longest], length)
-    batch = bundle.task.collate([row] * micro, bundle.pad, packed=True)
+    batch = bundle.task.collate([row] * micro, bundle.pad, packed=True, width=bundle.width(length))
     return batch, max(1, int((batch["labels"] != IGNORED).sum()))
 
 

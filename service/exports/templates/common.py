@@ -9,7 +9,6 @@ import torch
 CONFIG: dict[str, Any] = {}
 
 IGNORED = -100  # the label that cross-entropy leaves out
-AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 MOST_SKIPPED = 20  # updates in a row that fp16 may skip while its loss scale comes down from 65,536
 
 Sample = tuple[list[int], list[int]]  # token ids; labels (a label for each token, or one class number)
@@ -20,10 +19,21 @@ Batch = dict[str, torch.Tensor]
 
 
 def lever(name: str) -> str:
-    """The choice that was measured: precision, attention, optimizer, checkpointing, compile, batching."""
+    """The choice that was measured."""
     return str(CONFIG["levers"][name])
 
 
+def autocast_dtype() -> torch.dtype | None:
+    """The format of matmuls under autocast, or None without autocast."""
+    kind = CONFIG["precision"].get("autocast")
+    return getattr(torch, kind) if kind else None
+
+
 def is_classifier() -> bool:
-    """Whether the task is sequence classification; otherwise it is causal language modelling."""
+    """Whether the task is sequence classification."""
     return bool(CONFIG["task"] == "sequence-classification")
+
+
+def is_masked() -> bool:
+    """Whether the task is masked language modelling; if neither, it is causal language modelling."""
+    return bool(CONFIG["task"] == "masked-lm")

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from service.exports.templates.common import CONFIG, IGNORED, Sample, is_classifier
+from service.exports.templates.common import CONFIG, IGNORED, Sample, is_classifier, is_masked
+from service.exports.templates.masking import masked
 
 # ---- data: files -> rows -> samples ----
 
@@ -98,8 +99,8 @@ def find_columns(row: dict[str, Any]) -> dict[str, str]:
     found = {
         kind: named.get(kind) or next((name for name in names if name in row), "") for kind, names in usual.items()
     }
-    wanted: tuple[tuple[str, ...], ...] = (("text", "label"),)
-    if not is_classifier():
+    wanted: tuple[tuple[str, ...], ...] = (("text",),) if is_masked() else (("text", "label"),)
+    if not is_classifier() and not is_masked():
         wanted = tuple((kind,) for kind in ("messages", "text") if named.get(kind)) or (
             ("prompt", "completion"),
             ("messages",),
@@ -120,6 +121,8 @@ def encode(rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any) 
     if is_classifier():
         ids = tokenizer(values["text"], truncation=True, max_length=length)["input_ids"]
         return [(one, [int(label)]) for one, label in zip(ids, values["label"], strict=True)]
+    if is_masked():
+        return [masked(ids, tokenizer) for ids in tokenizer(values["text"], truncation=True, max_length=length)["input_ids"]]
     begin = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
 

@@ -9,57 +9,56 @@ from typing import Any
 import torch
 from transformers import AutoConfig, BitsAndBytesConfig
 
-from service.exports.templates.common import AUTOCAST, CONFIG, Sample, is_classifier, lever
+from service.exports.templates.common import CONFIG, Sample, autocast_dtype, is_classifier, is_masked
 
 # ---- model ----
 
 
 def build_model(folder: Path, tokenizer: Any, samples: list[Sample], device: torch.device, trust: bool) -> Any:
     """The model with precision, attention, quantisation, adapter, checkpointing and compile as measured."""
-    method, precision, seed = CONFIG["method"], lever("precision"), CONFIG["training"]["seed"]
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    dtype: Any = "auto" if precision == "checkpoint" else torch.float32
-    if precision in AUTOCAST and method != "full":
-        dtype = AUTOCAST[precision]  # frozen weights need no more; trained ones stay fp32
+    method, precision, seed = CONFIG["method"], CONFIG["precision"], CONFIG["training"]["seed"]
+    torch.set_float32_matmul_precision(precision.get("matmul", "highest"))
+    kind = precision["weights"]
+    if method != "full":
+        kind = precision.get("adapter_weights", kind)  # frozen weights need no more; trained ones stay fp32
+    dtype: Any = kind if kind == "auto" else getattr(torch, kind)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
     config.use_cache = False  # with a cache, transformers would not see where packed samples begin
     config.pad_token_id = tokenizer.pad_token_id
     if is_classifier():
         config.num_labels = max(label for _, (label,) in samples) + 1
-    options: dict[str, Any] = {"config": config, "attn_implementation": lever("attention"), "dtype": dtype}
+    options: dict[str, Any] = {"config": config, "attn_implementation": CONFIG["attention"], "dtype": dtype}
     if method == "qlora":
-        options["quantization_config"] = BitsAndBytesConfig(
-            # A classification head is trained, so it is not quantised.
-            llm_int8_skip_modules=["classifier", "score"] if is_classifier() else None,
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=AUTOCAST.get(precision, torch.float32),
-        )
+        # A classification head is trained, so it is among the modules that are not quantised.
+        options["quantization_config"] = BitsAndBytesConfig(**CONFIG["quantization"])
     torch.manual_seed(seed)
     if CONFIG["model"]["weights"] == "random":
         model = random_model(options, device)
     else:
         model = model_class().from_pretrained(folder, device_map={"": device}, trust_remote_code=trust, **options)
+    apply_to_base(model)
     if method != "full":
         model = with_adapter(model)
-    if lever("checkpointing") == "full":
-        # Its old name from transformers before 5.23 is gradient_checkpointing_enable.
-        name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
-        getattr(model, f"{name}_checkpointing_enable")(**{f"{name}_checkpointing_kwargs": {"use_reentrant": False}})
-        if method != "full":
-            model.enable_input_require_grads()  # or no gradient would reach the adapters through frozen layers
-    if lever("compile") == "per-layer":  # the whole model at once would build sdpa's dense mask
-        lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
-        for layer in max(lists, key=len, default=()):
-            layer.compile(dynamic=True)
+    apply_to_model(model)
     return model.train()
+
+
+def apply_to_base(model: Any) -> None:
+    """The measured levers that change the model before it gets its adapter."""
+    pass  # LEVERS: base
+
+
+def apply_to_model(model: Any) -> None:
+    """The measured levers that change the model with its adapter."""
+    pass  # LEVERS: model, compiled
 
 
 def model_class() -> Any:
     """The Auto class of the task."""
     import transformers
 
+    if is_masked():
+        return transformers.AutoModelForMaskedLM
     return transformers.AutoModelForSequenceClassification if is_classifier() else transformers.AutoModelForCausalLM
 
 
@@ -84,8 +83,9 @@ def with_adapter(model: Any) -> Any:
 
     model.requires_grad_(False)
     torch.manual_seed(CONFIG["training"]["seed"])  # peft draws the adapter from the global generator
-    model = get_peft_model(model, LoraConfig(**CONFIG["lora"]))
-    if lever("precision") in AUTOCAST:
+    cast = CONFIG["autocast_adapter_dtype"]
+    model = get_peft_model(model, LoraConfig(**CONFIG["lora"]), autocast_adapter_dtype=cast)
+    if autocast_dtype() and cast:
         for parameter in model.parameters():  # peft leaves a classifier's head in the base's 16 bits
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
@@ -93,23 +93,17 @@ def with_adapter(model: Any) -> Any:
 
 
 def make_optimizer(model: Any) -> torch.optim.Optimizer:
-    """The measured AdamW; weight decay on matrices, not on biases and norms."""
-    choice, rate = lever("optimizer"), CONFIG["learning_rate"]
+    """The measured optimizer; weight decay on matrices, not on biases and norms."""
+    rate = CONFIG["learning_rate"]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [one for one in trained if one.ndim >= 2], "weight_decay": CONFIG["training"]["weight_decay"]},
         {"params": [one for one in trained if one.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    kinds = {
-        "adamw-loop": {"foreach": False, "fused": False},
-        "adamw-foreach": {"foreach": True},
-        "adamw-fused": {"fused": True},
-    }
-    if choice in kinds:
-        return torch.optim.AdamW(groups, lr=rate, **kinds[choice])
-    import bitsandbytes as bnb
+    return optimizer_of(groups, rate)
 
-    eight_bit: Any = {"adamw-8bit": bnb.optim.AdamW8bit, "paged-adamw-8bit": bnb.optim.PagedAdamW8bit}[choice]
-    made: torch.optim.Optimizer = eight_bit(groups, lr=rate)
-    return made
+
+def optimizer_of(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+    """The measured optimizer of parameter groups."""
+    return torch.optim.AdamW(groups, lr=rate)  # LEVERS: optimizer

@@ -25,14 +25,14 @@ from transformers import AutoTokenizer, get_scheduler
 
 from service.exports.templates.batching import collate, epoch_plan, prepare
 from service.exports.templates.common import (
-    AUTOCAST,
     CONFIG,
     IGNORED,
     MOST_SKIPPED,
     Batch,
     Sample,
+    autocast_dtype,
     is_classifier,
-    lever,
+    is_masked,
 )
 from service.exports.templates.data import load_data, locate
 from service.exports.templates.model import build_model, make_optimizer
@@ -42,8 +42,9 @@ from service.exports.templates.model import build_model, make_optimizer
 
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """The context of forward and loss."""
-    dtype = AUTOCAST.get(lever("precision"))
-    return torch.autocast(device.type, dtype=dtype) if dtype else contextlib.nullcontext()
+    dtype = autocast_dtype()
+    cache = CONFIG["precision"].get("cache", True)
+    return torch.autocast(device.type, dtype=dtype, cache_enabled=cache) if dtype else contextlib.nullcontext()
 
 
 def loss_of(model: Any, batch: Batch, count: torch.Tensor) -> torch.Tensor:
@@ -51,6 +52,10 @@ def loss_of(model: Any, batch: Batch, count: torch.Tensor) -> torch.Tensor:
     if is_classifier():
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         return torch.nn.functional.cross_entropy(logits.float(), batch["labels"], reduction="sum") / count
+    if is_masked():
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.float()
+        target = batch["labels"].flatten()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target, reduction="sum") / count
     loss: torch.Tensor = model(**batch, num_items_in_batch=count, use_cache=False).loss
     return loss
 
@@ -92,7 +97,7 @@ def train(model: Any, samples: list[Sample], pad: int, args: argparse.Namespace,
     """All optimizer steps, with a line every --every steps; how many. Stops with a sentence when numbers go wrong."""
     device, training = torch.device(args.device), CONFIG["training"]
     optimizer = make_optimizer(model)
-    scaler = torch.amp.GradScaler(device.type) if lever("precision") == "fp16-mixed" else None
+    scaler = torch.amp.GradScaler(device.type) if CONFIG["precision"].get("scaler") else None
     per_epoch = len(epoch_plan([len(ids) for ids, _ in samples], 0))
     total = args.max_steps if args.max_steps is not None else math.ceil(args.epochs * per_epoch)
     name = "constant_with_warmup" if training["schedule"] == "constant" else training["schedule"]
@@ -138,7 +143,7 @@ def evaluate(model: Any, samples: list[Sample], pad: int, device: torch.device) 
         with autocast(device):
             output = model(**batch)
         target, guess = batch["labels"], output.logits.argmax(-1)
-        if not is_classifier():
+        if not is_classifier() and not is_masked():
             target, guess = target[:, 1:], guess[:, :-1]
         counted = int((target != IGNORED).sum())
         total += float(output.loss) * counted
@@ -202,7 +207,7 @@ def main(argv: list[str] | None = None) -> None:
         done = train(model, samples, tokenizer.pad_token_id, args, log)
         loss, accuracy = evaluate(model, held, tokenizer.pad_token_id, device)
         write(log, {"evaluation_loss": loss, "evaluation_accuracy": accuracy})
-    kind = "accuracy" if is_classifier() else "next-token accuracy"
+    kind = "accuracy" if is_classifier() else f"{'masked' if is_masked() else 'next'}-token accuracy"
     print(f"evaluation on {len(held)} samples after {done} steps: loss {loss:.4f}, {kind} {accuracy:.4f}")
     if not math.isfinite(loss):
         sys.exit(f"the evaluation loss is {loss}, so nothing is saved")

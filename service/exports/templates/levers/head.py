@@ -1,0 +1,84 @@
+"""Logits and cross-entropy without a tensor of all logits.
+
+While it trains, the output layer hands its input on in place of logits, and the model's loss does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 1024  # positions
+Loss = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
+
+
+def chunked_cross_entropy(model: Any) -> None:
+    """Cross-entropy over the labelled positions, CHUNK at a time."""
+
+    def part(hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> torch.Tensor:
+        logits = torch.nn.functional.linear(hidden, head.weight, head.bias).float()
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+    def loss(hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> torch.Tensor:
+        parts = zip(hidden.split(CHUNK), labels.split(CHUNK), strict=True)
+        return torch.stack([checkpoint(part, *one, head, use_reentrant=False) for one in parts]).sum()
+
+    defer_logits(model, loss)
+
+
+def cut_cross_entropy(model: Any) -> None:
+    """Apple's kernel; 16-bit inputs, whatever the weights are."""
+    kernel = import_module("cut_cross_entropy").linear_cross_entropy
+
+    def loss(hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> torch.Tensor:
+        kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else head.weight.dtype
+        found: torch.Tensor = kernel(hidden.to(kind), head.weight.to(kind), labels, bias=head.bias, reduction="sum")
+        return found
+
+    defer_logits(model, loss)
+
+
+def liger_cross_entropy(model: Any) -> None:
+    """Liger's kernel. Ignored labels are left out before it: with them and compile it was silently wrong."""
+    kernel = import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss(reduction="sum")
+
+    def loss(hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> torch.Tensor:
+        kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else head.weight.dtype
+        found: torch.Tensor = kernel(head.weight.to(kind), hidden.to(kind), labels, head.bias)
+        return found
+
+    defer_logits(model, loss)
+
+
+def defer_logits(model: Any, loss: Loss) -> None:
+    """Have the model's loss see what goes into the output layer; ValueError where logits are changed after it."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = base.config.get_text_config()
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(config, name, None) not in (None, 1.0):
+            raise ValueError(f"this model changes its logits ({name}), so its loss cannot be computed without them")
+    head = base.get_output_embeddings()
+    logits = head.forward
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        return hidden if base.training else logits(hidden)
+
+    plain = base.loss_function
+
+    def loss_function(
+        logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, num_items_in_batch: Any = None, **more: Any
+    ) -> torch.Tensor:
+        if not base.training:
+            found: torch.Tensor = plain(logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, **more)
+            return found
+        hidden, target = logits[:, :-1], labels[:, 1:]
+        counted = target != -100
+        total = loss(hidden[counted], target[counted], head)
+        return total / (counted.sum() if num_items_in_batch is None else num_items_in_batch)
+
+    head.forward = forward
+    base.loss_function = loss_function

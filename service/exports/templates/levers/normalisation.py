@@ -1,0 +1,50 @@
+"""LayerNorm and RMSNorm in other precisions and kernels."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MethodType
+from typing import Any
+
+import torch
+
+
+def norms_of(model: Any) -> list[Any]:
+    """All LayerNorm and RMSNorm modules, by their classes' names."""
+    return [module for module in model.modules() if type(module).__name__.endswith(("LayerNorm", "RMSNorm"))]
+
+
+def low_precision_norms(model: Any) -> None:
+    """Run norms in autocast's format, where autocast is on. Their weights stay as they are."""
+    for module in norms_of(model):
+        module.forward = MethodType(_low_precision(type(module).forward), module)
+
+
+def _low_precision(forward: Any) -> Any:
+    def in_low_precision(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        kind = hidden.device.type
+        if not torch.is_autocast_enabled(kind):
+            return forward(self, hidden)
+        dtype = torch.get_autocast_dtype(kind)
+        bias = getattr(self, "bias", None)
+        with torch.autocast(kind, enabled=False):
+            hidden, weight = hidden.to(dtype), self.weight.to(dtype)
+            if isinstance(self, torch.nn.LayerNorm):
+                shift = None if bias is None else bias.to(dtype)
+                return torch.nn.functional.layer_norm(hidden, self.normalized_shape, weight, shift, self.eps)
+            epsilon = getattr(self, "variance_epsilon", None) or getattr(self, "eps", None)
+            if type(self).__name__.startswith("Gemma"):
+                weight = weight + 1  # Gemma's weights are the distance from one
+            return torch.nn.functional.rms_norm(hidden, (hidden.shape[-1],), weight, epsilon)
+
+    return in_low_precision
+
+
+def apex_norms(model: Any) -> None:
+    """Put Apex's fused kernels in place of torch's LayerNorm."""
+    fused = import_module("apex.normalization").FusedLayerNorm
+    for module in norms_of(model):
+        if isinstance(module, torch.nn.LayerNorm):
+            kernel = fused(module.normalized_shape, eps=module.eps).to(module.weight.device)
+            kernel.weight, kernel.bias = module.weight, module.bias
+            module.forward = kernel.forward

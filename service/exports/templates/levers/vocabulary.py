@@ -1,0 +1,27 @@
+"""The output layer's matmul at a friendlier size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def pad_head(model: Any, multiple: int) -> None:
+    """Give the output layer's matmul extra zero columns up to a multiple, and cut their logits off.
+
+    The weights stay as they are (tied ones stay tied, and what is saved fits the checkpoint): they are padded as
+    they are used. Nothing is learnt by the extra columns, so the loss is the same.
+    """
+    head = model.get_output_embeddings()
+    size = head.weight.shape[0]
+    extra = -size % multiple
+    if not extra:
+        return
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        weight = torch.nn.functional.pad(head.weight, (0, 0, 0, extra))
+        bias = None if head.bias is None else torch.nn.functional.pad(head.bias, (0, extra))
+        return torch.nn.functional.linear(hidden, weight, bias)[..., :size]
+
+    head.forward = forward

@@ -1,0 +1,21 @@
+"""CUDA's caching allocator."""
+
+from service.levers.base import Choice, Lever, cuda
+
+LEVER = Lever(
+    name="allocator",
+    summary="How torch's caching allocator takes memory from the driver.",
+    baseline="default",
+    source="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
+    stage="base",
+    choices=(
+        Choice("default", "segments of fixed size"),
+        Choice(
+            "expandable",
+            "segments that grow (expandable_segments): less fragmentation where lengths vary",
+            needs=(cuda(),),
+            function="expandable_segments",
+            not_expressible="set PYTORCH_ALLOC_CONF=expandable_segments:True in the environment; train.py sets it itself",
+        ),
+    ),
+)

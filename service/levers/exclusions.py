@@ -1,0 +1,97 @@
+"""Combinations that are never tried, each with its reason and where that is known from."""
+
+from __future__ import annotations
+
+from service.levers.base import Exclusion
+
+AUTOCAST = ("bf16-mixed", "bf16-mixed-uncached", "fp16-mixed")
+SIXTEEN_BIT = (*AUTOCAST, "bf16", "fp16")
+WHOLE = ("whole", "whole-reduce-overhead", "whole-max-autotune", "whole-cudagraphs")
+GRAPHS = ("whole-reduce-overhead", "whole-cudagraphs")
+PACKED = ("packed", "packed-global")
+SDPA = ("sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math")
+FLASH = ("flash-attention-2", "flash-attention-3")
+FULL_PRECISION = ("fp32", "tf32", "fp32-medium", "fp64")
+
+EXCLUSIONS: tuple[Exclusion, ...] = (
+    Exclusion(
+        {"batching": PACKED, "task": ("sequence-classification",)},
+        "a classifier pools one label a row, so rows cannot hold several samples",
+        "https://huggingface.co/docs/transformers/model_doc/bert",
+    ),
+    Exclusion(
+        {"batching": PACKED, "task": ("masked-lm",)},
+        "encoders see both ways, and restarting positions alone do not keep samples apart: the logits were 2.7 to 10.5 off",
+        "https://huggingface.co/docs/transformers/attention_interface",
+    ),
+    Exclusion(
+        {"compile": WHOLE, "batching": PACKED, "attention": SDPA},
+        "compiled as a whole, sdpa gets the dense mask of the packed rows, and no fast kernel takes it",
+        "https://github.com/huggingface/transformers/issues/48925",
+    ),
+    Exclusion(
+        {"compile": WHOLE, "checkpointing": ("full", "every-2", "every-4", "selective", "offloaded"), "method": ("lora", "qlora")},
+        "adapters, checkpointing and whole-model compile break the graph in most frames; per layer does not",
+        "https://github.com/huggingface/peft/issues/1886",
+    ),
+    Exclusion(
+        {"compile": GRAPHS, "padding": ("longest", "multiple-8")},
+        "CUDA graphs are made for one shape each, and lengths vary: pad to multiple-64 or max",
+        "https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
+    ),
+    Exclusion(
+        {"attention": FLASH, "precision": FULL_PRECISION},
+        "flash kernels compute in 16 bits only",
+        "https://github.com/Dao-AILab/flash-attention",
+    ),
+    Exclusion(
+        {"attention": ("sdpa-cudnn",), "precision": FULL_PRECISION},
+        "cuDNN's attention computes in 16 bits only",
+        "https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
+    ),
+    Exclusion(
+        {"optimizer": ("adamw-stochastic-rounding",), "precision": ("checkpoint", *FULL_PRECISION, *AUTOCAST, "fp16")},
+        "stochastic rounding is for bf16 weights; fp32 ones lose nothing",
+        "https://github.com/pytorch/ao/tree/main/torchao/optim",
+    ),
+    Exclusion(
+        {"normalisation": ("low-precision",), "precision": ("checkpoint", *FULL_PRECISION, "bf16", "fp16")},
+        "norms run in the weights' format there already",
+        "https://docs.mosaicml.com/projects/composer/en/latest/method_cards/low_precision_layernorm.html",
+    ),
+    Exclusion(
+        {"precision": ("bf16", "fp16", "fp64"), "method": ("qlora",)},
+        "the base is quantised; its compute precision is bf16-mixed's or fp16-mixed's",
+        "https://huggingface.co/docs/transformers/quantization/bitsandbytes",
+    ),
+    Exclusion(
+        {"vocabulary": ("multiple-8", "multiple-64"), "head": ("chunked", "cut-cross-entropy", "liger")},
+        "these compute logits themselves, past the padded output layer",
+        "https://github.com/apple/ml-cross-entropy",
+    ),
+    Exclusion(
+        {"head": ("chunked", "cut-cross-entropy", "liger"), "compile": WHOLE},
+        "labelled positions are chosen by value, which breaks the graph; with Liger the loss was silently wrong",
+        "https://github.com/linkedin/Liger-Kernel/pull/1338",
+    ),
+    Exclusion(
+        {"adapter": ("dora",), "compile": ("per-layer", "per-layer-max-autotune", *WHOLE)},
+        "DoRA breaks the graph in every layer",
+        "https://huggingface.co/docs/peft/developer_guides/lora",
+    ),
+    Exclusion(
+        {"adapter": ("dora",), "quantization": ("int8",), "method": ("qlora",)},
+        "peft has DoRA for 4-bit bases",
+        "https://huggingface.co/docs/peft/developer_guides/lora",
+    ),
+    Exclusion(
+        {"optimizer": ("galore",), "method": ("lora", "qlora")},
+        "adapters have low rank already; projecting their gradients again gains nothing",
+        "https://github.com/jiaweizzhao/GaLore",
+    ),
+    Exclusion(
+        {"kernels": ("liger", "liger-rope", "liger-rms-norm"), "normalisation": ("low-precision", "apex-fused")},
+        "both replace the norms",
+        "https://github.com/linkedin/Liger-Kernel",
+    ),
+)

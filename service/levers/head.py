@@ -1,0 +1,37 @@
+"""The output layer and the loss: logits of a large vocabulary are the largest tensor of a step."""
+
+from service.levers.base import Choice, Lever, cuda, package
+
+LEVER = Lever(
+    name="head",
+    summary="How logits and cross-entropy are computed.",
+    baseline="logits",
+    source="https://github.com/apple/ml-cross-entropy",
+    stage="model",
+    tasks=("causal-lm",),
+    choices=(
+        Choice("logits", "all logits at once, then cross-entropy in fp32"),
+        Choice(
+            "chunked",
+            "labelled positions only, a chunk at a time, each chunk's logits computed again in the backward pass",
+            function="chunked_cross_entropy",
+            not_expressible="Trainer computes all logits at once; train.py computes them in chunks",
+        ),
+        Choice(
+            "cut-cross-entropy",
+            "Apple's kernel, which never writes logits to memory (Wijmans et al. 2024)",
+            needs=(cuda(), package("cut_cross_entropy", "its kernel")),
+            changes_numerics=True,
+            function="cut_cross_entropy",
+            not_expressible="no argument of Trainer; train.py calls the kernel",
+        ),
+        Choice(
+            "liger",
+            "Liger's fused linear cross-entropy (Hsu et al. 2024)",
+            needs=(cuda(), package("liger_kernel", "its kernels")),
+            changes_numerics=True,
+            function="liger_cross_entropy",
+            not_expressible="Trainer's use_liger_kernel patches all of Liger's kernels at once; train.py this one",
+        ),
+    ),
+)

@@ -1,0 +1,29 @@
+"""LayerNorm and RMSNorm."""
+
+from service.levers.base import Choice, Lever, cuda, package
+
+LEVER = Lever(
+    name="normalisation",
+    summary="Precision and kernels of LayerNorm and RMSNorm.",
+    baseline="as-is",
+    source="https://docs.mosaicml.com/projects/composer/en/latest/method_cards/low_precision_layernorm.html",
+    stage="base",
+    choices=(
+        Choice("as-is", "as the model has them: in fp32 under autocast"),
+        Choice(
+            "low-precision",
+            "in autocast's 16-bit format (Composer's low-precision LayerNorm)",
+            changes_numerics=True,
+            function="low_precision_norms",
+            not_expressible="Trainer leaves norms as they are; train.py runs them in autocast's format",
+        ),
+        Choice(
+            "apex-fused",
+            "Apex's FusedLayerNorm kernels",
+            needs=(cuda(), package("apex", "its fused norms")),
+            changes_numerics=True,
+            function="apex_norms",
+            not_expressible="Trainer leaves norms as they are; train.py puts Apex's kernels in",
+        ),
+    ),
+)

@@ -1,0 +1,32 @@
+"""How far rows are padded."""
+
+from service.levers.base import Choice, Lever
+
+LEVER = Lever(
+    name="padding",
+    summary="The length that the rows of a micro batch are padded to. The options are data: the multiple, or 0 for max.",
+    baseline="longest",
+    source="https://huggingface.co/docs/transformers/main_classes/data_collator",
+    choices=(
+        Choice("longest", "the longest row of the micro batch", options={"multiple": 1}),
+        Choice(
+            "multiple-8",
+            "the next multiple of 8: tensor cores like it",
+            options={"multiple": 8},
+            not_expressible="an argument of the data collator: pad_to_multiple_of=8; train.py pads so",
+        ),
+        Choice(
+            "multiple-64",
+            "the next multiple of 64: few shapes, so that compiled code is made for few",
+            options={"multiple": 64},
+            not_expressible="an argument of the data collator: pad_to_multiple_of=64; train.py pads so",
+        ),
+        Choice(
+            "max",
+            "always max_length: one shape, as CUDA graphs want it, and the most padding",
+            searched=False,
+            options={"multiple": 0},
+            not_expressible="an argument of the data collator: padding='max_length'; train.py pads so",
+        ),
+    ),
+)

@@ -1,0 +1,27 @@
+"""The size of the embedding and of the output layer."""
+
+from service.levers.base import Choice, Lever
+
+LATER = "train.py pads the output layer's matmul and cuts the extra columns off, which no argument of Trainer does"
+
+LEVER = Lever(
+    name="vocabulary",
+    summary="Pad the output layer's matmul to a multiple that tensor cores like; the extra columns are cut off again.",
+    baseline="as-is",
+    source="https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html",
+    stage="base",
+    tasks=("causal-lm", "masked-lm"),
+    choices=(
+        Choice("as-is", "the checkpoint's vocabulary"),
+        Choice(
+            "multiple-8", "padded to a multiple of 8", function="pad_head", options={"multiple": 8}, not_expressible=LATER
+        ),
+        Choice(
+            "multiple-64",
+            "padded to a multiple of 64",
+            function="pad_head",
+            options={"multiple": 64},
+            not_expressible=LATER,
+        ),
+    ),
+)

@@ -1,0 +1,140 @@
+"""Model families: packing keeps samples apart, adapters learn, layers compile, padding changes nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.trial import tiny
+from worker.trial import loop
+from worker.trial.build import Bundle
+from worker.trial.curve import plan_of
+
+SAMPLES = list(range(6))
+SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"num_key_value_heads": 2}),
+    "qwen3": ("Qwen3Config", {"num_key_value_heads": 2, "head_dim": 8}),
+    "mistral": ("MistralConfig", {"num_key_value_heads": 2}),
+    "gemma3": ("Gemma3TextConfig", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 32}),
+    "phi": ("PhiConfig", {}),
+    "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        {"num_key_value_heads": 2, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
+    "mixtral": ("MixtralConfig", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertConfig", {}),
+    "distilbert": ("DistilBertConfig", {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4}),
+    "roberta": ("RobertaConfig", {"max_position_embeddings": 260}),
+    "modernbert": ("ModernBertConfig", {"global_attn_every_n_layers": 2, "local_attention": 32}),
+}
+NO_DROPOUT = {"attention_dropout": 0.0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "dropout": 0.0}
+NO_DROPOUT |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "seq_classif_dropout": 0.0}
+FAMILIES = [*CAUSAL, *ENCODERS]
+TASKS = {"causal-lm": "AutoModelForCausalLM", "sequence-classification": "AutoModelForSequenceClassification"}
+TASKS |= {"masked-lm": "AutoModelForMaskedLM"}
+
+
+def folder_of(family: str, task: str, folder: Path) -> Path:
+    """A model's folder with seeded weights, and a tokenizer that has a mask token."""
+    import transformers
+
+    name, more = (CAUSAL | ENCODERS)[family]
+    kind = getattr(transformers, name)
+    shape = {"vocab_size": tiny.VOCAB, "max_position_embeddings": 256} | SHAPE | NO_DROPOUT | tiny.IDS | more
+    # Larger weights than usual: attention across samples then changes the logits visibly.
+    config = kind(**shape, initializer_range=0.15, num_labels=3)
+    torch.manual_seed(0)
+    getattr(transformers, TASKS[task]).from_config(config, dtype=torch.float32).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ROOT / "examples" / "llama-13m" / file, folder / file)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if task == "masked-lm":
+        tokenizer.mask_token = tokenizer.convert_ids_to_tokens(3)
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """Folders by family and task, made when first asked for."""
+    return {}
+
+
+@pytest.fixture
+def build(made: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory, functions: Path, reviews: Path) -> Any:
+    """Builds a family's bundle."""
+
+    def of(family: str, task: str = "", method: str = "full", **levers: str) -> Bundle:
+        task = task or ("causal-lm" if family in CAUSAL else "sequence-classification")
+        if (family, task) not in made:
+            made[family, task] = folder_of(family, task, tmp_path_factory.mktemp("families") / family)
+        data = functions if task == "causal-lm" else reviews
+        spec = tiny.job(made[family, task], data, task=task)
+        return tiny.bundle(spec, method, **levers)
+
+    return of
+
+
+def step_of(bundle: Bundle, micro: int = 3) -> loop.StepResult:
+    """One step's loss and gradient norm, the weights left as they are."""
+    (step,) = plan_of(bundle, SAMPLES, micro=micro, effective=len(SAMPLES))
+    return loop.reference_step(bundle, step)
+
+
+def same(first: loop.StepResult, second: loop.StepResult, away: float = 1e-5) -> None:
+    assert first.loss == pytest.approx(second.loss, rel=away)
+    assert first.grad_norm == pytest.approx(second.grad_norm, rel=10 * away)
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("batching", ["packed", "sorted", "token-budget"])
+def test_causal_arrangements_learn_the_same(build: Any, family: str, batching: str) -> None:
+    reference = step_of(build(family))
+    same(step_of(build(family, batching=batching)), reference)
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+def test_chunked_cross_entropy_and_a_padded_vocabulary_learn_the_same(build: Any, family: str) -> None:
+    reference = step_of(build(family))
+    for levers in ({"head": "chunked"}, {"vocabulary": "multiple-64"}, {"checkpointing": "every-2"}, {"padding": "max"}):
+        same(step_of(build(family, **levers)), reference)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("task", ["sequence-classification", "masked-lm"])
+def test_encoders_learn_the_same_in_every_arrangement(build: Any, family: str, task: str) -> None:
+    reference = step_of(build(family, task))
+    assert reference.grad_norm > 0
+    for levers in ({"batching": "sorted"}, {"batching": "token-budget"}, {"padding": "multiple-64"}, {"attention": "eager"}):
+        same(step_of(build(family, task, **levers)), reference)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_adapters_learn_and_the_base_stays(build: Any, family: str, method: str) -> None:
+    bundle = build(family, method=method)
+    frozen = {name: one.clone() for name, one in bundle.model.named_parameters() if not one.requires_grad}
+    before = loop.trained_sum(bundle.model)
+    (step,) = plan_of(bundle, SAMPLES, micro=3, effective=len(SAMPLES))
+    losses = [float(loop.optimizer_step(bundle, *loop.prepare(bundle, step))[0]) for _ in range(3)]
+    assert losses[-1] < losses[0] and loop.trained_sum(bundle.model) != before
+    assert frozen and all(torch.equal(one, frozen[name]) for name, one in bundle.model.named_parameters() if name in frozen)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_layers_compute_the_same(build: Any, family: str) -> None:
+    batching = "packed" if family in CAUSAL else "padded"
+    reference = step_of(build(family, method="lora", batching=batching))
+    bundle = build(family, method="lora", batching=batching, compile="per-layer")
+    bundle.compile()
+    same(step_of(bundle), reference, 1e-4)

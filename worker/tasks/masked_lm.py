@@ -1,0 +1,69 @@
+"""Masked language modelling: guess the masked tokens of a text, seen from both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from service.contract.job import Columns
+from service.exports.templates.masking import masked
+from worker.tasks.base import IGNORED, Batch, Sample, Task, find, only_text
+from worker.trial.problem import JobProblem
+
+
+class MaskedLM(Task):
+    """15% of a text's tokens are to be guessed, the same ones at every epoch."""
+
+    name = "masked-lm"
+
+    def columns(self, given: Columns, row: dict[str, Any]) -> dict[str, str]:
+        """text."""
+        text = find("text", given.text, row)
+        if text is None:
+            raise JobProblem(f"dataset.columns: masked-lm needs text; the data has: {', '.join(row)}")
+        return {"text": text}
+
+    def encode(self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int) -> list[Sample]:
+        """Token ids with masked ones, and labels that are IGNORED elsewhere."""
+        if tokenizer.mask_token_id is None:
+            raise JobProblem("model.source: its tokenizer has no mask token, so it cannot be trained on masked-lm")
+        texts = only_text([row[columns["text"]] for row in rows])
+        every = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
+        return [masked(ids, tokenizer) for ids in every]
+
+    def model_class(self) -> Any:
+        """AutoModelForMaskedLM."""
+        from transformers import AutoModelForMaskedLM
+
+        return AutoModelForMaskedLM
+
+    def items(self, sample: Sample) -> int:
+        """Tokens to be guessed."""
+        return sum(label != IGNORED for label in sample[1])
+
+    def collate(
+        self, rows: list[list[Sample]], pad: int, mask: bool = True, packed: bool = False, width: int = 0
+    ) -> Batch:
+        """input_ids, attention_mask, labels [rows, longest or `width`]. The mask is always needed here."""
+        shape = (len(rows), max(width, *(len(row[0][0]) for row in rows)))
+        ids, labels = torch.full(shape, pad), torch.full(shape, IGNORED)
+        attended = torch.zeros(shape, dtype=torch.long)
+        for at, row in enumerate(rows):
+            sample, target = row[0]
+            ids[at, : len(sample)] = torch.tensor(sample)
+            labels[at, : len(sample)] = torch.tensor(target)
+            attended[at, : len(sample)] = 1
+        return {"input_ids": ids, "attention_mask": attended, "labels": labels}
+
+    def loss(self, model: Any, batch: Batch, items: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy summed over the micro batch, over the step's tokens to be guessed."""
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        flat = logits.float().flatten(0, 1)
+        return torch.nn.functional.cross_entropy(flat, batch["labels"].flatten(), reduction="sum") / items
+
+    def correct(self, output: Any, batch: Batch) -> tuple[int, int]:
+        """Masked tokens guessed right."""
+        counted = batch["labels"] != IGNORED
+        right = (output.logits.argmax(-1) == batch["labels"]) & counted
+        return int(right.sum()), int(counted.sum())
