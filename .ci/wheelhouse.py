@@ -46,8 +46,7 @@ def needed(roots: list[str], python: str, extras: set[str] | None = None) -> set
             if requirement.marker is None or requirement.marker.evaluate(environment | {"extra": extra}):
                 child = str(canonicalize_name(requirement.name))
                 waiting += [(child, one) for one in ("", *requirement.extras)]
-    found = {name for name, _ in seen}
-    return found
+    return {name for name, _ in seen}
 
 
 def present(python: str) -> set[str]:

@@ -9,11 +9,12 @@ from service.levers.base import Choice, Lever
 
 HEAD = """# Levers
 
-Made from `service/levers` by `python docs/make_levers.py`; `dynotune levers` shows the same with what each worker lacks.
+Made from `service/levers` by `python docs/make_levers.py`; `dynotune levers` shows the same, with what each
+worker lacks.
 
 **Numerics** says what a choice changes: *rounding*: results differ by rounding only; *order*: samples come in another
-order; *learning*: what is learnt may differ, so it is searched with `search.quality: allow` only. The **baseline** is what
-a Trainer user gets without thinking. Choices *by name* are never searched, only taken when a job fixes them.
+order; *learning*: what is learnt may differ, so it is searched with `search.quality: allow` only. The **baseline** is
+what a Trainer user gets without thinking. Choices *by name* are never searched, only taken when a job fixes them.
 """
 
 
@@ -45,7 +46,8 @@ def table(lever: Lever) -> str:
         name = f"**{choice.name}** (baseline)" if choice.name == lever.baseline else choice.name
         name += "" if choice.searched else " (by name)"
         trainer = choice.not_expressible or ", ".join(
-            f"`{key}={value!r}`" for key, value in (dict(choice.training_arguments) | dict(choice.from_pretrained)).items()
+            f"`{key}={value!r}`"
+            for key, value in (dict(choice.training_arguments) | dict(choice.from_pretrained)).items()
         )
         cells = (name, choice.summary, needs(choice), changes(choice), trainer or "–")
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

@@ -15,8 +15,8 @@ from service.contract.task import TaskKind
 from service.db import now
 from service.enqueue import new_id
 from service.errors import LeaseLost, NotFound
-from service.models import EstimateRow, Job, Task
 from service.levers.batching import PACKED
+from service.models import EstimateRow, Job, Task
 
 LEASE_SECONDS = 120.0
 MANY_KNOWN = 50

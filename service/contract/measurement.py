@@ -126,6 +126,7 @@ class Measurement(Contract):
     check_grad_norm: float | None = None
     losses: tuple[float, ...] = ()
     grad_norms: tuple[float | None, ...] = Field(default=(), description="Null where a gradient scaler skipped.")
+    adapter_excludes: tuple[str, ...] = ()
     weights_dtype: str | None = Field(default=None, description="Of the model's weights, adapters left out.")
     parameters: int | None = None
     trainable_parameters: int | None = None

@@ -23,6 +23,11 @@ class RecommendedConfiguration(Contract):
     effective_batch_size: int
     evaluation_batch_size: int
     learning_rate: float
+    token_budget: int | None = Field(
+        default=None,
+        description="Padded tokens a micro batch; `micro_batch_size` then counts rows of the longest.",
+    )
+    adapter_excludes: tuple[str, ...] = Field(default=(), description="Modules that are trained whole, not adapted.")
     rows_are_packed: bool = Field(description="If so, `micro_batch_size` counts rows of max_length tokens.")
 
 

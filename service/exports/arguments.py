@@ -8,6 +8,7 @@ from service.contract.job import JobSpec
 from service.contract.recommendation import RecommendedConfiguration
 from service.levers import LEVERS
 from service.levers.adapter import ATTENTION
+from service.levers.batching import BUDGETED
 
 PEFT_TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS", "masked-lm": None}
 SCHEDULES = {"constant": "constant_with_warmup"}  # transformers' `constant` would leave the warm-up out
@@ -46,6 +47,9 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, device: st
     if configuration.rows_are_packed:
         training |= _unpacked(configuration)
         cannot.append("micro_batch_size counts packed rows; Trainer counts samples, so its batch is one sample here")
+    elif configuration.levers["batching"] == BUDGETED:
+        training |= _counted(configuration)
+        cannot.append("micro_batch_size follows from the token budget; Trainer's is the next that divides the step")
     return {
         "TrainingArguments": training,
         "LoraConfig": lora_config(spec, configuration) if configuration.method != "full" else None,
@@ -53,6 +57,13 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, device: st
         "from_pretrained": pretrained,
         "not_expressible": tuple(cannot),
     }
+
+
+def _counted(configuration: RecommendedConfiguration) -> dict[str, int]:
+    """A batch in samples that holds the effective batch and fits, for a trainer that counts samples."""
+    effective, most = configuration.effective_batch_size, configuration.micro_batch_size
+    micro = max(size for size in range(1, min(most, effective) + 1) if effective % size == 0)
+    return {"per_device_train_batch_size": micro, "gradient_accumulation_steps": effective // micro}
 
 
 def _unpacked(configuration: RecommendedConfiguration) -> dict[str, int]:
@@ -68,6 +79,8 @@ def lora_config(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[
     options = dict(LEVERS["adapter"].choice(configuration.levers["adapter"]).options)
     options.pop("autocast_adapter_dtype", None)  # an argument of get_peft_model
     targets = ATTENTION if options.pop("attention_only", False) else spec.lora.target_modules
+    if configuration.adapter_excludes:
+        options["exclude_modules"] = list(configuration.adapter_excludes)
     return options | {
         "r": spec.lora.r,
         "lora_alpha": spec.lora.alpha,

@@ -42,16 +42,18 @@ def only(text: str, names: set[str]) -> str:
     lines = text.splitlines()
     kept = []
     for node in tree.body:
-        if isinstance(node, ast.Expr) or (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
-            kept.append(node)
-        elif _names(node) & wanted:
+        if (
+            isinstance(node, ast.Expr)
+            or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+            or _names(node) & wanted
+        ):
             kept.append(node)
     return "\n\n\n".join("\n".join(lines[_start(node) : node.end_lineno]) for node in kept) + "\n"
 
 
 def _start(node: ast.stmt) -> int:
     """The line, from 0, at which a statement begins, decorators included."""
-    decorators = getattr(node, "decorator_list", [])
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(one.lineno for one in decorators)]) - 1
 
 

@@ -3,7 +3,19 @@
 from service.levers.base import Choice, Lever
 
 # The attention's projections in the families' names; peft takes those that the model has.
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "query", "key", "value", "q_lin", "k_lin", "v_lin")
+ATTENTION: tuple[str, ...] = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "qkv_proj",
+    "query",
+    "key",
+    "value",
+    "q_lin",
+    "k_lin",
+    "v_lin",
+)
 ATTENTION += ("out_lin", "c_attn", "Wqkv")
 
 LEVER = Lever(

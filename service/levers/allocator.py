@@ -15,7 +15,7 @@ LEVER = Lever(
             "segments that grow (expandable_segments): less fragmentation where lengths vary",
             needs=(cuda(),),
             function="expandable_segments",
-            not_expressible="set PYTORCH_ALLOC_CONF=expandable_segments:True in the environment; train.py sets it itself",
+            not_expressible="set PYTORCH_ALLOC_CONF=expandable_segments:True; train.py sets it itself",
         ),
     ),
 )

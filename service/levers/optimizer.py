@@ -120,7 +120,7 @@ LEVER = Lever(
             "Apex's FusedAdam: one kernel for all tensors",
             needs=(package("apex", "its fused optimizers"), cuda()),
             function="apex_adamw",
-            training_arguments={"optim": "adamw_apex_fused"},
+            not_expressible="transformers has dropped Apex's optimizer; train.py takes it",
         ),
         Choice(
             "adafactor",

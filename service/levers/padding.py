@@ -1,10 +1,10 @@
-"""How far rows are padded."""
+"""How far rows are padded. The options are data: the multiple, or 0 for max_length."""
 
 from service.levers.base import Choice, Lever
 
 LEVER = Lever(
     name="padding",
-    summary="The length that the rows of a micro batch are padded to. The options are data: the multiple, or 0 for max.",
+    summary="The length that the rows of a micro batch are padded to.",
     baseline="longest",
     source="https://huggingface.co/docs/transformers/main_classes/data_collator",
     choices=(

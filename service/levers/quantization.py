@@ -1,6 +1,6 @@
 """The frozen base's number format under QLoRA. The options are data: arguments of transformers' configurations."""
 
-from service.levers.base import Choice, Lever, cuda, package
+from service.levers.base import Choice, Lever
 
 LEVER = Lever(
     name="quantization",

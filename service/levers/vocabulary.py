@@ -14,7 +14,11 @@ LEVER = Lever(
     choices=(
         Choice("as-is", "the checkpoint's vocabulary"),
         Choice(
-            "multiple-8", "padded to a multiple of 8", function="pad_head", options={"multiple": 8}, not_expressible=LATER
+            "multiple-8",
+            "padded to a multiple of 8",
+            function="pad_head",
+            options={"multiple": 8},
+            not_expressible=LATER,
         ),
         Choice(
             "multiple-64",

@@ -312,14 +312,21 @@ def test_the_text_is_clean(models: Path, tmp_path: Path, facts: Callable[..., Ha
     assert done.returncode == 0, done.stdout
 
 
-def test_every_choice_of_the_catalogue_is_known_to_it() -> None:
-    """A new choice must be taught to the script: each name occurs in it, or is the one that changes nothing."""
-    text = "".join(path.read_text() for path in sorted((EXPORTS_FOLDER / "templates").glob("*.py")))
-    plain = {"off", "fp32", "eager", "sdpa", "padded"}  # defaults, and what is passed on by name
-    missing = [
-        choice
-        for lever in LEVERS.values()
-        for choice in lever.names
-        if choice not in plain and f'"{choice}"' not in text
-    ]
-    assert missing == []
+@pytest.mark.parametrize(
+    ("name", "choice"), [(lever.name, choice.name) for lever in LEVERS.values() for choice in lever.choices]
+)
+def test_every_choice_of_the_catalogue_is_applied_by_it(
+    models: Path, facts: Callable[..., HardwareFacts], name: str, choice: str
+) -> None:
+    """The chosen function is in the script and called; what was not chosen is not in it."""
+    chosen = LEVERS[name].choice(choice)
+    made = configuration(LEVERS[name].methods[0], 8, 4, **{name: choice})
+    text = EXPORTS["train.py"](recommended(job(models, made), made, facts()))
+    compile(text, "train.py", "exec")
+    if chosen.function:
+        assert f"def {chosen.function}(" in text
+        starts = (f"    {chosen.function}(", f"    return {chosen.function}(")
+        called = next(line for line in text.splitlines() if line.startswith(starts))
+        assert name == "batching" or all(f"{key}={value!r}" in called for key, value in chosen.options.items())
+    others = {one.function for one in LEVERS[name].choices if one.function} - {chosen.function, "checkpoint_layers"}
+    assert not [one for one in others if f"def {one}(" in text]

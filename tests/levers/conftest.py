@@ -1,5 +1,5 @@
 """The tiny models of tests/trial."""
 
-from tests.trial.conftest import _process_settings, functions, llama
+from tests.trial.conftest import _process_settings, functions, llama, reviews
 
-__all__ = ["_process_settings", "functions", "llama"]
+__all__ = ["_process_settings", "functions", "llama", "reviews"]

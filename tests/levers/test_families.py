@@ -26,7 +26,13 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
     "qwen3-moe": (
         "Qwen3MoeConfig",
-        {"num_key_value_heads": 2, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+        },
     ),
     "mixtral": ("MixtralConfig", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
@@ -70,7 +76,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path
 
 
 @pytest.fixture
-def build(made: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory, functions: Path, reviews: Path) -> Any:
+def build(
+    made: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory, functions: Path, reviews: Path
+) -> Any:
     """Builds a family's bundle."""
 
     def of(family: str, task: str = "", method: str = "full", **levers: str) -> Bundle:
@@ -105,7 +113,12 @@ def test_causal_arrangements_learn_the_same(build: Any, family: str, batching: s
 @pytest.mark.parametrize("family", CAUSAL)
 def test_chunked_cross_entropy_and_a_padded_vocabulary_learn_the_same(build: Any, family: str) -> None:
     reference = step_of(build(family))
-    for levers in ({"head": "chunked"}, {"vocabulary": "multiple-64"}, {"checkpointing": "every-2"}, {"padding": "max"}):
+    for levers in (
+        {"head": "chunked"},
+        {"vocabulary": "multiple-64"},
+        {"checkpointing": "every-2"},
+        {"padding": "max"},
+    ):
         same(step_of(build(family, **levers)), reference)
 
 
@@ -114,10 +127,17 @@ def test_chunked_cross_entropy_and_a_padded_vocabulary_learn_the_same(build: Any
 def test_encoders_learn_the_same_in_every_arrangement(build: Any, family: str, task: str) -> None:
     reference = step_of(build(family, task))
     assert reference.grad_norm > 0
-    for levers in ({"batching": "sorted"}, {"batching": "token-budget"}, {"padding": "multiple-64"}, {"attention": "eager"}):
+    for levers in (
+        {"batching": "sorted"},
+        {"batching": "token-budget"},
+        {"padding": "multiple-64"},
+        {"attention": "eager"},
+    ):
         same(step_of(build(family, task, **levers)), reference)
 
 
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")  # GPT-2's Conv1D, which peft sees to
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")  # fused experts, which it leaves
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_adapters_learn_and_the_base_stays(build: Any, family: str, method: str) -> None:
@@ -127,10 +147,14 @@ def test_adapters_learn_and_the_base_stays(build: Any, family: str, method: str)
     (step,) = plan_of(bundle, SAMPLES, micro=3, effective=len(SAMPLES))
     losses = [float(loop.optimizer_step(bundle, *loop.prepare(bundle, step))[0]) for _ in range(3)]
     assert losses[-1] < losses[0] and loop.trained_sum(bundle.model) != before
-    assert frozen and all(torch.equal(one, frozen[name]) for name, one in bundle.model.named_parameters() if name in frozen)
+    assert frozen and all(
+        torch.equal(one, frozen[name]) for name, one in bundle.model.named_parameters() if name in frozen
+    )
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_layers_compute_the_same(build: Any, family: str) -> None:
     batching = "packed" if family in CAUSAL else "padded"

@@ -17,9 +17,9 @@ from service.contract.paths import Roots
 from service.levers import LEVERS
 from service.levers.adapter import ATTENTION
 from service.levers.base import Choice
+from worker import levers as lever_room
 from worker.devices import Device
 from worker.devices.base import is_out_of_memory
-from worker import levers as lever_room
 from worker.levers import batching, precision
 from worker.tasks import TASKS, Task
 from worker.trial import data as data_room
@@ -267,6 +267,7 @@ def _with_adapter(spec: JobSpec, configuration: Configuration, model: Any, seed:
         lora_dropout=spec.lora.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type=kinds[spec.task],
+        exclude_modules=_trained_whole(spec, model) or None,
         **options,
     )
     torch.manual_seed(seed)  # peft draws the adapter from the global generator
@@ -280,6 +281,17 @@ def _with_adapter(spec: JobSpec, configuration: Configuration, model: Any, seed:
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
     return adapted
+
+
+def _trained_whole(spec: JobSpec, model: Any) -> list[str]:
+    """Parts of a classifier's head beside `classifier` itself, such as DistilBERT's `pre_classifier`.
+
+    peft trains whatever ends in `classifier` or `score` whole, and fails where `all-linear` has put an adapter there.
+    """
+    if spec.task != "sequence-classification" or spec.lora.target_modules != "all-linear":
+        return []
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    return sorted(name for name in names if name.endswith(tuple(HEADS)) and name not in HEADS)
 
 
 def check_length(spec: JobSpec, config: Any) -> None:

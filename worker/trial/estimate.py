@@ -207,7 +207,7 @@ def _model(spec: JobSpec, configuration: Configuration, task: Any, folder: Any, 
 
 
 def _quantised(model: nn.Module, levers: dict[str, str]) -> tuple[float, float]:
-    """(bytes that quantising saves, bytes of the largest weight dequantised, which forward and backward need for a moment)."""
+    """(bytes that quantising saves, bytes of the largest weight dequantised, which a step needs for a moment)."""
     linear = [
         module.weight
         for name, module in model.named_modules()

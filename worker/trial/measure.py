@@ -142,6 +142,7 @@ def run_trial(
         check_loss=reference.loss,
         check_grad_norm=reference.grad_norm,
         weights_dtype=weights_dtype(bundle),
+        adapter_excludes=adapter_excludes(bundle),
         losses=times.losses,
         grad_norms=times.grad_norms,
         parameters=every,
@@ -159,6 +160,13 @@ def limits_of(found: probe.Found) -> dict[str, Any]:
         "memory_line": found.line,
         "probes": tuple(found.probes),
     }
+
+
+def adapter_excludes(bundle: Bundle) -> tuple[str, ...]:
+    """Modules that `all-linear` had to leave out, which whoever trains with it has to leave out too."""
+    if bundle.configuration.method == "full":
+        return ()
+    return tuple(sorted(bundle.model.peft_config["default"].exclude_modules or ()))
 
 
 def weights_dtype(bundle: Bundle) -> str:

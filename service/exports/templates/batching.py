@@ -39,7 +39,8 @@ def arranged(order: Sequence[int], lengths: Sequence[int], **sizes: int) -> list
 
 def padded_width(longest: int) -> int:
     """The tokens that rows are padded to."""
-    multiple, most = CONFIG["padding"]["multiple"], CONFIG["dataset"]["max_length"]
+    multiple: int = CONFIG["padding"]["multiple"]
+    most: int = CONFIG["dataset"]["max_length"]
     return min(most, -(-longest // multiple) * multiple) if multiple else most
 
 

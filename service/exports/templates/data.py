@@ -122,7 +122,9 @@ def encode(rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any) 
         ids = tokenizer(values["text"], truncation=True, max_length=length)["input_ids"]
         return [(one, [int(label)]) for one, label in zip(ids, values["label"], strict=True)]
     if is_masked():
-        return [masked(ids, tokenizer) for ids in tokenizer(values["text"], truncation=True, max_length=length)["input_ids"]]
+        return [
+            masked(ids, tokenizer) for ids in tokenizer(values["text"], truncation=True, max_length=length)["input_ids"]
+        ]
     begin = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
 

@@ -45,12 +45,12 @@ def build_model(folder: Path, tokenizer: Any, samples: list[Sample], device: tor
 
 def apply_to_base(model: Any) -> None:
     """The measured levers that change the model before it gets its adapter."""
-    pass  # LEVERS: base
+    # LEVERS: base
 
 
 def apply_to_model(model: Any) -> None:
     """The measured levers that change the model with its adapter."""
-    pass  # LEVERS: model, compiled
+    # LEVERS: model, compiled
 
 
 def model_class() -> Any:
