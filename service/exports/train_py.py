@@ -57,7 +57,7 @@ def _calls(text: str, chosen: list[tuple[Lever, Choice]]) -> str:
                 if lever.stage == stage and choice.function:
                     arguments = "".join(f", {name}={value!r}" for name, value in choice.options.items())
                     lines.append("    " + first.format(choice.function, arguments) + "\n")
-        return "".join(lines) or "    pass\n"
+        return "".join(lines)
 
     return MARK.sub(calls, text)
 
