@@ -15,7 +15,7 @@ from service.contract.task import TaskKind
 from service.db import now
 from service.enqueue import new_id
 from service.errors import LeaseLost, NotFound
-from service.levers.batching import PACKED
+from service.levers.batching import ROWS
 from service.models import EstimateRow, Job, Task
 
 LEASE_SECONDS = 120.0
@@ -88,7 +88,7 @@ def known(session: Session, spec: JobSpec, fingerprint: str) -> tuple[Known, ...
         if measurement.memory_line is None or _model(theirs) != _model(spec) or theirs.task != spec.task:
             continue
         longest = measurement.dataset.longest if measurement.dataset else theirs.dataset.max_length
-        packed = measurement.configuration.levers.get("batching") in PACKED
+        packed = measurement.configuration.levers.get("batching") in ROWS
         found.append(
             Known(
                 method=measurement.configuration.method,

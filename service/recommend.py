@@ -19,7 +19,7 @@ from service.contract.recommendation import (
 )
 from service.contract.task import TrialRecord
 from service.exports.arguments import arguments
-from service.levers.batching import ACROSS_STEPS, BUDGETED, PACKED
+from service.levers.batching import ACROSS_STEPS, BUDGETED, ROWS
 
 MANY_ALTERNATIVES = 5
 
@@ -110,7 +110,7 @@ def _build(
     micro, accumulation = measurement.micro_batch_size, measurement.gradient_accumulation_steps or 1
     if verdict and verdict.micro_batch_size:
         micro, accumulation = verdict.micro_batch_size, -(-accumulation * micro // verdict.micro_batch_size)
-    budgeted = configuration.levers["batching"] == BUDGETED
+    budgeted = configuration.levers["batching"] in BUDGETED
     recommended = RecommendedConfiguration(
         method=configuration.method,
         levers=configuration.levers,
@@ -121,7 +121,7 @@ def _build(
         learning_rate=configuration.learning_rate,
         token_budget=micro * measurement.dataset.longest if budgeted and measurement.dataset else None,
         adapter_excludes=measurement.adapter_excludes,
-        rows_are_packed=configuration.levers["batching"] in PACKED,
+        rows_are_packed=configuration.levers["batching"] in ROWS,
     )
     headroom = None
     if measurement.capacity_bytes is not None and measurement.peak_bytes is not None:

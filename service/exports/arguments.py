@@ -47,7 +47,7 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, device: st
     if configuration.rows_are_packed:
         training |= _unpacked(configuration)
         cannot.append("micro_batch_size counts packed rows; Trainer counts samples, so its batch is one sample here")
-    elif configuration.levers["batching"] == BUDGETED:
+    elif configuration.levers["batching"] in BUDGETED:
         training |= _counted(configuration)
         cannot.append("micro_batch_size follows from the token budget; Trainer's is the next that divides the step")
     return {

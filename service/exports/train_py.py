@@ -16,13 +16,13 @@ from service.contract.recommendation import Recommendation
 from service.exports.joining import joined, only
 from service.levers import LEVERS
 from service.levers.base import Choice, Lever
-from service.levers.batching import GROUP_STEPS
+from service.levers.batching import GROUP_STEPS, PACKED
 
-PARTS = ("common", "masking", "data", "batching", "levers", "model", "train")
+PARTS = ("common", "masking", "segments", "data", "batching", "levers", "model", "train")
 PLACEHOLDER = "CONFIG: dict[str, Any] = {}\n"
 FOLDER = Path(__file__).parent / "templates"
 MARK = re.compile(r"^    .*  # LEVERS: (.*)\n", re.MULTILINE)
-FIRST = {"optimizer": "return {}(groups, rate{})", "batching": "return {}(order, lengths, **sizes{})"}
+FIRST = {"load": "{}({})", "optimizer": "return {}(groups, rate{})", "batching": "return {}(order, lengths, **sizes{})"}
 
 
 def train_py(recommendation: Recommendation) -> str:
@@ -56,6 +56,7 @@ def _calls(text: str, chosen: list[tuple[Lever, Choice]]) -> str:
             for lever, choice in chosen:
                 if lever.stage == stage and choice.function:
                     arguments = "".join(f", {name}={value!r}" for name, value in choice.options.items())
+                    arguments = arguments.removeprefix(", ") if stage == "load" else arguments
                     lines.append("    " + first.format(choice.function, arguments) + "\n")
         return "".join(lines)
 
@@ -78,7 +79,7 @@ def _config(recommendation: Recommendation) -> dict[str, Any]:
         "attention": recommendation.from_pretrained["attn_implementation"],
         "quantization": recommendation.BitsAndBytesConfig,
         "autocast_adapter_dtype": options["adapter"].get("autocast_adapter_dtype", True),
-        "packed": configuration.rows_are_packed,
+        "packed": configuration.levers["batching"] in PACKED,
         "padding": options["padding"],
         "precision": options["precision"],
         "micro_batch_size": configuration.micro_batch_size,

@@ -7,7 +7,7 @@ LEVER = Lever(
     summary="How torch's caching allocator takes memory from the driver.",
     baseline="default",
     source="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
-    stage="base",
+    stage="load",
     choices=(
         Choice("default", "segments of fixed size"),
         Choice(

@@ -1,13 +1,13 @@
 """The attention kernel. The options are data: transformers' `implementation`; a function sets sdpa's backend."""
 
-from service.levers.base import Choice, Lever, capability, cuda, package
+from service.levers.base import Choice, Lever, capability, cuda, package, varlen_kernel
 
 LEVER = Lever(
     name="attention",
     summary="How softmax(QK)V is computed.",
     baseline="sdpa",
     source="https://huggingface.co/docs/transformers/attention_interface",
-    stage="base",
+    stage="load",
     choices=(
         Choice("eager", "plain matmuls with a dense mask", from_pretrained={"attn_implementation": "eager"}),
         Choice(
@@ -56,6 +56,14 @@ LEVER = Lever(
             changes_numerics=True,
             options={"implementation": "flex_attention"},
             from_pretrained={"attn_implementation": "flex_attention"},
+        ),
+        Choice(
+            "varlen",
+            "torch's own variable-length kernel: no mask, so samples side by side cost their own squares only",
+            needs=(varlen_kernel(),),
+            function="register_varlen",
+            from_pretrained={"attn_implementation": "varlen"},
+            not_expressible="an attention of our own, registered with transformers; train.py brings it",
         ),
         Choice(
             "flash-attention-2",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from service.contract.hardware import HardwareFacts
 
-Stage = Literal["data", "base", "model", "compiled", "optimizer", "batching"]
+Stage = Literal["data", "load", "base", "model", "compiled", "optimizer", "batching"]
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ class Choice:
 class Lever:
     """One dimension of the search. `baseline` is what a Trainer user gets without thinking.
 
-    `stage` is when its functions are called: on the loaded model (`base`), on the model with its adapter (`model`),
-    after the probe (`compiled`), to make the `optimizer` or the steps (`batching`), or never, where choices are data.
+    `stage` is when its functions are called: before the model is loaded (`load`), on the loaded model (`base`), on
+    the model with its adapter (`model`), after the probe (`compiled`), to make the `optimizer` or the steps
+    (`batching`), or never, where choices are data.
     """
 
     name: str
@@ -125,6 +126,16 @@ def native_bf16() -> Need:
         lambda facts: facts.bf16_native,
         "bf16 is emulated on this device (no avx512_bf16, amx_bf16 or compute capability 8.0) and slower than "
         "fp32; name it under search.fixed or search.levers to try it all the same",
+        soft=True,
+    )
+
+
+def varlen_kernel() -> Need:
+    """A GPU that torch's variable-length attention runs on; elsewhere it is exact and slow, so it is not searched."""
+    return Need(
+        lambda facts: facts.device == "cuda" and facts.capability is not None and facts.capability >= (8, 0),
+        "needs a GPU of compute capability 8.0; elsewhere it runs sample by sample, exact and slow: name it under "
+        "search.fixed or search.levers to try it all the same",
         soft=True,
     )
 

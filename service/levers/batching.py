@@ -42,6 +42,12 @@ LEVER = Lever(
             not_expressible=f"Trainer has no packing within a step; train.py {LATER}",
         ),
         Choice(
+            "padding-free",
+            "a step's samples side by side, a row a micro batch, no padding: for kernels that know where each ends",
+            function="side_by_side",
+            not_expressible=f"Trainer's padding-free collator does not hold a token budget; train.py {LATER}",
+        ),
+        Choice(
             "packed-global",
             "an epoch's samples packed into rows, rows shuffled: fullest rows, changes the order, and a step's samples "
             "only nearly number the effective batch",
@@ -52,6 +58,7 @@ LEVER = Lever(
     ),
 )
 
-PACKED = ("packed", "packed-global")
-BUDGETED = "token-budget"
+ROWS = ("packed", "packed-global")  # rows of max_length
+PACKED = (*ROWS, "padding-free")  # rows of several samples
+BUDGETED = ("token-budget", "padding-free")
 ACROSS_STEPS = tuple(choice.name for choice in LEVER.choices if choice.changes_order)

@@ -8,9 +8,10 @@ AUTOCAST = ("bf16-mixed", "bf16-mixed-uncached", "fp16-mixed")
 SIXTEEN_BIT = (*AUTOCAST, "bf16", "fp16")
 WHOLE = ("whole", "whole-reduce-overhead", "whole-max-autotune", "whole-cudagraphs")
 GRAPHS = ("whole-reduce-overhead", "whole-cudagraphs")
-PACKED = ("packed", "packed-global")
+PACKED = ("packed", "packed-global", "padding-free")
 SDPA = ("sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math")
 FLASH = ("flash-attention-2", "flash-attention-3")
+MASKED = ("eager", *SDPA, "flex")
 CHECKPOINTED = ("full", "every-2", "every-4", "selective", "offloaded")
 FULL_PRECISION = ("fp32", "tf32", "fp32-medium", "fp64")
 
@@ -19,6 +20,16 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         {"batching": PACKED, "task": ("sequence-classification",)},
         "a classifier pools one label a row, so rows cannot hold several samples",
         "https://huggingface.co/docs/transformers/model_doc/bert",
+    ),
+    Exclusion(
+        {"batching": ("padding-free",), "attention": MASKED},
+        "under a mask one row of all tokens costs the square of its length: 8 x 512 tokens took 14 times as long",
+        "https://huggingface.co/docs/transformers/attention_interface",
+    ),
+    Exclusion(
+        {"attention": ("varlen",), "compile": WHOLE},
+        "the kernel's lengths are read on the host, which breaks a graph of the whole model",
+        "https://docs.pytorch.org/docs/stable/nn.attention.varlen.html",
     ),
     Exclusion(
         {"batching": PACKED, "task": ("masked-lm",)},

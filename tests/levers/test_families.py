@@ -111,6 +111,19 @@ def test_causal_arrangements_learn_the_same(build: Any, family: str, batching: s
 
 
 @pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("batching", ["padded", "packed", "padding-free", "packed-global"])
+def test_varlen_attention_keeps_samples_apart(build: Any, family: str, batching: str) -> None:
+    reference = step_of(build(family))
+    same(step_of(build(family, attention="varlen", batching=batching)), reference)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_varlen_attention_of_encoders(build: Any, family: str) -> None:
+    for task in ("sequence-classification", "masked-lm"):
+        same(step_of(build(family, task, attention="varlen")), step_of(build(family, task)))
+
+
+@pytest.mark.parametrize("family", CAUSAL)
 def test_chunked_cross_entropy_and_a_padded_vocabulary_learn_the_same(build: Any, family: str) -> None:
     reference = step_of(build(family))
     for levers in (

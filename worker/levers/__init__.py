@@ -24,12 +24,12 @@ def function(lever: str, choice: Choice) -> Any:
     return getattr(import_module(f"{CODE}.{lever}"), choice.function)
 
 
-def apply(stage: Stage, levers: Mapping[str, str], model: Any) -> None:
-    """Change the model by all choices of a stage, in the catalogue's order."""
+def apply(stage: Stage, levers: Mapping[str, str], *model: Any) -> None:
+    """Change the model by all choices of a stage, in the catalogue's order; before loading there is none."""
     for name, lever in LEVERS.items():
         choice = lever.choice(levers[name])
         if lever.stage == stage and choice.function:
-            function(name, choice)(model, **choice.options)
+            function(name, choice)(*model, **choice.options)
 
 
 def make_optimizer(

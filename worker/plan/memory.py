@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, MemoryLine
-from service.levers.batching import PACKED
+from service.levers.batching import ROWS
 
 FACTORS: dict[str, dict[str, float]] = {
     "precision": {"bf16-mixed": 0.6, "fp16-mixed": 0.6},
@@ -37,7 +37,7 @@ def expected(configuration: Configuration, measured: list[Measurement], max_leng
 
 def _factor(configuration: Configuration, longest: int, max_length: int) -> float:
     """Bytes a sample (or packed row), up to a constant."""
-    found = float(max_length if configuration.levers["batching"] in PACKED else longest)
+    found = float(max_length if configuration.levers["batching"] in ROWS else longest)
     for name, factors in FACTORS.items():
         found *= factors.get(configuration.levers[name], 1.0)
     return found

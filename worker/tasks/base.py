@@ -12,7 +12,7 @@ from worker.trial.problem import JobProblem
 
 IGNORED = -100
 Sample = tuple[list[int], list[int]]
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Any]  # tensors, and numbers that kernels take as they are
 
 
 class Task:

@@ -58,7 +58,8 @@ class MaskedLM(Task):
 
     def loss(self, model: Any, batch: Batch, items: torch.Tensor) -> torch.Tensor:
         """Cross-entropy summed over the micro batch, over the step's tokens to be guessed."""
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        logits = model(**inputs).logits
         flat = logits.float().flatten(0, 1)
         return torch.nn.functional.cross_entropy(flat, batch["labels"].flatten(), reduction="sum") / items
 

@@ -40,7 +40,7 @@ def micro_candidates(batching: str, effective: int, limit: int) -> list[int]:
 
     A token budget may be any: powers of two and the limit.
     """
-    if batching == BUDGETED:
+    if batching in BUDGETED:
         most = min(effective, limit)
         return sorted({most, *(2**power for power in range(10) if 2**power <= most)})
     if batching in PACKED:

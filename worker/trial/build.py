@@ -17,6 +17,7 @@ from service.contract.paths import Roots
 from service.levers import LEVERS
 from service.levers.adapter import ATTENTION
 from service.levers.base import Choice
+from service.levers.batching import ROWS
 from worker import levers as lever_room
 from worker.devices import Device
 from worker.devices.base import is_out_of_memory
@@ -70,8 +71,12 @@ class Bundle:
         """A fresh optimizer: the state that the probe made is dropped."""
         self.optimizer = _optimizer(self.spec, self.configuration, self.model)
 
+    def rows_are_packed(self) -> bool:
+        """Whether samples are packed into rows of max_length; micro batches then count rows."""
+        return self.configuration.levers["batching"] in ROWS
+
     def packed(self) -> bool:
-        """Whether rows hold several samples; micro batches then count rows."""
+        """Whether rows hold several samples."""
         return batching.is_packed(self.configuration.levers["batching"])
 
     def width(self, longest: int) -> int:
@@ -154,6 +159,7 @@ def _model(
     from transformers import AutoConfig
 
     precision.set_matmul(configuration.levers)
+    lever_room.apply("load", configuration.levers)
     options = load_options(configuration)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=limits.allow_remote_code)
     config.use_cache = False

@@ -46,8 +46,8 @@ def first_size(bundle: Bundle, fitting: list[int]) -> int:
     """Where to begin: on a GPU the largest; on a CPU about 2,000 tokens, past which larger batches gain little."""
     if bundle.device.torch.type == "cuda":
         return fitting[-1]
-    typical = bundle.spec.dataset.max_length if bundle.packed() else bundle.data.facts.p50
-    if bundle.configuration.levers["batching"] == BUDGETED:
+    typical = bundle.spec.dataset.max_length if bundle.rows_are_packed() else bundle.data.facts.p50
+    if bundle.configuration.levers["batching"] in BUDGETED:
         typical = bundle.data.facts.longest
     small = [size for size in fitting if size * typical <= 2048]
     return small[-1] if small else fitting[0]

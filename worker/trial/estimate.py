@@ -77,7 +77,10 @@ def _levers(spec: JobSpec, device: str, facts: HardwareFacts) -> dict[str, str]:
     native = device == "cuda" or facts.bf16_native
     levers = {name: lever.baseline for name, lever in LEVERS.items()}
     levers |= {"precision": "bf16-mixed" if native else "fp32", "attention": "sdpa", "optimizer": "adamw-fused"}
-    return levers | spec.search.fixed
+    levers |= spec.search.fixed
+    if levers["attention"] not in ("eager", "sdpa"):
+        levers["attention"] = "sdpa"  # kernels that read the batch have nothing to read on fake tensors
+    return levers
 
 
 class _Estimator:

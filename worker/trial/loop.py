@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from service.exports.templates.segments import TOLD, moved, pinned, segments
 from worker.levers import batching
-from worker.tasks.base import Batch
+from worker.tasks.base import Batch, Sample
 from worker.trial.arrange import MicroBatch, Step
-from worker.trial.build import Bundle
+from worker.trial.build import Bundle, load_options
 from worker.trial.problem import Unstable
 
 
@@ -37,9 +38,16 @@ def collate(bundle: Bundle, micro_batch: MicroBatch) -> Batch:
     rows = [[bundle.data.train[sample] for sample in row] for row in micro_batch]
     choice = bundle.configuration.levers["batching"]
     width = bundle.width(max(sum(len(ids) for ids, _ in row) for row in rows))
-    batch = bundle.task.collate(rows, bundle.pad, batching.needs_mask(choice), batching.is_packed(choice), width)
-    if bundle.device.torch.type == "cuda":
-        batch = {name: value.pin_memory() for name, value in batch.items()}
+    batch = tensors(bundle, rows, batching.needs_mask(choice), batching.is_packed(choice), width)
+    return pinned(batch) if bundle.device.torch.type == "cuda" else batch
+
+
+def tensors(bundle: Bundle, rows: list[list[Sample]], mask: bool, packed: bool, width: int = 0) -> Batch:
+    """Rows of samples as the task has them, with their ends where the attention kernel is told of them."""
+    batch = bundle.task.collate(rows, bundle.pad, mask, packed, width)
+    attention = load_options(bundle.configuration)["attn_implementation"]
+    if attention == "varlen" or (attention in TOLD and packed):
+        batch |= segments(rows, batch["input_ids"].shape[1])
     return batch
 
 
@@ -51,7 +59,7 @@ def prepare(bundle: Bundle, step: Step) -> tuple[list[Batch], int]:
 
 def forward_backward(bundle: Bundle, batch: Batch, items: torch.Tensor) -> torch.Tensor:
     """One micro batch; its share of the step's loss, still on the device."""
-    batch = {name: value.to(bundle.device.torch, non_blocking=True) for name, value in batch.items()}
+    batch = moved(batch, bundle.device.torch)
     with bundle.autocast():
         loss = bundle.task.loss(bundle.model, batch, items)
     (bundle.scaler.scale(loss) if bundle.scaler else loss).backward()

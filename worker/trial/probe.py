@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from service.contract.measurement import MemoryLine, Phase, Probe
+from service.exports.templates.segments import moved
 from worker.devices import Device
 from worker.trial import arrange, loop
 from worker.trial.build import Bundle
@@ -89,7 +90,7 @@ def bound(bundle: Bundle) -> tuple[int, str]:
     """The largest micro batch that makes sense, and what says so."""
     effective, data = bundle.configuration.effective_batch_size, bundle.data
     bounds = [(effective, "effective batch"), (data.facts.rows, "dataset size")]
-    if bundle.packed():
+    if bundle.rows_are_packed():
         longest = sorted(range(len(data.lengths)), key=lambda one: -data.lengths[one])[:effective]
         rows = len(arrange.pack(longest, data.lengths, bundle.spec.dataset.max_length))
         bounds[0] = (rows, "effective batch")
@@ -120,7 +121,7 @@ def full_step(bundle: Bundle, micro: int) -> tuple[int, int]:
 def evaluation_step(bundle: Bundle, size: int) -> tuple[int, int]:
     """One evaluation batch at the worst case; (peak bytes, 0)."""
     bundle.device.reset_peak()
-    batch = {name: value.to(bundle.device.torch) for name, value in evaluation_batch(bundle, size).items()}
+    batch = moved(evaluation_batch(bundle, size), bundle.device.torch)
     with bundle.autocast():
         float(bundle.model(**batch).loss)
     bundle.device.synchronize()

@@ -20,6 +20,7 @@ import torch
 
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Soak
+from service.exports.templates.segments import moved
 from worker.devices import Device
 from worker.trial import arrange, loop
 from worker.trial.build import Bundle, Limits
@@ -178,9 +179,7 @@ def evaluate(bundle: Bundle, size: int) -> tuple[float, float | None, float]:
     for start in range(0, len(samples), size):
         rows = [[sample] for sample in samples[start : start + size]]
         count = sum(bundle.task.items(row[0]) for row in rows)
-        batch = {
-            name: value.to(bundle.device.torch) for name, value in bundle.task.collate(rows, bundle.pad, True).items()
-        }
+        batch = moved(loop.tensors(bundle, rows, mask=True, packed=False), bundle.device.torch)
         with bundle.autocast():
             output: Any = bundle.model(**batch)
         total += float(output.loss) * count

@@ -11,11 +11,12 @@ def worst_case(bundle: Bundle, micro: int) -> tuple[Batch, int]:
     """`micro` times the longest row, packed rows full; and its number of loss terms."""
     data, length = bundle.data, bundle.spec.dataset.max_length
     longest = max(range(len(data.lengths)), key=lambda one: data.lengths[one])
-    if not bundle.packed():
-        rows = [[longest]] * micro
+    if not bundle.rows_are_packed():
+        # Side by side in one row, or a row each.
+        rows = [[longest] * micro] if bundle.packed() else [[longest]] * micro
         return loop.collate(bundle, rows), micro * max(1, bundle.task.items(data.train[longest]))
     row = _full_row(data.train[longest], length)
-    batch = bundle.task.collate([row] * micro, bundle.pad, packed=True, width=bundle.width(length))
+    batch = loop.tensors(bundle, [row] * micro, mask=False, packed=True, width=bundle.width(length))
     return batch, max(1, int((batch["labels"] != IGNORED).sum()))
 
 
@@ -32,4 +33,4 @@ def _full_row(sample: Sample, length: int) -> list[Sample]:
 def evaluation_batch(bundle: Bundle, size: int) -> Batch:
     """`size` times the longest validation sample, padded as the evaluation pads."""
     longest = max(bundle.data.validation, key=lambda sample: len(sample[0]))
-    return bundle.task.collate([[longest]] * size, bundle.pad, mask=True)
+    return loop.tensors(bundle, [[longest]] * size, mask=True, packed=False)

@@ -9,6 +9,7 @@ import torch
 
 from service.exports.templates.common import CONFIG, IGNORED, Batch, Sample, Step, is_classifier, is_masked, lever
 from service.exports.templates.data import terms
+from service.exports.templates.segments import TOLD, pinned, segments
 
 # ---- batching: samples -> optimizer steps of micro batches of rows -> tensors ----
 
@@ -64,10 +65,13 @@ def collate(rows: list[list[Sample]], pad: int, mask: bool) -> Batch:
             start = end
         positions[at, start:] = torch.arange(shape[1] - start)
         attended[at, :start] = 1
+    told = segments(rows, shape[1]) if CONFIG["attention"] == "varlen" else {}
+    if CONFIG["attention"] in TOLD and CONFIG["packed"] and not mask:
+        told = segments(rows, shape[1])
     if is_classifier():
         classes = torch.tensor([row[0][1][0] for row in rows])
-        return {"input_ids": ids, "attention_mask": attended, "labels": classes}
-    batch = {"input_ids": ids, "labels": labels}
+        return {"input_ids": ids, "attention_mask": attended, "labels": classes, **told}
+    batch = {"input_ids": ids, "labels": labels, **told}
     if mask or is_masked():
         batch["attention_mask"] = attended
     elif CONFIG["packed"]:
@@ -80,6 +84,6 @@ def prepare(step: Step, samples: list[Sample], pad: int, device: torch.device) -
     mask = lever("batching") == "padded"
     batches = [collate([[samples[one] for one in row] for row in micro], pad, mask) for micro in step]
     if device.type == "cuda":
-        batches = [{name: value.pin_memory() for name, value in batch.items()} for batch in batches]
+        batches = [pinned(batch) for batch in batches]
     every = [samples[one] for micro in step for row in micro for one in row]
     return batches, sum(map(terms, every)), sum(len(ids) for ids, _ in every)

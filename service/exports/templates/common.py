@@ -15,7 +15,7 @@ Sample = tuple[list[int], list[int]]  # token ids; labels (a label for each toke
 Row = list[int]  # samples by number: one, or several when packed
 MicroBatch = list[Row]  # what one forward and backward takes
 Step = list[MicroBatch]  # what one optimizer step takes
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Any]
 
 
 def lever(name: str) -> str:

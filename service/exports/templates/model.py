@@ -31,6 +31,7 @@ def build_model(folder: Path, tokenizer: Any, samples: list[Sample], device: tor
     if method == "qlora":
         # A classification head is trained, so it is among the modules that are not quantised.
         options["quantization_config"] = BitsAndBytesConfig(**CONFIG["quantization"])
+    apply_before_loading()
     torch.manual_seed(seed)
     if CONFIG["model"]["weights"] == "random":
         model = random_model(options, device)
@@ -41,6 +42,11 @@ def build_model(folder: Path, tokenizer: Any, samples: list[Sample], device: tor
         model = with_adapter(model)
     apply_to_model(model)
     return model.train()
+
+
+def apply_before_loading() -> None:
+    """The measured levers that must be set before the model is there."""
+    assert CONFIG  # LEVERS: load
 
 
 def apply_to_base(model: Any) -> None:

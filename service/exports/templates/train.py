@@ -36,6 +36,7 @@ from service.exports.templates.common import (
 )
 from service.exports.templates.data import load_data, locate
 from service.exports.templates.model import build_model, make_optimizer
+from service.exports.templates.segments import moved
 
 # ---- training ----
 
@@ -49,11 +50,12 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 def loss_of(model: Any, batch: Batch, count: torch.Tensor) -> torch.Tensor:
     """The micro batch's share of the step's mean loss: its sum over the `count` terms of the whole step."""
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
     if is_classifier():
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        logits = model(**inputs).logits
         return torch.nn.functional.cross_entropy(logits.float(), batch["labels"], reduction="sum") / count
     if is_masked():
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.float()
+        logits = model(**inputs).logits.float()
         target = batch["labels"].flatten()
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target, reduction="sum") / count
     loss: torch.Tensor = model(**batch, num_items_in_batch=count, use_cache=False).loss
@@ -66,7 +68,7 @@ def optimizer_step(
     """Forward and backward of every micro batch, then one update; (loss, gradient norm), not waited for."""
     losses, items = [], torch.tensor(count, device=device)
     for batch in batches:
-        batch = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+        batch = moved(batch, device)
         with autocast(device):
             loss = loss_of(model, batch, items)
         (scaler.scale(loss) if scaler else loss).backward()
@@ -139,7 +141,7 @@ def evaluate(model: Any, samples: list[Sample], pad: int, device: torch.device) 
     total, items, right = 0.0, 0, 0
     for start in range(0, len(ordered), size):
         rows = [[sample] for sample in ordered[start : start + size]]
-        batch = {name: value.to(device) for name, value in collate(rows, pad, mask=True).items()}
+        batch = moved(collate(rows, pad, mask=True), device)
         with autocast(device):
             output = model(**batch)
         target, guess = batch["labels"], output.logits.argmax(-1)

@@ -76,6 +76,12 @@ def packed_within(
     return [cut(pack(step, lengths, row_length), micro) for step in steps_of(order, effective)]
 
 
+def side_by_side(order: Sequence[int], lengths: Sequence[int], effective: int, micro: int, **_: int) -> list[Step]:
+    """Each step's samples in rows of as many tokens as `micro` of the longest have, a row a micro batch."""
+    budget = micro * max(lengths)
+    return [cut(pack(step, lengths, budget), 1) for step in steps_of(order, effective)]
+
+
 def packed_globally(
     order: Sequence[int], lengths: Sequence[int], effective: int, micro: int, row_length: int, seed: int, **_: int
 ) -> list[Step]:
