@@ -11,7 +11,7 @@ WORKDIR /build
 COPY pyproject.toml ./
 RUN mkdir /requirements && python -c 'import pathlib, re, tomllib; \
     project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]; \
-    service, worker = project["dependencies"], project["optional-dependencies"]["worker"]; \
+    extras = project["optional-dependencies"]; service, worker = project["dependencies"], extras["worker"] + extras["parquet"]; \
     worker = [one for one in worker if re.split(r"[^\w.-]", one)[0] != "torch"]; \
     pathlib.Path("/requirements/service.txt").write_text("\n".join(service) + "\n"); \
     pathlib.Path("/requirements/worker.txt").write_text("\n".join(service + worker) + "\n")'

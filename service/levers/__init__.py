@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from service.levers import (
+    activations,
     adapter,
     allocator,
     attention,
     batching,
+    cache,
     checkpointing,
     compile,
+    experts,
     head,
     kernels,
     normalisation,
@@ -24,8 +27,8 @@ from service.levers.base import Choice, Exclusion, Lever, Need, package
 from service.levers.exclusions import EXCLUSIONS
 
 MODULES = (
-    *(precision, attention, kernels, normalisation, head, vocabulary, optimizer, checkpointing, compile),
-    *(batching, padding, quantization, adapter, allocator),
+    *(precision, attention, kernels, experts, normalisation, head, vocabulary, optimizer, checkpointing),
+    *(compile, activations, batching, padding, quantization, adapter, allocator, cache),
 )
 LEVERS: dict[str, Lever] = {module.LEVER.name: module.LEVER for module in MODULES}
 

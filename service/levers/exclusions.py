@@ -91,6 +91,11 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         "https://github.com/linkedin/Liger-Kernel/pull/1338",
     ),
     Exclusion(
+        {"activations": ("half", "fifth"), "compile": ("off", "per-layer-aot-eager", "whole-cudagraphs")},
+        "the budget is the compiler's, and nothing is generated there",
+        "https://pytorch.org/blog/activation-checkpointing-techniques/",
+    ),
+    Exclusion(
         {"adapter": ("dora",), "compile": ("per-layer", "per-layer-max-autotune", *WHOLE)},
         "DoRA breaks the graph in every layer",
         "https://huggingface.co/docs/peft/developer_guides/lora",

@@ -123,6 +123,14 @@ LEVER = Lever(
             not_expressible="transformers has dropped Apex's optimizer; train.py takes it",
         ),
         Choice(
+            "anyprecision",
+            "AdamW with bf16 states, its updates' lost bits kept apart (Kahan summation), from torchdistx",
+            needs=(package("torchdistx", "AnyPrecisionAdamW"),),
+            changes_numerics=True,
+            function="anyprecision",
+            training_arguments={"optim": "adamw_anyprecision", "optim_args": "use_kahan_summation=True"},
+        ),
+        Choice(
             "adafactor",
             "factored second moments (Shazeer & Stern 2018), at the job's learning rate",
             changes_numerics=True,

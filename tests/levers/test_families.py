@@ -14,6 +14,7 @@ from tests.trial import tiny
 from worker.trial import loop
 from worker.trial.build import Bundle
 from worker.trial.curve import plan_of
+from worker.trial.problem import TrialProblem
 
 SAMPLES = list(range(6))
 SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -115,6 +116,19 @@ def test_causal_arrangements_learn_the_same(build: Any, family: str, batching: s
 def test_varlen_attention_keeps_samples_apart(build: Any, family: str, batching: str) -> None:
     reference = step_of(build(family))
     same(step_of(build(family, attention="varlen", batching=batching)), reference)
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "mixtral"])
+@pytest.mark.parametrize("experts", ["eager", "batched", "grouped"])
+def test_experts_compute_the_same_in_every_way(build: Any, family: str, experts: str) -> None:
+    bundle = build(family, experts=experts)
+    assert bundle.model.config._experts_implementation.startswith(experts)
+    same(step_of(bundle), step_of(build(family)))
+
+
+def test_a_model_without_experts_says_so(build: Any) -> None:
+    with pytest.raises(TrialProblem, match="llama models have no experts"):
+        build("llama", experts="eager")
 
 
 @pytest.mark.parametrize("family", ENCODERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,8 @@ def test_the_same_input_gives_the_same_answer(spec: Spec, facts: Facts) -> None:
 
 
 def test_recipes_come_before_the_search_and_nothing_is_tried_twice(spec: Spec, facts: Facts) -> None:
-    records, _ = run(spec(search={"trials": 25, "minutes": 600}), facts(), lambda _: 6.0)
+    slower = itertools.count(6)  # the first recipe stays the best, so that changes are around one configuration
+    records, _ = run(spec(search={"trials": 25, "minutes": 600}), facts(), lambda _: float(next(slower)))
     origins = [one.request.origin for one in records]
     assert origins[0] == "baseline" and set(origins) == {"baseline", "recipe", "search"}
     assert origins == sorted(origins, key=["baseline", "recipe", "search"].index)
@@ -72,7 +74,12 @@ def test_unavailable_choices_are_not_searched_but_named_ones_are(spec: Spec, fac
         return {one.request.configuration.levers["precision"] for one in run(job, facts(), lambda _: 6.0)[0][1:]}
 
     assert precisions(spec(search={"trials": 30, "minutes": 600})) == {"fp32"}
-    assert precisions(spec(search={"trials": 30, "minutes": 600, "levers": ["precision"]})) == {"fp32", "bf16-mixed"}
+    assert precisions(spec(search={"trials": 30, "minutes": 600, "levers": ["precision"]})) == {
+        "fp32",
+        "fp32-medium",
+        "bf16-mixed",
+        "bf16-mixed-uncached",
+    }
     asked = run(spec(search={"trials": 5, "minutes": 600, "levers": ["precision"]}), facts(), lambda _: 6.0)[0]
     assert asked[1].request.configuration.levers["precision"] == "fp32"  # emulated ones are not first
     native = run(spec(search={"trials": 30, "minutes": 600}), facts(bf16_native=True), lambda _: 6.0)[0]
@@ -81,6 +88,16 @@ def test_unavailable_choices_are_not_searched_but_named_ones_are(spec: Spec, fac
 
 def test_fixed_choices_hold(spec: Spec, facts: Facts) -> None:
     records, _ = run(spec(search={"trials": 8, "fixed": {"attention": "eager"}}), facts(), lambda _: 6.0)
+    assert {one.request.configuration.levers["attention"] for one in records[1:]} == {"eager"}
+
+
+def test_changes_stay_within_what_is_fixed(spec: Spec, facts: Facts) -> None:
+    """The baseline may be the best so far, and lies outside: nothing is made of it."""
+    records, _ = run(
+        spec(search={"trials": 12, "fixed": {"attention": "eager"}}),
+        facts(),
+        lambda made: 6.0 + (made.levers["attention"] == "eager"),
+    )
     assert {one.request.configuration.levers["attention"] for one in records[1:]} == {"eager"}
 
 

@@ -19,7 +19,10 @@ import psutil
 from service.contract.hardware import HardwareFacts, Package
 
 VERSIONED = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "triton")
-OPTIONAL = ("peft", "bitsandbytes", "accelerate", "triton", "flash_attn", "liger_kernel", "torchao", "apex", "datasets")
+OPTIONAL = (
+    *("peft", "bitsandbytes", "accelerate", "triton", "flash_attn", "flash_attn_interface", "liger_kernel"),
+    *("cut_cross_entropy", "torchao", "apex", "galore_torch", "torchdistx", "datasets"),
+)
 IMPORTED = ("bitsandbytes",)  # present is not enough: its native library has to load
 
 

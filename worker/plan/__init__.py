@@ -16,7 +16,7 @@ from worker.plan.budget import Budget
 from worker.plan.ending import nothing_worked
 from worker.plan.memory import expected
 from worker.plan.recipes import changes, recipes
-from worker.plan.space import blocked, effective_choices, space, unavailable
+from worker.plan.space import blocked, effective_choices, inside, space, unavailable
 from worker.plan.study import ask
 from worker.plan.verdicts import LEAST_CLEAN
 
@@ -98,9 +98,11 @@ class _Plan:
         for configuration in recipes(self.spec, self.facts, method, self.choices, default):
             if configuration.key not in taken:
                 return self.request(configuration, "recipe")
-        good = self.good(method)
+        good = [
+            one.configuration for one in self.good(method) if inside(one.configuration, self.choices, self.spec.task)
+        ]
         if good:
-            for configuration in changes(self.spec, good[0].configuration, self.choices):
+            for configuration in changes(self.spec, good[0], self.choices):
                 if configuration.key not in taken and self.budget.affords(configuration):
                     return self.request(configuration, "recipe")
         under_way = [one.configuration for one in self.open + self.new if one.configuration.method == method]

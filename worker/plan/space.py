@@ -63,6 +63,14 @@ def applicable(choices: Space, method: Method, task: str) -> Space:
     }
 
 
+def inside(configuration: Configuration, choices: Space, task: str) -> bool:
+    """Whether the space holds a configuration: the baseline may lie outside of what is fixed or searched."""
+    return all(
+        choice in choices[name] or not LEVERS[name].applies(configuration.method, task)
+        for name, choice in configuration.levers.items()
+    )
+
+
 def effective_choices(spec: JobSpec, rows: int | None) -> tuple[int, ...]:
     """Effective batches to try: the user's, or those that leave 50 optimizer steps an epoch."""
     given = spec.training.effective_batch_size

@@ -80,7 +80,7 @@ def _levers(spec: JobSpec, device: str, facts: HardwareFacts) -> dict[str, str]:
     levers |= spec.search.fixed
     if levers["attention"] not in ("eager", "sdpa"):
         levers["attention"] = "sdpa"  # kernels that read the batch have nothing to read on fake tensors
-    return levers
+    return levers | {"experts": LEVERS["experts"].baseline}
 
 
 class _Estimator:

@@ -78,6 +78,8 @@ def update(bundle: Bundle) -> torch.Tensor:
     else:
         bundle.optimizer.step()
     bundle.optimizer.zero_grad(set_to_none=True)
+    if bundle.configuration.levers["cache"] == "emptied":
+        torch.cuda.empty_cache()
     return norm.detach()
 
 

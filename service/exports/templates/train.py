@@ -33,6 +33,7 @@ from service.exports.templates.common import (
     autocast_dtype,
     is_classifier,
     is_masked,
+    lever,
 )
 from service.exports.templates.data import load_data, locate
 from service.exports.templates.model import build_model, make_optimizer
@@ -83,6 +84,8 @@ def optimizer_step(
     else:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    if lever("cache") == "emptied":
+        torch.cuda.empty_cache()
     return torch.stack(losses).sum(), norm.detach()
 
 

@@ -46,6 +46,13 @@ def apex_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimiz
     return made
 
 
+def anyprecision(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+    """torchdistx's AnyPrecisionAdamW with Kahan summation."""
+    kind = import_module("torchdistx.optimizers").AnyPrecisionAdamW
+    made: torch.optim.Optimizer = kind(groups, lr=rate, use_kahan_summation=True)
+    return made
+
+
 def adafactor(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
     """transformers' Adafactor at a given learning rate, as Trainer has it."""
     from transformers.optimization import Adafactor

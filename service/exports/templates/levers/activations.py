@@ -1,0 +1,10 @@
+"""What compiled code keeps for the backward pass."""
+
+from __future__ import annotations
+
+import torch._functorch.config as functorch
+
+
+def activation_budget(share: float) -> None:
+    """Have the compiler keep that share of activations at most, for the whole process."""
+    functorch.activation_memory_budget = share

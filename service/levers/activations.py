@@ -1,0 +1,32 @@
+"""What compiled code keeps for the backward pass."""
+
+from service.levers.base import Choice, Lever
+
+BUDGET = "Trainer has no argument for it; train.py sets torch._functorch.config.activation_memory_budget"
+
+LEVER = Lever(
+    name="activations",
+    summary="The share of activations that compiled code may keep; the rest it computes again, the cheapest first.",
+    baseline="all",
+    source="https://pytorch.org/blog/activation-checkpointing-techniques/",
+    stage="load",
+    choices=(
+        Choice("all", "as the compiler decides by itself"),
+        Choice(
+            "half",
+            "half of them",
+            changes_numerics=True,
+            function="activation_budget",
+            options={"share": 0.5},
+            not_expressible=BUDGET,
+        ),
+        Choice(
+            "fifth",
+            "a fifth of them",
+            changes_numerics=True,
+            function="activation_budget",
+            options={"share": 0.2},
+            not_expressible=BUDGET,
+        ),
+    ),
+)

@@ -1,0 +1,20 @@
+"""Giving the allocator's cache back."""
+
+from service.levers.base import Choice, Lever, cuda
+
+LEVER = Lever(
+    name="cache",
+    summary="Whether the allocator's unused memory is given back to the driver. The options are data: steps between.",
+    baseline="kept",
+    source="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
+    choices=(
+        Choice("kept", "never given back"),
+        Choice(
+            "emptied",
+            "after every optimizer step: less fragmentation, every step asks the driver again",
+            needs=(cuda(),),
+            options={"interval": 1},
+            training_arguments={"torch_empty_cache_steps": 1},
+        ),
+    ),
+)
