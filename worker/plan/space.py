@@ -113,6 +113,27 @@ def make(spec: JobSpec, method: Method, levers: dict[str, str], effective: int) 
     return None if excluded(point(made, spec)) else made
 
 
+def repaired(spec: JobSpec, method: Method, levers: dict[str, str], choices: Space) -> dict[str, str]:
+    """The same choices without what excludes each other: of an excluded pair one goes back to its baseline.
+
+    The more levers there are, the more of what is drawn at random is excluded for a lever that does not matter.
+    """
+    found = dict(levers)
+    for _ in range(len(LEVERS)):
+        clash = excluded({**found, "method": method, "task": spec.task})
+        if clash is None:
+            break
+        movable = [
+            name
+            for name in clash.when
+            if name in LEVERS and found[name] != LEVERS[name].baseline and LEVERS[name].baseline in choices[name]
+        ]
+        if not movable:
+            break
+        found[movable[-1]] = LEVERS[movable[-1]].baseline
+    return found
+
+
 def every(spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...]) -> Iterator[Configuration]:
     """All valid configurations, in a fixed order."""
     for combination in product(*choices.values()):

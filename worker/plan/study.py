@@ -13,7 +13,7 @@ from optuna.trial import TrialState, create_trial
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome
-from worker.plan.space import Space, applicable, every, make
+from worker.plan.space import Space, applicable, every, make, repaired
 
 MOST_ASKS = 16
 MOST_LISTED = 10_000
@@ -57,7 +57,7 @@ def ask(
             study.add_trial(create_trial(params=parameters, distributions=distributions, value=value))
     for _ in range(MOST_ASKS):
         trial = study.ask(distributions)
-        levers = {name: str(trial.params[name]) for name in choices}
+        levers = repaired(spec, method, {name: str(trial.params[name]) for name in choices}, choices)
         made = make(spec, method, levers, int(trial.params[EFFECTIVE]))
         if made is not None and made.key not in taken:
             return made
