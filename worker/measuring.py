@@ -55,6 +55,7 @@ class Bench:
             "index": self.facts.index,
             "cache": str(self.home / "cache" / job_id),
             "data_roots": [str(root) for root in self.data_roots],
+            "quantised": str(self.home / "quantised"),
             "hub_cache": str(self.hub_cache),
             "allow_pickle": self.allow_pickle,
             "allow_remote_code": self.allow_remote_code,

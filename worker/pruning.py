@@ -14,11 +14,11 @@ DAY = 86_400.0
 
 
 def prune(home: Path) -> None:
-    """Remove caches of jobs untouched for a week, and scratch folders untouched for a day.
+    """Remove caches of jobs and quantised weights untouched for a week, and scratch folders untouched for a day.
 
     A job that is still at work touches its cache with every trial; one that comes back later makes it anew.
     """
-    for folder in (home / "cache").glob("*"):
+    for folder in (*(home / "cache").glob("*"), *(home / "quantised").glob("*")):
         _remove(folder, CACHE_DAYS)
     for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         _remove(folder, SCRATCH_DAYS)

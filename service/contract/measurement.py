@@ -120,7 +120,8 @@ class Measurement(Contract):
     capacity_bytes: int | None = None
     used_before_bytes: int | None = None
     evaluation_batch_size: int | None = None
-    load_seconds: float = 0.0
+    load_seconds: float = Field(default=0.0, description="As a run takes that has to quantise its weights itself.")
+    load_peak_bytes: int | None = None
     compile_seconds: float = 0.0
     check_loss: float | None = None
     check_grad_norm: float | None = None

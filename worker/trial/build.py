@@ -24,7 +24,7 @@ from worker.devices.base import is_out_of_memory
 from worker.levers import batching, precision
 from worker.tasks import TASKS, Task
 from worker.trial import data as data_room
-from worker.trial import sources
+from worker.trial import quantised, sources
 from worker.trial.problem import JobProblem, TrialProblem
 
 # A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
@@ -39,6 +39,7 @@ class Limits:
     cache: Path | None
     allow_pickle: bool = False
     allow_remote_code: bool = False
+    quantised: Path | None = None
 
 
 @dataclass
@@ -57,6 +58,8 @@ class Bundle:
     load_seconds: float
     data_seconds: float
     skipped: int = 0
+    quantising_seconds: float = 0.0  # what loading would take more where the quantised weights were not kept
+    load_peak_bytes: int | None = None
 
     @property
     def pad(self) -> int:
@@ -97,18 +100,22 @@ def build(spec: JobSpec, configuration: Configuration, device: Device, limits: L
     task = TASKS[spec.task]()
     folder = sources.model_folder(spec.model, limits.roots, limits.allow_pickle, limits.allow_remote_code)
     started = time.perf_counter()
-    tokenizer = _tokenizer(folder, limits)
+    tokenizer = tokenizer_of(folder, limits)
     source = sources.dataset_path(spec.dataset, limits.roots)
     data = data_room.load(spec, task, tokenizer, source, limits.cache)
     data_seconds = time.perf_counter() - started
     started = time.perf_counter()
-    model = _model(spec, configuration, task, folder, tokenizer, data, device, limits, seed)
+    device.reset_peak()
+    model, extra = _model(spec, configuration, task, folder, tokenizer, data, device, limits, seed)
+    load_peak = device.peak()
     model.train()
     device.synchronize()
     scaler = precision.scaler(configuration.levers, device.torch)
     made = _optimizer(spec, configuration, model)
     load_seconds = time.perf_counter() - started
-    return Bundle(spec, configuration, device, task, tokenizer, data, model, made, scaler, load_seconds, data_seconds)
+    bundle = Bundle(spec, configuration, device, task, tokenizer, data, model, made, scaler, load_seconds, data_seconds)
+    bundle.quantising_seconds, bundle.load_peak_bytes = extra, load_peak
+    return bundle
 
 
 def _optimizer(spec: JobSpec, configuration: Configuration, model: Any) -> torch.optim.Optimizer:
@@ -131,7 +138,8 @@ def load_options(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def _tokenizer(folder: Path, limits: Limits) -> Any:
+def tokenizer_of(folder: Path, limits: Limits) -> Any:
+    """The model's tokenizer, with something to pad with; JobProblem when it does not load or has nothing."""
     from transformers import AutoTokenizer
 
     try:
@@ -155,7 +163,8 @@ def _model(
     device: Device,
     limits: Limits,
     seed: int,
-) -> Any:
+) -> tuple[Any, float]:
+    """The model, and the seconds that quantising it would have taken beyond loading it."""
     from transformers import AutoConfig
 
     precision.set_matmul(configuration.levers)
@@ -168,20 +177,20 @@ def _model(
         setattr(config, name, value)
     check_length(spec, config)
     torch.manual_seed(seed)
+    extra = 0.0
     try:
         if spec.model.weights == "random":
             model = _random(spec, configuration, task, config, options, device, seed)
         else:
-            quantization = _quantization(spec.task, configuration) if configuration.method == "qlora" else None
-            model = task.model_class().from_pretrained(
-                folder,
-                config=config,
-                quantization_config=quantization,
-                device_map={"": device.torch},
-                trust_remote_code=limits.allow_remote_code,
-                use_safetensors=None if limits.allow_pickle else True,
-                **options,
-            )
+            options |= {"config": config, "device_map": {"": device.torch}}
+            options["trust_remote_code"] = limits.allow_remote_code
+            options["use_safetensors"] = None if limits.allow_pickle else True
+            kind = task.model_class()
+            if configuration.method == "qlora":
+                asked = quantised.Asked(folder, _quantization(spec.task, configuration), f"{spec.task} {seed}")
+                model, extra = quantised.load(kind, asked, options, limits.quantised)
+            else:
+                model = kind.from_pretrained(folder, **options)
     except (ValueError, ImportError) as error:
         raise TrialProblem(f"the model does not load this way: {_line(error)}") from error
     except (OSError, SafetensorError) as error:
@@ -192,7 +201,7 @@ def _model(
         if "size" not in str(error) or is_out_of_memory(error):
             raise
         raise JobProblem(f"model.source: its weights do not fit this task's model: {_line(error)}") from error
-    return adapted(spec, configuration, model, seed)
+    return adapted(spec, configuration, model, seed), extra
 
 
 def _random(

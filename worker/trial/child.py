@@ -108,6 +108,7 @@ def _limits(request: dict[str, Any]) -> Limits:
         cache=Path(request["cache"]),
         allow_pickle=request["allow_pickle"],
         allow_remote_code=request["allow_remote_code"],
+        quantised=Path(request["quantised"]),
     )
 
 

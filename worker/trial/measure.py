@@ -93,7 +93,8 @@ def run_trial(
         **limits_of(found),
         "capacity_bytes": device.capacity(),
         "used_before_bytes": used_before,
-        "load_seconds": bundle.load_seconds,
+        "load_seconds": bundle.load_seconds + bundle.quantising_seconds,
+        "load_peak_bytes": bundle.load_peak_bytes,
         "dataset": bundle.data.facts,
     }
     assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"

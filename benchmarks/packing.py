@@ -1,0 +1,136 @@
+"""How full rows are, and how fast, by every arrangement of samples: padded, sorted, packed, side by side.
+
+    python benchmarks/packing.py [--data FILE ...] [--model FOLDER] [--length 512] [--blocks 3] [--quick] [--json FILE]
+
+Without --data it is the demo's functions.jsonl. A fill is the share of computed tokens that are not padding, over the
+whole dataset. Speeds come from interleaved blocks over the same samples, each in a fresh process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from service.contract.configuration import Configuration
+from service.contract.job import JobSpec
+from service.contract.measurement import Block, Measurement, Outcome
+from service.levers import LEVERS
+from worker.main import discover, environment
+from worker.measuring import Bench
+from worker.sandbox import Sandbox
+
+ROOT = Path(__file__).parent.parent
+EFFECTIVE = 32
+# Batching, attention, micro batch (samples, rows of max_length, or rows of the longest): equal tokens at the longest.
+ARRANGEMENTS: dict[str, tuple[dict[str, str], int]] = {
+    "padded": ({"batching": "padded"}, 4),
+    "sorted": ({"batching": "sorted"}, 4),
+    "token-budget": ({"batching": "token-budget"}, 4),
+    "grouped": ({"batching": "grouped"}, 4),
+    "packed": ({"batching": "packed"}, 4),
+    "packed-global": ({"batching": "packed-global"}, 4),
+    "padding-free": ({"batching": "padding-free", "attention": "varlen"}, 4),
+}
+
+
+def candidate(levers: dict[str, str], micro: int) -> Measurement:
+    """What a block needs to know."""
+    chosen = {name: lever.baseline for name, lever in LEVERS.items()} | {"precision": "fp32"} | levers
+    made = Configuration(
+        method="lora", levers=chosen, effective_batch_size=EFFECTIVE, learning_rate=1e-4, micro_batch_size=micro
+    )
+    return Measurement(configuration=made, outcome=Outcome.ok, micro_batch_size=micro)
+
+
+def fills(spec: JobSpec, roots: tuple[Path, ...]) -> dict[str, float]:
+    """Non-padding over computed tokens of an epoch, by arrangement."""
+    from service.contract.paths import Roots
+    from worker.tasks import TASKS
+    from worker.trial import arrange, sources
+    from worker.trial.build import Limits, tokenizer_of
+    from worker.trial.data import load
+
+    limits = Limits(Roots(roots, roots[0]), None)
+    folder = sources.model_folder(spec.model, limits.roots, False, False)
+    source = sources.dataset_path(spec.dataset, limits.roots)
+    data = load(spec, TASKS[spec.task](), tokenizer_of(folder, limits), source, None)
+    order = list(range(len(data.lengths)))
+    random.Random(0).shuffle(order)
+    found = {}
+    for name, (levers, micro) in ARRANGEMENTS.items():
+        plan = arrange.arrange(levers["batching"], order, data.lengths, EFFECTIVE, micro, spec.dataset.max_length)
+        shapes = [arrange.padded_tokens(batch, data.lengths) for step in plan for batch in step]
+        found[name] = sum(data.lengths) / sum(rows * width for rows, width in shapes)
+    return found
+
+
+def speeds(spec: JobSpec, bench: Bench, blocks: int) -> dict[str, list[float]]:
+    """Non-padding tokens/s of every arrangement in every block."""
+    seen: dict[str, list[float]] = {name: [] for name in ARRANGEMENTS}
+    rng = random.Random(0)
+    for number in range(blocks):
+        for name in rng.sample(list(ARRANGEMENTS), len(ARRANGEMENTS)):
+            made = candidate(*ARRANGEMENTS[name]).model_dump(mode="json")
+            asked = bench.request(spec, spec.name, mode="block", candidate=made, block=number, seed=number)
+            ending = bench.sandbox.run(asked, 900, lambda _: None, lambda: False)
+            if ending.kind != "result":
+                raise SystemExit(f"{name}: {ending.kind}: {ending.reason}")
+            timing = Block.model_validate(ending.message["result"]).timing
+            assert timing is not None
+            seen[name].append(timing.tokens / timing.seconds)
+    return seen
+
+
+def main() -> None:
+    """Run, print the table, write the JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--data", type=Path, nargs="+", default=[ROOT / "examples" / "data" / "functions.jsonl"])
+    parser.add_argument("--model", type=Path, default=ROOT / "examples" / "llama-13m")
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="fills, and one block")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    os.environ.update(environment())
+    facts = discover()[0]
+    result: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {"name": facts.name, "cores": facts.cores, "os": platform.platform(), "versions": facts.versions},
+        "length": options.length,
+        "data": {},
+    }
+    print(f"{facts.name}, {result['date']}, rows of {options.length} tokens")
+    for file in options.data:
+        roots = (file.resolve().parent, options.model.resolve(), ROOT)
+        spec = JobSpec.model_validate(
+            {
+                "name": file.stem,
+                "model": {"source": str(options.model.resolve()), "weights": "random"},
+                "dataset": {"source": str(file.resolve()), "max_length": options.length},
+                "training": {"effective_batch_size": EFFECTIVE},
+                "search": {"verify": "quick"},
+            }
+        )
+        home = Path(tempfile.mkdtemp(prefix="dynotune-packing-"))
+        bench = Bench(Sandbox(facts.device), facts, home, roots, home / "hub")
+        full = fills(spec, roots)
+        seen = speeds(spec, bench, 1 if options.quick else options.blocks)
+        medians = {name: statistics.median(values) for name, values in seen.items()}
+        result["data"][file.name] = {"fill": full, "tokens_per_second": seen, "medians": medians}
+        print(f"\n{file.name:24} {'fill':>7} {'tokens/s':>9} {'of padded':>9}")
+        for name, speed in sorted(medians.items(), key=lambda one: -one[1]):
+            print(f"{name:24} {full[name]:7.1%} {speed:9,.0f} {speed / medians['padded']:8.2f}x")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
