@@ -14,6 +14,7 @@ from service.levers import (
     checkpointing,
     compile,
     experts,
+    float8,
     head,
     kernels,
     normalisation,
@@ -27,7 +28,7 @@ from service.levers.base import Choice, Exclusion, Lever, Need, package
 from service.levers.exclusions import EXCLUSIONS
 
 MODULES = (
-    *(precision, attention, kernels, experts, normalisation, head, vocabulary, optimizer, checkpointing),
+    *(precision, float8, attention, kernels, experts, normalisation, head, vocabulary, optimizer, checkpointing),
     *(compile, activations, batching, padding, quantization, adapter, allocator, cache),
 )
 LEVERS: dict[str, Lever] = {module.LEVER.name: module.LEVER for module in MODULES}

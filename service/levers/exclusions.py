@@ -13,6 +13,7 @@ SDPA = ("sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math")
 FLASH = ("flash-attention-2", "flash-attention-3")
 MASKED = ("eager", *SDPA, "flex")
 CHECKPOINTED = ("full", "every-2", "every-4", "selective", "offloaded")
+FLOAT8 = ("tensorwise", "rowwise", "rowwise-high-precision-gradients")
 FULL_PRECISION = ("fp32", "tf32", "fp32-medium", "fp64")
 
 EXCLUSIONS: tuple[Exclusion, ...] = (
@@ -89,6 +90,16 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         {"head": ("chunked", "cut-cross-entropy", "liger"), "compile": WHOLE},
         "labelled positions are chosen by value, which breaks the graph; with Liger the loss was silently wrong",
         "https://github.com/linkedin/Liger-Kernel/pull/1338",
+    ),
+    Exclusion(
+        {"float8": FLOAT8, "compile": ("off", "per-layer-aot-eager", "whole-cudagraphs")},
+        "scaling and casting to fp8 only pay when they are compiled into the kernels around",
+        "https://github.com/pytorch/ao/tree/main/torchao/float8",
+    ),
+    Exclusion(
+        {"float8": FLOAT8, "precision": ("checkpoint", *FULL_PRECISION, "fp16-mixed", "fp16")},
+        "its matmuls take and give bf16",
+        "https://github.com/pytorch/ao/tree/main/torchao/float8",
     ),
     Exclusion(
         {"activations": ("half", "fifth"), "compile": ("off", "per-layer-aot-eager", "whole-cudagraphs")},

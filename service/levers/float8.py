@@ -1,0 +1,48 @@
+"""Linear layers in fp8."""
+
+from service.levers.base import Choice, Lever, capability, cuda, package
+
+NEEDS = (cuda(), capability(8, 9), package("torchao", "its float8 training"))
+LATER = "Trainer takes fp8 through accelerate's configuration only; train.py converts the layers itself"
+
+LEVER = Lever(
+    name="float8",
+    summary="Matmuls of linear layers in fp8, weights and gradients scaled as they come (torchao.float8).",
+    baseline="off",
+    source="https://github.com/pytorch/ao/tree/main/torchao/float8",
+    stage="base",
+    methods=("full",),
+    choices=(
+        Choice("off", "in the precision lever's format"),
+        Choice(
+            "tensorwise",
+            "one scale a tensor: the fastest",
+            needs=NEEDS,
+            changes_numerics=True,
+            changes_learning=True,
+            function="float8_linear",
+            options={"recipe": "tensorwise"},
+            not_expressible=LATER,
+        ),
+        Choice(
+            "rowwise",
+            "one scale a row: more exact",
+            needs=NEEDS,
+            changes_numerics=True,
+            changes_learning=True,
+            function="float8_linear",
+            options={"recipe": "rowwise"},
+            not_expressible=LATER,
+        ),
+        Choice(
+            "rowwise-high-precision-gradients",
+            "one scale a row, the gradient of the weights in 16 bits",
+            needs=NEEDS,
+            changes_numerics=True,
+            changes_learning=True,
+            function="float8_linear",
+            options={"recipe": "rowwise_with_gw_hp"},
+            not_expressible=LATER,
+        ),
+    ),
+)

@@ -1,0 +1,247 @@
+"""Choices that need a GPU or a package that is not here: what they call, with stand-ins for what is missing."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from service.exports.templates.levers import (
+    allocator,
+    attention,
+    checkpointing,
+    head,
+    kernels,
+    normalisation,
+    optimizer,
+)
+from service.exports.templates.levers import compile as compiling
+from tests.trial import tiny
+
+
+class Recorder:
+    """Remembers how it was called."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.answer = answer
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        self.calls.append((args, more))
+        return self.answer(*args, **more) if callable(self.answer) else self.answer
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    """A module of that name, and its parents."""
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+    for key, value in members.items():
+        setattr(sys.modules[name], key, value)
+
+
+def groups() -> list[dict[str, Any]]:
+    matrix, vector = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))
+    return [{"params": [matrix], "weight_decay": 0.1}, {"params": [vector], "weight_decay": 0.0}]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "make", "expected"),
+    [
+        ("apex.optimizers", "FusedAdam", optimizer.apex_adamw, {"lr": 1e-3, "adam_w_mode": True}),
+        (
+            "torchdistx.optimizers",
+            "AnyPrecisionAdamW",
+            optimizer.anyprecision,
+            {"lr": 1e-3, "use_kahan_summation": True},
+        ),
+        ("galore_torch", "GaLoreAdamW", optimizer.galore_adamw, {"lr": 1e-3}),
+    ],
+)
+def test_optimizers_of_other_packages(
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str, make: Any, expected: dict[str, Any]
+) -> None:
+    kind = Recorder("made")
+    install(monkeypatch, module, **{name: kind})
+    given = groups()
+    assert make(given, 1e-3) == "made"
+    ((passed,), more) = kind.calls[0]
+    assert passed is given and more == expected
+    assert ("rank" in passed[0]) is (name == "GaLoreAdamW") and "rank" not in passed[1], "vectors are not projected"
+
+
+def test_torchaos_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    adamw, offload = Recorder("made"), Recorder("offloaded")
+    install(monkeypatch, "torchao.optim", _AdamW=adamw, CPUOffloadOptimizer=offload)
+    assert optimizer.torchao_optimizer(groups(), 1e-3, name="_AdamW", bf16_stochastic_round=True) == "made"
+    more = adamw.calls[0][1]
+    assert more["bf16_stochastic_round"] is True and float(more["lr"]) == pytest.approx(1e-3)
+    assert optimizer.offloaded_adamw(groups(), 1e-3) == "offloaded"
+    assert offload.calls[0][0][1] is torch.optim.AdamW and offload.calls[0][1] == {"lr": 1e-3, "fused": True}
+
+
+def test_liger_patches_only_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply(
+        rope: bool = True, rms_norm: bool = True, swiglu: bool = True, fused_linear_cross_entropy: bool = True
+    ) -> None:
+        raise AssertionError("the instance is patched, not the class")
+
+    patch = Recorder()
+    members = {"MODEL_TYPE_TO_APPLY_LIGER_FN": {"llama": apply}, "_apply_liger_kernel_to_instance": patch}
+    install(monkeypatch, "liger_kernel.transformers.monkey_patch", **members)
+    model = SimpleNamespace(config=SimpleNamespace(model_type="llama"))
+    kernels.liger_kernels(model, ["rms_norm"])
+    expected = {"rope": False, "rms_norm": True, "swiglu": False, "fused_linear_cross_entropy": False}
+    assert patch.calls[0][1] == {"model": model} | expected
+    with pytest.raises(ValueError, match="Liger has no geglu for llama models"):
+        kernels.liger_kernels(model, ["geglu"])
+    with pytest.raises(ValueError, match="Liger has no kernels for bert models"):
+        kernels.liger_kernels(SimpleNamespace(config=SimpleNamespace(model_type="bert")), ["rope"])
+
+
+@pytest.mark.parametrize("which", ["cut", "liger"])
+def test_fused_cross_entropies_get_labelled_positions_only(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    model = tiny.draw("llama")
+    ids = torch.arange(12).reshape(2, 6)
+    labels = ids.clone()
+    labels[0, :3] = -100
+    expected = model(input_ids=ids, labels=labels, num_items_in_batch=torch.tensor(8)).loss
+
+    def cut(
+        hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: Any, reduction: str
+    ) -> torch.Tensor:
+        assert reduction == "sum" and bool((target >= 0).all())
+        return torch.nn.functional.cross_entropy(hidden @ weight.T, target, reduction="sum")
+
+    kernel = Recorder(cut)
+    install(monkeypatch, "cut_cross_entropy", linear_cross_entropy=kernel)
+    fused = Recorder(lambda weight, hidden, target, bias: cut(hidden, weight, target, bias, "sum"))
+    install(monkeypatch, "liger_kernel.transformers", LigerFusedLinearCrossEntropyLoss=lambda reduction: fused)
+    (head.cut_cross_entropy if which == "cut" else head.liger_cross_entropy)(model)
+    loss = model(input_ids=ids, labels=labels, num_items_in_batch=torch.tensor(8)).loss
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert len((kernel if which == "cut" else fused).calls) == 1
+    model.eval()
+    assert model(input_ids=ids).logits.shape == (2, 6, tiny.VOCAB), "an evaluation has logits"
+
+
+def test_float8_takes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    convert = Recorder()
+    config = SimpleNamespace(from_recipe_name=lambda recipe: f"config of {recipe}")
+    install(monkeypatch, "torchao.float8", convert_to_float8_training=convert, Float8LinearConfig=config)
+    model = tiny.draw("llama")
+    float8.float8_linear(model, "rowwise")
+    (passed,), more = convert.calls[0]
+    assert passed is model and more["config"] == "config of rowwise"
+    takes = more["module_filter_fn"]
+    assert takes(torch.nn.Linear(32, 64), "") and not takes(torch.nn.Linear(32, 60), "")
+    assert not takes(model.lm_head, "lm_head") and not takes(torch.nn.LayerNorm(32), "")
+
+
+def test_a_model_that_changes_its_logits_is_refused() -> None:
+    model = tiny.draw("llama")
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match="final_logit_softcapping"):
+        head.chunked_cross_entropy(model)
+
+
+def test_apex_norms_take_over_weights_and_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "apex.normalization", FusedLayerNorm=torch.nn.LayerNorm)
+    model = tiny.draw("bert").eval()
+    ids = torch.arange(12).reshape(2, 6)
+    before = model(input_ids=ids).logits
+    normalisation.apex_norms(model)
+    assert torch.allclose(model(input_ids=ids).logits, before)
+    assert all("forward" in vars(module) for module in normalisation.norms_of(model))
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_the_varlen_kernel_of_both_signatures(monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def new_kernel(  # 2.13
+        query: Any,
+        key: Any,
+        value: Any,
+        cu_seq_q: Any,
+        cu_seq_k: Any,
+        max_q: int,
+        max_k: int,
+        *,
+        scale: Any = None,
+        window_size: tuple[int, int] = (-1, -1),
+        enable_gqa: bool = False,
+    ) -> Any:
+        calls.append(
+            {"window": window_size, "scale": scale, "gqa": enable_gqa, "heads": key.shape[1], "dtype": query.dtype}
+        )
+        return query
+
+    def old_kernel(  # 2.10
+        query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int, is_causal: bool = False
+    ) -> Any:
+        calls.append({"causal": is_causal, "heads": key.shape[1], "dtype": query.dtype})
+        return query
+
+    install(monkeypatch, "torch.nn.attention.varlen", varlen_attn=old_kernel if old else new_kernel)
+    q, k = torch.ones(8, 4, 16), torch.ones(8, 2, 16)
+    ends = torch.tensor([0, 3, 8], dtype=torch.int32)
+    out = attention._kernel(q, k, k, ends, 5, 0.25, (-1, 0))
+    assert out.dtype is torch.float32 and out.shape == q.shape
+    (call,) = calls
+    assert call["dtype"] is torch.bfloat16
+    if old:
+        assert call["causal"] is True and call["heads"] == 4, "key heads are repeated where the kernel cannot"
+        with pytest.raises(ValueError, match="no sliding window"):
+            attention._kernel(q, k, k, ends, 5, None, (15, 0))
+    else:
+        assert call == {"window": (-1, 0), "scale": 0.25, "gqa": True, "heads": 2, "dtype": torch.bfloat16}
+
+
+def test_varlen_says_what_it_lacks() -> None:
+    q = torch.ones(1, 2, 4, 8)
+    with pytest.raises(ValueError, match="needs cu_seq_lens_q"):
+        attention.varlen_attention(SimpleNamespace(), q, q, q)
+    with pytest.raises(ValueError, match="no dropout"):
+        attention.varlen_attention(
+            SimpleNamespace(), q, q, q, dropout=0.1, cu_seq_lens_q=torch.tensor([0, 4]), max_length_q=4
+        )
+
+
+def test_process_wide_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    for name in ("flash", "mem_efficient", "cudnn", "math"):
+        monkeypatch.setattr(torch.backends.cuda, f"enable_{name}_sdp", lambda on, name=name: seen.update({name: on}))
+    attention.sdpa_backends(cudnn=True)
+    assert seen == {"flash": False, "mem_efficient": False, "cudnn": True, "math": True}
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", lambda text: seen.update(settings=text))
+    allocator.expandable_segments()
+    assert seen["settings"] == "expandable_segments:True"
+
+
+def test_compile_passes_mode_and_backend_on() -> None:
+    model = tiny.draw("llama")
+    calls = []
+    for layer in compiling.layers_of(model):
+        layer.compile = lambda **more: calls.append(more)
+    compiling.compile_layers(model, mode="max-autotune-no-cudagraphs")
+    assert calls == [{"dynamic": True, "mode": "max-autotune-no-cudagraphs"}] * 2
+    model.compile = lambda **more: calls.append(more)
+    compiling.compile_model(model, dynamic=False, backend="cudagraphs")
+    assert calls[-1] == {"dynamic": False, "backend": "cudagraphs"}
+
+
+@pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")
+def test_offloaded_inputs_are_packed_by_the_hook_and_gradients_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.arange(12).reshape(2, 6)
+    plain, offloaded = tiny.draw("llama"), tiny.draw("llama")
+    plain(input_ids=ids, labels=ids).loss.backward()
+    used = Recorder(torch.autograd.graph.save_on_cpu)
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", used)
+    checkpointing.checkpoint_offloaded(offloaded)
+    offloaded(input_ids=ids, labels=ids).loss.backward()
+    assert len(used.calls) == 2, "once a layer"
+    assert tiny.furthest(tiny.gradients(plain), tiny.gradients(offloaded)) < 1e-6
