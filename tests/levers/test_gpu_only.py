@@ -13,6 +13,7 @@ from service.exports.templates.levers import (
     allocator,
     attention,
     checkpointing,
+    float8,
     head,
     kernels,
     normalisation,
