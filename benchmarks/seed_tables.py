@@ -1,0 +1,206 @@
+"""The published tables, reproduced on this device, side by side with the published ratios.
+
+    python benchmarks/seed_tables.py [--size tiny|full] [--table NAME ...] [--quick] [--home FOLDER] [--json FILE]
+
+Models are drawn at random in the published shapes (`--size full`) or much smaller (`tiny`, under 10 minutes on 2
+cores), data come from Python's own library: ratios are to be compared, not figures. A row that this device cannot run
+says why; on a CPU, which has no fp16 autocast, bf16 stands for it. Rows that were done are kept in --home, so that a run that was cut off goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from seeds.generation import generate
+from seeds.jobs import SIZES, Size, configuration, job, prepare
+from seeds.published import TABLES, Row, Table
+
+from service.contract.configuration import Configuration
+from service.contract.hardware import HardwareFacts
+from service.contract.measurement import Measurement, Outcome, Soak
+from service.contract.task import TrialRequest
+from service.levers import LEVERS, excluded
+from worker.main import discover, environment
+from worker.measuring import Bench, measure
+from worker.sandbox import Sandbox
+
+ROOT = Path(__file__).parent.parent
+SECONDS = 900.0
+WORSE = 0.03  # accuracy below the first row's that counts as unstable
+
+Found = dict[str, Any]
+
+
+def unavailable(table: Table, made: Configuration, facts: HardwareFacts) -> str | None:
+    """Why a row cannot run here, or None."""
+    for name, choice in made.levers.items():
+        if missing := LEVERS[name].choice(choice).missing(facts, asked=True):
+            return f"{name}={choice} {missing}"
+    clash = excluded({**made.levers, "task": table.task, "method": table.method})
+    return clash.reason if clash else None
+
+
+def run(bench: Bench, table: Table, row: Row, size: Size) -> Found:
+    """One row, measured as a trial, then trained a little and evaluated."""
+    made = configuration(table, row, size, bench.facts.device)
+    if reason := unavailable(table, made, bench.facts):
+        return {"name": row.name, "reason": reason}
+    spec = job(table, row, size, bench.home, bench.facts.device)
+    request = TrialRequest(
+        configuration=made,
+        origin="baseline",
+        number=1,
+        passes=2,
+        seconds_limit=SECONDS,
+        confirm_largest=row.batch is None,
+    )
+    found, _ = measure(bench, spec, table.name, request, lambda _: None, lambda: False, None)
+    assert found is not None, "nobody ends it from outside"
+    if found.outcome is not Outcome.ok or found.timing is None:
+        return {"name": row.name, "reason": f"{found.outcome}: {found.reason}"}
+    timing = found.timing
+    return {
+        "name": row.name,
+        "samples_per_second": timing.samples / timing.seconds,
+        "tokens_per_second": timing.tokens / timing.seconds,
+        "batch": found.micro_batch_size,
+        "rate": row.rate,
+        "peak_bytes": found.peak_bytes,
+        "once_seconds": found.load_seconds + found.compile_seconds,
+        "share_clean": timing.clean_share,
+        **trained(bench, table, found, spec),
+    }
+
+
+def trained(bench: Bench, table: Table, found: Measurement, spec: Any) -> Found:
+    """Accuracy after the size's steps, for tables that have one, and whether every loss was finite."""
+    if table.shows != "speed" or table.task == "causal-lm":
+        return {}
+    candidate = found.model_dump(mode="json")
+    request = bench.request(spec, table.name, mode="soak", candidate=candidate, seed=1, seconds=SECONDS)
+    started = time.perf_counter()
+    ending = bench.sandbox.run(request, SECONDS, lambda _: None, lambda: False)
+    if ending.kind != "result":
+        return {"unstable": ending.reason, "accuracy": None}
+    held = Soak.model_validate(ending.message["result"])
+    return {"accuracy": held.evaluation_accuracy, "last_loss": held.last_loss, "wall": time.perf_counter() - started}
+
+
+def show(table: Table, rows: list[Found]) -> None:
+    """Print a table beside what was published."""
+    print(f"\n{table.title}")
+    unit = "samples/s" if table.shows == "speed" else "peak MiB"
+    print(
+        f"{'':44} {'batch':>5} {'rate':>8} {unit:>10} {'ratio':>6} {'published':>9} {'accuracy':>8}  stable (published)"
+    )
+    first = next((one for one in rows if "reason" not in one), None)
+    for row, one in zip(table.rows, rows, strict=True):
+        published = f"{row.published:.2f}" if row.published else "-"
+        if "reason" in one or first is None:
+            print(f"{row.name:44} {'':>32} {published:>9}  {one.get('reason', '')[:100]}")
+            continue
+        key = "samples_per_second" if table.shows == "speed" else "peak_bytes"
+        value = one[key] if table.shows == "speed" else one[key] / 2**20
+        accuracy = f"{one['accuracy']:.3f}" if one.get("accuracy") is not None else "-"
+        said = "" if row.stable is None else f" ({'yes' if row.stable else 'no'})"
+        ratio = one[key] / first[key]
+        figures = f"{one['batch']:5} {one['rate']:8.1e} {value:10.1f} {ratio:6.2f} {published:>9} {accuracy:>8}"
+        print(f"{row.name:44} {figures}  {stable(one, first)}{said}  {row.note}".rstrip())
+
+
+def stable(one: Found, first: Found) -> str:
+    """Whether it learnt as well as the first row, as far as so few steps tell."""
+    if "unstable" in one:
+        return "no"
+    if one.get("accuracy") is None or first.get("accuracy") is None:
+        return "-"
+    return "yes" if one["accuracy"] >= first["accuracy"] - WORSE else "no"
+
+
+def show_generation(rows: list[Found]) -> None:
+    """Print the formats beside what was published for LLaMA 7B."""
+    print("\nGeneration with a causal model (published: LLaMA 7B on an A100)")
+    print(f"{'':44} {'tokens/s':>10} {'ratio':>6} {'published':>9} {'peak MiB':>9}")
+    base = next((row for row in rows if "reason" not in row), None)
+    for row in rows:
+        if "reason" in row or base is None:
+            print(f"{row['name']:44} {row.get('reason', '')[:100]}")
+            continue
+        published = f"{row['published'][0] / 11.47:.2f}" if row["published"] else "-"
+        ratio = row["tokens_per_second"] / base["tokens_per_second"]
+        speed, peak = row["tokens_per_second"], row["peak_bytes"] / 2**20
+        print(f"{row['name']:44} {speed:10.1f} {ratio:6.2f} {published:>9} {peak:9.1f}")
+
+
+def main() -> None:
+    """Run, print, write the JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--table", nargs="+", choices=[*(table.name for table in TABLES), "generation"], metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="two tables, tiny")
+    parser.add_argument("--home", type=Path, default=ROOT / "dynotune-out" / "seed-tables")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    os.environ.update(environment())
+    facts = discover()[0]
+    size = SIZES["tiny" if options.quick else options.size]
+    home = (options.home / options.size).resolve()
+    prepare(home, size)
+    wanted = options.table or (
+        ["lightning", "states"] if options.quick else [*(one.name for one in TABLES), "generation"]
+    )
+    store = home / "rows.json"
+    done: dict[str, Found] = json.loads(store.read_text()) if store.exists() else {}
+    bench = Bench(Sandbox(facts.device), facts, home, (home, ROOT), home / "hub")
+    print(f"{facts.name}, {time.strftime('%Y-%m-%d')}, size {options.size}")
+    result: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {"name": facts.name, "cores": facts.cores, "os": platform.platform(), "versions": facts.versions},
+        "size": options.size,
+        "tables": {},
+    }
+    for table in TABLES:
+        if table.name not in wanted:
+            continue
+        rows = []
+        for row in table.rows:
+            key = f"{table.name}/{row.name}"
+            if key not in done:
+                done[key] = run(bench, table, row, size)
+                store.write_text(json.dumps(done))
+            rows.append(done[key])
+        show(table, rows)
+        result["tables"][table.name] = [
+            {**one, "published": row.published} for row, one in zip(table.rows, rows, strict=True)
+        ]
+    if "generation" in wanted:
+        folder = home / "llama-weights"
+        if not (folder / "model.safetensors").exists():
+            save(home / "llama", folder)
+        rows = generate(folder, 32 if options.size == "tiny" else 256)
+        show_generation(rows)
+        result["tables"]["generation"] = rows
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def save(source: Path, folder: Path) -> None:
+    """A model with random weights, in a process of its own: this one does not import torch."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from transformers import AutoConfig, AutoModelForCausalLM;"
+        "AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(sys.argv[1])).save_pretrained(sys.argv[2])"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(source), str(folder)], check=True)
+
+
+if __name__ == "__main__":
+    main()
