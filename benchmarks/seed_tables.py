@@ -4,7 +4,8 @@
 
 Models are drawn at random in the published shapes (`--size full`) or much smaller (`tiny`, under 10 minutes on 2
 cores), data come from Python's own library: ratios are to be compared, not figures. A row that this device cannot run
-says why; on a CPU, which has no fp16 autocast, bf16 stands for it. Rows that were done are kept in --home, so that a run that was cut off goes on.
+says why; on a CPU, which has no fp16 autocast, bf16 stands for it. Rows that were done are kept in --home, so that a
+run that was cut off goes on.
 """
 
 from __future__ import annotations
