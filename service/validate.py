@@ -92,6 +92,10 @@ def _levers(spec: JobSpec) -> list[dict[str, str]]:
             found.append(_mistake("/search/fixed", f"search.fixed: {names} cannot be with {spec.task}: {clash.reason}"))
     if isinstance(spec.baseline, dict):
         found += _baseline(spec.baseline)
+        for name in ("fp16", "tf32"):
+            if spec.hardware.device == "cpu" and spec.baseline.get(name):
+                text = f"baseline.{name} needs an NVIDIA GPU, and hardware.device is cpu"
+                found.append(_mistake(f"/baseline/{name}", text))
     return found
 
 

@@ -31,13 +31,13 @@ class DeviceLock:
 
     def acquire(self) -> bool:
         """Take the lock if it is free. A refusal leaves word that somebody waits, until it is taken."""
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = _open(self._path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(file)
             if self._waiting is None:
-                self._waiting = os.open(self._queue, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                self._waiting = _open(self._queue)
                 fcntl.flock(self._waiting, fcntl.LOCK_SH)
             return False
         os.truncate(file, 0)
@@ -60,7 +60,7 @@ class DeviceLock:
 
     def awaited(self) -> bool:
         """Whether somebody else waits for this device: then it is their turn."""
-        file = os.open(self._queue, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = _open(self._queue)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -68,3 +68,11 @@ class DeviceLock:
         finally:
             os.close(file)
         return False
+
+
+def _open(path: Path) -> int:
+    """The file, made when it is not there, for every user of this host whatever our umask is."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    if os.fstat(file).st_uid == os.geteuid():
+        os.fchmod(file, 0o666)
+    return file

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.contract.configuration import Configuration
-from service.contract.measurement import Measurement, Outcome
+from service.contract.measurement import Measurement, Outcome, Verdict
 from service.contract.recommendation import Recommendation, Winner
 
 GIB = 2**30
@@ -140,7 +140,8 @@ def result_table(recommendation: Recommendation) -> Table:
     for method, winner in recommendation.methods.items():
         baseline = winner.evidence.baseline
         if baseline is not None and baseline.configuration != winner.evidence.measurement.configuration:
-            table.add_row(f"{method}: baseline", *_measured(baseline), "1.00x", "")
+            verdict = next((one for one in winner.verdicts if one.key == baseline.configuration.key), None)
+            table.add_row(f"{method}: baseline", *_measured(baseline, verdict), "1.00x", "")
         _add_winner(table, method, winner)
     baselines = {method: winner.evidence.baseline for method, winner in recommendation.methods.items()}
     verdicts = {verdict.key: verdict for winner in recommendation.methods.values() for verdict in winner.verdicts}
@@ -155,7 +156,7 @@ def result_table(recommendation: Recommendation) -> Table:
             else:
                 ratio = f"{verdict.speedup:.2f}x" if verdict.speedup is not None else "-"
                 judged = (ratio, "; ".join(("yes" if verdict.stable else "no", *verdict.reasons)))
-            cells = (*_measured(one), *judged)
+            cells = (*_measured(one, verdict), *judged)
             table.add_row(f"{method}: {title}", *cells, style="dim")
     for rejected in recommendation.rejected:
         levers = " ".join(f"{name}={choice}" for name, choice in rejected.levers.items())
@@ -191,7 +192,10 @@ def _add_winner(table: Table, method: str, winner: Winner) -> None:
     )
 
 
-def _measured(one: Measurement) -> tuple[str, str, str, str, str]:
+def _measured(one: Measurement, verdict: Verdict | None) -> tuple[str, str, str, str, str]:
+    """Figures of the verification's blocks where it was in them, else of its trial: rows then compare."""
+    if verdict is not None and verdict.timing is not None:
+        one = one.model_copy(update={"timing": verdict.timing})
     if one.outcome is not Outcome.ok or one.timing is None:
         return "", "", "", "", ""
     return (

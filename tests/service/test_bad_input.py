@@ -52,7 +52,7 @@ MODEL = {"source": "model", "weights": "random"}
         ({"search": {"verify": "deep"}}, "/search/verify", "'quick' or 'full'"),
         ({"training": {"effective_batch_size": 0}}, "/training/effective_batch_size", "greater than or equal to 1"),
         ({"training": {"learning_rate": "high"}}, "/training/learning_rate", "not 'high'"),
-        ({"task": "image-classification"}, "/task", "'causal-lm' or 'sequence-classification'"),
+        ({"task": "image-classification"}, "/task", "'causal-lm', 'sequence-classification' or 'masked-lm'"),
         ({"method": ["lora", "magic"]}, "/method/1", "'lora', 'qlora' or 'full'"),
         ({"colour": "red"}, "/colour", "not a known field"),
         ({"dataset": "d.jsonl"}, "/dataset", "dataset: must be a mapping, not 'd.jsonl'"),
@@ -75,6 +75,17 @@ MODEL = {"source": "model", "weights": "random"}
         ({"baseline": 5}, "/baseline", "must be 'default' or a mapping of TrainingArguments, not 5"),
         ({"baseline": {"a": {"b": "x"}, "optim": ["x"]}}, "/baseline/optim", "must be text"),
         ({"baseline": {"per_device_train_batch_size": 2**40}}, "/baseline/per_device_train_batch_size", "from 1 to"),
+        ({"baseline": {"fp16": True}, "hardware": {"device": "cpu"}}, "/baseline/fp16", "needs an NVIDIA GPU"),
+        (
+            {"search": {"fixed": {"quantization": "nf4"}}, "method": "lora"},
+            "/search/fixed/quantization",
+            "quantization=nf4 means nothing to causal-lm with method lora",
+        ),
+        (
+            {"task": "masked-lm", "dataset": {"source": "x", "columns": {"label": "y"}}},
+            "",
+            "reads the column text only",
+        ),
         ({"baseline": {"per_device_train_batch_size": 0}}, "/baseline/per_device_train_batch_size", "from 1 to"),
     ],
 )

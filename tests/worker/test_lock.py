@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,18 @@ def test_one_holder(tmp_path: Path) -> None:
     first.release()
     assert second.acquire()
     second.release()
+
+
+def test_other_users_may_take_it_whatever_our_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        lock = DeviceLock(tmp_path / "locks", "cpu-0")
+        assert lock.acquire()
+        lock.awaited()
+        lock.release()
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "locks").iterdir()} == {0o666}
 
 
 def test_whoever_waits_is_seen(tmp_path: Path) -> None:
