@@ -18,7 +18,7 @@ SOAKED = (
     "llama-2m full fp32 1GiB 128",
     "llama-6m lora fp32 1GiB 256",
     "llama-13m lora fp32 1GiB 128",
-    "llama-2m lora bf16-mixed 0.65GiB 64",
+    "llama-2m lora fp32 1.5GiB 128",
 )
 LONG = SOAKED[0]
 SECONDS = 8 * 3600.0
