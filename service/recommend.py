@@ -233,7 +233,8 @@ def _notes(spec: JobSpec, best: Winner) -> tuple[str, ...]:
             f"{best.configuration.learning_rate:g} by the square root of the ratio."
         )
     if best.configuration.levers["batching"] in ACROSS_STEPS:
-        notes.append("Batching 'grouped' sorts by length across steps: every sample is seen, in another order.")
+        name = best.configuration.levers["batching"]
+        notes.append(f"Batching {name!r} arranges samples across steps: every sample is seen, in another order.")
     return tuple(notes)
 
 

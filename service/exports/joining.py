@@ -15,6 +15,7 @@ def joined(texts: list[str], comment: str = "") -> str:
         tree = ast.parse(text)
         nodes = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         for node in nodes:
+            assert not any(alias.asname for alias in node.names), "an alias would be lost"
             if isinstance(node, ast.Import):
                 imports |= {alias.name: set() for alias in node.names}
             elif node.module and not node.module.startswith(("service.", "__future__")):

@@ -16,7 +16,7 @@ ATTENTION: tuple[str, ...] = (
     "k_lin",
     "v_lin",
 )
-ATTENTION += ("out_lin", "c_attn", "Wqkv")
+ATTENTION += ("out_lin", "c_attn", "Wqkv", "query_key_value", "out_proj")
 
 LEVER = Lever(
     name="adapter",

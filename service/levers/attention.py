@@ -61,6 +61,7 @@ LEVER = Lever(
             "varlen",
             "torch's own variable-length kernel: no mask, so samples side by side cost their own squares only",
             needs=(varlen_kernel(),),
+            changes_numerics=True,
             function="register_varlen",
             from_pretrained={"attn_implementation": "varlen"},
             not_expressible="an attention of our own, registered with transformers; train.py brings it",

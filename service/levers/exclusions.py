@@ -38,7 +38,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         "https://huggingface.co/docs/transformers/attention_interface",
     ),
     Exclusion(
-        {"compile": WHOLE, "batching": PACKED, "attention": SDPA},
+        {"batching": PACKED, "attention": SDPA, "compile": WHOLE},
         "compiled as a whole, sdpa gets the dense mask of the packed rows, and no fast kernel takes it",
         "https://github.com/huggingface/transformers/issues/48925",
     ),
@@ -105,6 +105,26 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         {"activations": ("half", "fifth"), "compile": ("off", "per-layer-aot-eager", "whole-cudagraphs")},
         "the budget is the compiler's, and nothing is generated there",
         "https://pytorch.org/blog/activation-checkpointing-techniques/",
+    ),
+    Exclusion(
+        {"adapter": ("base-dtype",), "precision": ("fp16-mixed",)},
+        "a gradient scaler cannot unscale the gradients of 16-bit weights",
+        "https://docs.pytorch.org/docs/stable/amp.html",
+    ),
+    Exclusion(
+        {"adapter": ("base-dtype",), "method": ("qlora",)},
+        "a quantised base has no format that adapters could share",
+        "https://huggingface.co/docs/peft/developer_guides/lora",
+    ),
+    Exclusion(
+        {"padding": ("multiple-8", "multiple-64", "max"), "batching": ("token-budget",)},
+        "the budget counts tokens before rows are padded further, so that the batch would outgrow it",
+        "https://huggingface.co/docs/transformers/main_classes/data_collator",
+    ),
+    Exclusion(
+        {"compile": GRAPHS, "batching": ("token-budget", *PACKED)},
+        "CUDA graphs are made for one shape each, and the number of rows varies",
+        "https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
     Exclusion(
         {"adapter": ("dora",), "compile": ("per-layer", "per-layer-max-autotune", *WHOLE)},

@@ -109,13 +109,6 @@ LEVER = Lever(
             not_expressible="Trainer has no stochastic rounding; train.py takes torchao's AdamW with it",
         ),
         Choice(
-            "adamw-cpu-offload",
-            "torchao: states and update on the host, overlapped with the backward pass",
-            needs=(package("torchao", "offloaded optimizer states"), cuda()),
-            function="offloaded_adamw",
-            not_expressible="Trainer has no offloaded AdamW without DeepSpeed; train.py takes torchao's",
-        ),
-        Choice(
             "apex-fused-adam",
             "Apex's FusedAdam: one kernel for all tensors",
             needs=(package("apex", "its fused optimizers"), cuda()),
@@ -128,7 +121,10 @@ LEVER = Lever(
             needs=(package("torchdistx", "AnyPrecisionAdamW"),),
             changes_numerics=True,
             function="anyprecision",
-            training_arguments={"optim": "adamw_anyprecision", "optim_args": "use_kahan_summation=True"},
+            training_arguments={
+                "optim": "adamw_anyprecision",
+                "optim_args": "use_kahan_summation=True, momentum_dtype=bfloat16, variance_dtype=bfloat16",
+            },
         ),
         Choice(
             "adafactor",
@@ -162,6 +158,7 @@ LEVER = Lever(
                 "optim_target_modules": "all-linear",
                 "optim_args": "rank=128, update_proj_gap=200, scale=0.25",
             },
+            not_expressible="Trainer projects linear layers only; train.py every matrix, as was measured",
         ),
         Choice(
             "sgd",

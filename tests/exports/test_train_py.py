@@ -160,9 +160,20 @@ CASES: dict[str, tuple[dict[str, str], bool, dict[str, Any]]] = {
     "packed qlora": ({"method": "qlora", "batching": "packed", "optimizer": "adamw-8bit"}, False, {}),
     "classify full": ({"method": "full", "batching": "padded", "precision": "fp32"}, True, {}),
     "classify lora": ({"method": "lora", "batching": "sorted"}, True, {}),
+    "side by side": ({"method": "full", "batching": "padding-free", "attention": "varlen"}, False, {}),
+    "token budget": ({"method": "full", "batching": "token-budget", "head": "chunked"}, False, {}),
+    "packed global": ({"method": "lora", "batching": "packed-global", "adapter": "rslora"}, False, {}),
+    "checkpointed": ({"method": "lora", "checkpointing": "every-2", "adapter": "attention-only"}, False, {}),
+    "selective": ({"method": "full", "checkpointing": "selective", "padding": "multiple-64"}, False, {}),
+    "nf4": ({"method": "qlora", "quantization": "nf4", "vocabulary": "multiple-64"}, False, {}),
+    "int8": ({"method": "qlora", "quantization": "int8", "optimizer": "adamw-bnb-32bit"}, False, {}),
+    "norms": ({"method": "full", "precision": "bf16-mixed", "normalisation": "low-precision"}, False, {}),
+    "classify max": ({"method": "full", "padding": "max", "optimizer": "adafactor"}, True, {}),
+    "compiled": ({"method": "lora", "compile": "per-layer-aot-eager"}, False, {}),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
 @pytest.mark.parametrize("case", CASES)
 def test_it_trains_as_the_worker_does(
     case: str, models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts], capsys: pytest.CaptureFixture[str]

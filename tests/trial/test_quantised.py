@@ -53,6 +53,21 @@ def test_other_weights_have_another_key(llama: Path, tmp_path: Path) -> None:
     assert len({one.key, *(asked.key for asked in others)}) == 4
 
 
+@pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")
+def test_what_is_broken_is_made_anew(llama: Path, functions: Path, tmp_path: Path) -> None:
+    spec = tiny.job(llama, functions, method="qlora")
+    limits = replace(tiny.limits(llama, functions.parent), quantised=tmp_path / "kept")
+    made = configuration("qlora", 8, precision="fp32")
+    build(spec, made, Cpu(), limits, seed=0)
+    (kept,) = (tmp_path / "kept").iterdir()
+    (kept / "model.safetensors").write_bytes(b"not weights")
+    build(spec, made, Cpu(), limits, seed=0)
+    assert (kept / "model.safetensors").stat().st_size > 1000
+    build(spec, made.model_copy(update={"levers": made.levers | {"precision": "bf16-mixed"}}), Cpu(), limits, seed=0)
+    assert len(list((tmp_path / "kept").iterdir())) == 2, "the parts that stay unquantised are kept in another format"
+
+
+@pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")
 def test_a_full_disk_keeps_nothing(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         def save_pretrained(self, folder: Path) -> None:

@@ -10,13 +10,12 @@ from service.contract.measurement import Measurement
 from service.levers import LEVERS
 from worker.plan.space import TRAINER_BATCH, learning_rate
 
+# What TrainingArguments call optimizers; where several choices are written alike, it is the last one that Trainer has.
 OPTIMIZERS = {
-    "adamw_torch": "adamw-foreach",
-    "adamw_torch_fused": "adamw-fused",
-    "adamw_bnb_8bit": "adamw-8bit",
-    "adamw_8bit": "adamw-8bit",
-    "paged_adamw_8bit": "paged-adamw-8bit",
-}
+    choice.training_arguments["optim"]: choice.name
+    for choice in LEVERS["optimizer"].choices
+    if "optim" in choice.training_arguments
+} | {"adamw_8bit": "adamw-8bit", "adamw_torch": "adamw-foreach"}
 READ = {
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -48,7 +47,7 @@ def baseline(spec: JobSpec, method: Method) -> tuple[Configuration, tuple[str, .
                 f"The baseline's {name}={mine[name]} is not in the catalogue, so {levers[lever]} was measured instead; "
                 "the speed-up is over that."
             )
-    if mine.get("torch_compile"):
+    if mine.get("torch_compile") and levers["compile"] == "per-layer":
         notes.append("The baseline's torch_compile compiles the whole model; it was measured compiled layer by layer.")
     left_out = sorted(set(mine) - READ)
     if left_out:
@@ -102,7 +101,8 @@ def _levers(mine: dict[str, Any]) -> dict[str, str]:
     if mine.get("gradient_checkpointing"):
         levers["checkpointing"] = "full"
     if mine.get("torch_compile"):
-        levers["compile"] = "per-layer"
+        # With checkpointing the whole model's graph breaks under adapters.
+        levers["compile"] = "per-layer" if mine.get("gradient_checkpointing") else "whole"
     if mine.get("group_by_length") or mine.get("train_sampling_strategy") == "group_by_length":
         levers["batching"] = "grouped"
     if mine.get("attn_implementation") in LEVERS["attention"].names:

@@ -12,9 +12,17 @@ from service.contract.measurement import Measurement, MemoryLine
 from service.levers.batching import ROWS
 
 FACTORS: dict[str, dict[str, float]] = {
-    "precision": {"bf16-mixed": 0.6, "fp16-mixed": 0.6},
+    "precision": {
+        "bf16-mixed": 0.6,
+        "bf16-mixed-uncached": 0.6,
+        "fp16-mixed": 0.6,
+        "bf16": 0.5,
+        "fp16": 0.5,
+        "fp64": 2.0,
+    },
+    "head": {"chunked": 0.4, "cut-cross-entropy": 0.4, "liger": 0.4},
     "attention": {"eager": 1.3},
-    "checkpointing": {"full": 0.4},
+    "checkpointing": {"full": 0.4, "every-2": 0.7, "every-4": 0.85, "selective": 0.6, "offloaded": 0.3},
 }
 
 

@@ -17,6 +17,7 @@ from worker.plan.space import Space, applicable, every, make, repaired
 
 MOST_ASKS = 16
 MOST_LISTED = 10_000
+MOST_DRAWN = 200
 WORSE = 2.0
 EFFECTIVE = "effective_batch_size"
 
@@ -68,8 +69,14 @@ def ask(
 def _any_left(
     spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...], taken: set[str]
 ) -> Configuration | None:
-    """TPE has narrowed down to what is taken: one of the rest at random, or None when there is no rest."""
+    """TPE has narrowed down to what is taken: one of the rest at random, or None when there is none to be found."""
     if math.prod(map(len, choices.values())) > MOST_LISTED:
+        rng = random.Random(spec.search.seed + len(taken))
+        for _ in range(MOST_DRAWN):
+            drawn = {name: rng.choice(options) for name, options in choices.items()}
+            made = make(spec, method, repaired(spec, method, drawn, choices), rng.choice(effectives))
+            if made is not None and made.key not in taken:
+                return made
         return None
     left = [one for one in every(spec, method, choices, effectives) if one.key not in taken]
     return random.Random(spec.search.seed + len(taken)).choice(left) if left else None

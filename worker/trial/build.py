@@ -187,7 +187,8 @@ def _model(
             options["use_safetensors"] = None if limits.allow_pickle else True
             kind = task.model_class()
             if configuration.method == "qlora":
-                asked = quantised.Asked(folder, _quantization(spec.task, configuration), f"{spec.task} {seed}")
+                rest = f"{spec.task} {seed} {options['dtype']} {task.model_arguments(data.train + data.validation)}"
+                asked = quantised.Asked(folder, _quantization(spec.task, configuration), rest)
                 model, extra = quantised.load(kind, asked, options, limits.quantised)
             else:
                 model = kind.from_pretrained(folder, **options)
@@ -201,7 +202,18 @@ def _model(
         if "size" not in str(error) or is_out_of_memory(error):
             raise
         raise JobProblem(f"model.source: its weights do not fit this task's model: {_line(error)}") from error
+    _check_attention(configuration, config)
     return adapted(spec, configuration, model, seed), extra
+
+
+def _check_attention(configuration: Configuration, config: Any) -> None:
+    """TrialProblem where the model drops attention weights and the kernel cannot."""
+    names = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+    rate = max((getattr(config.get_text_config(), name, 0.0) or 0.0 for name in names), default=0.0)
+    if rate and configuration.levers["attention"] in ("varlen", "flex"):
+        raise TrialProblem(
+            f"attention={configuration.levers['attention']} has no dropout, and the model's config.json asks for {rate}"
+        )
 
 
 def _random(
@@ -289,6 +301,8 @@ def _with_adapter(spec: JobSpec, configuration: Configuration, model: Any, seed:
     try:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=autocast_adapters)
     except ValueError as error:
+        if targets is ATTENTION:
+            raise TrialProblem(f"adapter=attention-only: {_line(error)}") from error
         raise JobProblem(f"lora.target_modules: {_line(error)}") from error
     if precision.autocast_dtype(configuration.levers) and autocast_adapters:
         # peft keeps a classification head in the base's 16 bits; what is trained needs fp32 master weights.

@@ -29,7 +29,18 @@ from worker.trial.fake import Storages, fake_tensors, real_shapes
 
 GIB = 2**30
 CUDA_OVERHEAD = 0.5 * GIB  # context and libraries; a measurement replaces it
-STATE_BYTES = {"adamw-8bit": 2.06, "paged-adamw-8bit": 0.0}  # a trained parameter; paged state lives on the host
+# Bytes a trained parameter, 8 where not named; paged state lives on the host, Adafactor's is a row and a column.
+STATE_BYTES = {
+    "adamw-8bit": 2.06,
+    "adamw-torchao-8bit": 2.06,
+    "adamw-torchao-fp8": 2.06,
+    "adamw-torchao-4bit": 1.06,
+    "paged-adamw-8bit": 0.0,
+    "paged-adamw-32bit": 0.0,
+    "sgd": 0.0,
+    "adafactor": 0.1,
+    "lion": 4.0,
+}
 # Bytes a quantised weight (Dettmers et al. 2023): 4 bits and a scale per 64, which is 4 bytes or quantised again.
 QUANTISED_BYTES = {"nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256), "nf4": 0.5 + 4 / 64, "int8": 1.0}
 FOREACH = ("adamw-foreach",)
@@ -77,10 +88,17 @@ def _levers(spec: JobSpec, device: str, facts: HardwareFacts) -> dict[str, str]:
     native = device == "cuda" or facts.bf16_native
     levers = {name: lever.baseline for name, lever in LEVERS.items()}
     levers |= {"precision": "bf16-mixed" if native else "fp32", "attention": "sdpa", "optimizer": "adamw-fused"}
-    levers |= spec.search.fixed
-    if levers["attention"] not in ("eager", "sdpa"):
-        levers["attention"] = "sdpa"  # kernels that read the batch have nothing to read on fake tensors
-    return levers | {"experts": LEVERS["experts"].baseline}
+    return drawable(levers | spec.search.fixed)
+
+
+def drawable(levers: dict[str, str]) -> dict[str, str]:
+    """The levers whose shapes can be drawn: kernels, and what reads the batch, have nothing to read on fake tensors."""
+    found = {name: levers.get(name, lever.baseline) for name, lever in LEVERS.items()}
+    for name in ("experts", "kernels", "head", "normalisation", "float8", "activations", "compile", "allocator"):
+        found[name] = LEVERS[name].baseline
+    if found["attention"] not in ("eager", "sdpa"):
+        found["attention"] = "sdpa"
+    return found
 
 
 class _Estimator:
@@ -123,7 +141,7 @@ class _Estimator:
         if not mine:
             return line, False
         nearest = max(mine, key=lambda one: sum(one.levers.get(name) == choice for name, choice in levers.items()))
-        same = self._line(method, nearest.levers, nearest.max_length)
+        same = self._line(method, drawable(nearest.levers), nearest.max_length)
         rest = nearest.line.rest_bytes / same.rest_bytes
         slope = nearest.line.slope_bytes / same.slope_bytes
         scaled = MemoryLine(

@@ -60,10 +60,12 @@ def prepare(bundle: Bundle, step: Step) -> tuple[list[Batch], int]:
 def forward_backward(bundle: Bundle, batch: Batch, items: torch.Tensor) -> torch.Tensor:
     """One micro batch; its share of the step's loss, still on the device."""
     batch = moved(batch, bundle.device.torch)
+    if bundle.compiled():
+        torch.compiler.cudagraph_mark_step_begin()
     with bundle.autocast():
         loss = bundle.task.loss(bundle.model, batch, items)
     (bundle.scaler.scale(loss) if bundle.scaler else loss).backward()
-    return loss.detach()
+    return loss.detach().clone()  # a CUDA graph writes the next one over it
 
 
 def update(bundle: Bundle) -> torch.Tensor:
@@ -77,7 +79,7 @@ def update(bundle: Bundle) -> torch.Tensor:
         bundle.scaler.update()
     else:
         bundle.optimizer.step()
-    bundle.optimizer.zero_grad(set_to_none=True)
+    bundle.optimizer.zero_grad()
     if bundle.configuration.levers["cache"] == "emptied":
         torch.cuda.empty_cache()
     return norm.detach()
@@ -143,7 +145,7 @@ def reference_step(bundle: Bundle, step: Step) -> StepResult:
         if bundle.scaler:
             bundle.scaler.unscale_(bundle.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(trained, float("inf"))
-        bundle.optimizer.zero_grad(set_to_none=True)
+        bundle.optimizer.zero_grad()
         if bundle.scaler is None:
             break
         bundle.scaler.update()  # halves the scale after an overflow
@@ -154,6 +156,8 @@ def reference_step(bundle: Bundle, step: Step) -> StepResult:
 
 def forget(bundle: Bundle) -> None:
     """The optimizer as it began, its state zeroed in place rather than made anew; the gradient scale settled."""
+    if type(bundle.optimizer).__module__.startswith("torchao"):
+        bundle.new_optimizer()  # its states are tensors of their own kind, which cannot be zeroed
     for state in bundle.optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and not name.startswith("qmap"):  # bitsandbytes' code book stays

@@ -84,8 +84,10 @@ def run_trial(
     tell, learnt = probe.Tell(send), probe.Known(known, request.memory_line)
     found = probe.largest(bundle, tell, request.confirm_largest, learnt)
     evaluation = max(1, found.largest)
-    if request.confirm_largest and found.largest and spec.search.verify == "full":
-        evaluation = probe.evaluation(bundle, tell, found.largest, learnt)
+    # A head that trains without logits evaluates with them: then nothing follows from what training takes.
+    apart = request.configuration.levers["head"] != LEVERS["head"].baseline
+    if apart or (request.confirm_largest and found.largest and spec.search.verify == "full"):
+        evaluation = probe.evaluation(bundle, tell, 1 if apart else found.largest, learnt)
     bundle.new_optimizer()
     spent.phase("probe")
     base: dict[str, Any] = {
@@ -138,7 +140,7 @@ def run_trial(
         curve=times.timings(),
         peak_bytes=timing.peak_bytes,
         reserved_bytes=timing.reserved_bytes,
-        evaluation_batch_size=max(evaluation, timing.micro_batch_size),
+        evaluation_batch_size=evaluation if apart else max(evaluation, timing.micro_batch_size),
         compile_seconds=compile_seconds,
         check_loss=reference.loss,
         check_grad_norm=reference.grad_norm,

@@ -76,13 +76,20 @@ class Found:
 @contextlib.contextmanager
 def without_learning(bundle: Bundle) -> Iterator[None]:
     """Steps in here leave the weights as they are: the learning rate is 0."""
-    rates = [group["lr"] for group in bundle.optimizer.param_groups]
-    for group in bundle.optimizer.param_groups:
-        group["lr"] = 0.0
+    rates = [float(group["lr"]) for group in bundle.optimizer.param_groups]
+    _set_rates(bundle, [0.0] * len(rates))
     try:
         yield
     finally:
-        for group, rate in zip(bundle.optimizer.param_groups, rates, strict=True):
+        _set_rates(bundle, rates)
+
+
+def _set_rates(bundle: Bundle, rates: list[float]) -> None:
+    """The learning rate of each group; torchao keeps tensors, and refuses numbers in their place."""
+    for group, rate in zip(bundle.optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
             group["lr"] = rate
 
 

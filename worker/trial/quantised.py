@@ -9,21 +9,23 @@ import shutil
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 TIMES = "dynotune.json"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be quantised and how; `head` names what else the weights depend on, such as the seed of a head."""
+    """What is to be quantised and how; `rest` names what else the weights depend on, such as the seed of a head."""
 
     folder: Path
     quantization: Any
-    head: str
+    rest: str
 
     @property
     def key(self) -> str:
@@ -32,7 +34,8 @@ class Asked:
         marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         arguments = {name: str(value) for name, value in sorted(self.quantization.to_dict().items())}
         arguments.pop("bnb_4bit_compute_dtype", None)  # of the arithmetic, not of the weights
-        text = json.dumps([str(self.folder.resolve()), marks, arguments, self.head], sort_keys=True)
+        made_by = [metadata.version(name) for name in ("transformers", "bitsandbytes", "torch")]
+        text = json.dumps([str(self.folder.resolve()), marks, arguments, self.rest, made_by], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -41,10 +44,13 @@ def load(kind: Any, asked: Asked, options: dict[str, Any], store: Path | None) -
     kept = store / asked.key if store else None
     if kept and (kept / TIMES).exists():
         started = time.perf_counter()
-        model = _kept(kind, kept, asked, options)
-        os.utime(kept)  # still in use: see worker/pruning.py
-        spent = time.perf_counter() - started
-        return model, max(0.0, float(json.loads((kept / TIMES).read_text())["seconds"]) - spent)
+        try:
+            model = _kept(kind, kept, asked, options)
+            os.utime(kept)  # still in use: see worker/pruning.py
+            seconds = float(json.loads((kept / TIMES).read_text())["seconds"])
+            return model, max(0.0, seconds - (time.perf_counter() - started))
+        except (OSError, ValueError, KeyError, SafetensorError):
+            shutil.rmtree(kept, ignore_errors=True)  # broken, or half pruned: it is made anew
     started = time.perf_counter()
     model = kind.from_pretrained(asked.folder, quantization_config=asked.quantization, **options)
     seconds = time.perf_counter() - started
@@ -79,5 +85,5 @@ def _keep(model: Any, kept: Path, seconds: float) -> None:
             model.save_pretrained(partial)
         (partial / TIMES).write_text(json.dumps({"seconds": seconds}))
         partial.rename(kept)
-    except OSError:  # no room, or another worker was faster
+    except (OSError, SafetensorError):  # no room, or another worker was faster
         shutil.rmtree(partial, ignore_errors=True)

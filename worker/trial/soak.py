@@ -179,7 +179,8 @@ def evaluate(bundle: Bundle, size: int) -> tuple[float, float | None, float]:
     for start in range(0, len(samples), size):
         rows = [[sample] for sample in samples[start : start + size]]
         count = sum(bundle.task.items(row[0]) for row in rows)
-        batch = moved(loop.tensors(bundle, rows, mask=True, packed=False), bundle.device.torch)
+        width = bundle.width(max(len(ids) for ((ids, _),) in rows))
+        batch = moved(loop.tensors(bundle, rows, mask=True, packed=False, width=width), bundle.device.torch)
         with bundle.autocast():
             output: Any = bundle.model(**batch)
         total += float(output.loss) * count

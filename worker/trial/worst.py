@@ -33,4 +33,5 @@ def _full_row(sample: Sample, length: int) -> list[Sample]:
 def evaluation_batch(bundle: Bundle, size: int) -> Batch:
     """`size` times the longest validation sample, padded as the evaluation pads."""
     longest = max(bundle.data.validation, key=lambda sample: len(sample[0]))
-    return loop.tensors(bundle, [[longest]] * size, mask=True, packed=False)
+    width = bundle.width(len(longest[0]))
+    return loop.tensors(bundle, [[longest]] * size, mask=True, packed=False, width=width)

@@ -42,7 +42,7 @@ def padded_width(longest: int) -> int:
     """The tokens that rows are padded to."""
     multiple: int = CONFIG["padding"]["multiple"]
     most: int = CONFIG["dataset"]["max_length"]
-    return min(most, -(-longest // multiple) * multiple) if multiple else most
+    return max(longest, min(most, -(-longest // multiple) * multiple) if multiple else most)
 
 
 def collate(rows: list[list[Sample]], pad: int, mask: bool) -> Batch:

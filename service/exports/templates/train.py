@@ -70,10 +70,11 @@ def optimizer_step(
     losses, items = [], torch.tensor(count, device=device)
     for batch in batches:
         batch = moved(batch, device)
+        torch.compiler.cudagraph_mark_step_begin()
         with autocast(device):
             loss = loss_of(model, batch, items)
         (scaler.scale(loss) if scaler else loss).backward()
-        losses.append(loss.detach())
+        losses.append(loss.detach().clone())
     if scaler:
         scaler.unscale_(optimizer)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -83,7 +84,7 @@ def optimizer_step(
         scaler.update()
     else:
         optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     if lever("cache") == "emptied":
         torch.cuda.empty_cache()
     return torch.stack(losses).sum(), norm.detach()
@@ -210,14 +211,14 @@ def main(argv: list[str] | None = None) -> None:
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(args.log.open("w", encoding="utf-8")) if args.log else None
         done = train(model, samples, tokenizer.pad_token_id, args, log)
+        save(model, tokenizer, args.model, args.output)  # first: an evaluation that runs out of memory costs nothing
+        print(f"saved {'the model' if CONFIG['method'] == 'full' else 'the adapter'} to {args.output}", flush=True)
         loss, accuracy = evaluate(model, held, tokenizer.pad_token_id, device)
         write(log, {"evaluation_loss": loss, "evaluation_accuracy": accuracy})
     kind = "accuracy" if is_classifier() else f"{'masked' if is_masked() else 'next'}-token accuracy"
     print(f"evaluation on {len(held)} samples after {done} steps: loss {loss:.4f}, {kind} {accuracy:.4f}")
     if not math.isfinite(loss):
-        sys.exit(f"the evaluation loss is {loss}, so nothing is saved")
-    save(model, tokenizer, args.model, args.output)
-    print(f"saved {'the model' if CONFIG['method'] == 'full' else 'the adapter'} to {args.output}")
+        sys.exit(f"the evaluation loss is {loss}: what was saved is of no use")
 
 
 if __name__ == "__main__":

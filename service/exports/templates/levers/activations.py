@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch._functorch.config as functorch
+import torch._functorch.config
 
 
 def activation_budget(share: float) -> None:
     """Have the compiler keep that share of activations at most, for the whole process."""
-    functorch.activation_memory_budget = share
+    torch._functorch.config.activation_memory_budget = share

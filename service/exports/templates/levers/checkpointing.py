@@ -12,8 +12,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 def checkpointed(model: Any) -> list[Any]:
-    """The layers that transformers can checkpoint."""
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    """The layers that transformers can checkpoint; ValueError when it knows none of this model."""
+    found = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not found:
+        raise ValueError(f"{model.config.model_type} models have no layers that can be checkpointed one by one")
+    return found
 
 
 def checkpoint_layers(model: Any, every: int = 1, **more: Any) -> None:

@@ -62,6 +62,8 @@ def defer_logits(model: Any, loss: Loss) -> None:
         if getattr(config, name, None) not in (None, 1.0):
             raise ValueError(f"this model changes its logits ({name}), so its loss cannot be computed without them")
     head = base.get_output_embeddings()
+    if type(head) is not torch.nn.Linear:
+        raise ValueError(f"the output layer is a {type(head).__name__}, so its weights alone do not make the logits")
     logits = head.forward
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:

@@ -15,9 +15,22 @@ def norms_of(model: Any) -> list[Any]:
 
 
 def low_precision_norms(model: Any) -> None:
-    """Run norms in autocast's format, where autocast is on. Their weights stay as they are."""
+    """Run norms in autocast's format, where autocast is on. Their weights stay as they are.
+
+    ValueError where a family's norm computes something else than LayerNorm or RMSNorm do.
+    """
     for module in norms_of(model):
-        module.forward = MethodType(_low_precision(type(module).forward), module)
+        if getattr(module, "weight", None) is None or module.weight.ndim != 1:
+            raise ValueError(f"{type(module).__name__} is no norm with one weight a channel")
+        kind = module.weight.device.type
+        sample = torch.linspace(-1, 2, module.weight.numel(), device=module.weight.device).unsqueeze(0)
+        with torch.no_grad():
+            expected = module(sample)
+            module.forward = MethodType(_low_precision(type(module).forward), module)
+            with torch.autocast(kind, dtype=torch.bfloat16):
+                found = module(sample).float()
+        if not torch.allclose(found, expected.float(), rtol=0.05, atol=0.05):
+            raise ValueError(f"{type(module).__name__} computes something else than LayerNorm or RMSNorm")
 
 
 def _low_precision(forward: Any) -> Any:

@@ -33,13 +33,6 @@ def torchao_optimizer(groups: list[dict[str, Any]], rate: float, name: str, **mo
     return made
 
 
-def offloaded_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
-    """torchao's CPUOffloadOptimizer over a fused AdamW on the host."""
-    offload = import_module("torchao.optim").CPUOffloadOptimizer
-    made: torch.optim.Optimizer = offload(groups, torch.optim.AdamW, lr=rate, fused=True)
-    return made
-
-
 def apex_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
     """Apex's FusedAdam in its AdamW mode."""
     made: torch.optim.Optimizer = import_module("apex.optimizers").FusedAdam(groups, lr=rate, adam_w_mode=True)
@@ -49,7 +42,8 @@ def apex_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimiz
 def anyprecision(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
     """torchdistx's AnyPrecisionAdamW with Kahan summation."""
     kind = import_module("torchdistx.optimizers").AnyPrecisionAdamW
-    made: torch.optim.Optimizer = kind(groups, lr=rate, use_kahan_summation=True)
+    states = {"momentum_dtype": torch.bfloat16, "variance_dtype": torch.bfloat16}
+    made: torch.optim.Optimizer = kind(groups, lr=rate, use_kahan_summation=True, **states)
     return made
 
 

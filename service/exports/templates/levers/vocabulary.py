@@ -14,6 +14,8 @@ def pad_head(model: Any, multiple: int) -> None:
     they are used. Nothing is learnt by the extra columns, so the loss is the same.
     """
     head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear:
+        raise ValueError(f"the output layer is a {type(head).__name__}, which cannot be padded")
     size = head.weight.shape[0]
     extra = -size % multiple
     if not extra:
