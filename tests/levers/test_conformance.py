@@ -98,7 +98,7 @@ def test_every_choice_is_applied_by_something() -> None:
                 assert lever.stage != "data", "a function that nobody calls"
                 assert callable(function(name, choice))
             else:
-                assert lever.stage in ("data", "base", "model", "compiled")
+                assert lever.stage in ("data", "load", "base", "model", "compiled")
 
 
 @pytest.mark.parametrize("name", LEVERS)
@@ -289,7 +289,7 @@ def test_the_libraries_take_what_the_exporters_write(
             spec,
             configuration.model_copy(update={"levers": levers | {name: LEVERS[name].baseline}}),
         )
-        kinds = ("TrainingArguments", "LoraConfig", "BitsAndBytesConfig")
+        kinds = ("TrainingArguments", "LoraConfig", "BitsAndBytesConfig", "from_pretrained")
         same = all(written[kind] == base[kind] for kind in kinds)
         assert not same or written["not_expressible"], "a choice that changes nothing must say that it is not written"
 
