@@ -123,7 +123,7 @@ def test_levers_tell_what_each_worker_offers(api: TestClient, queue: Queue, fact
     assert states["attention", "sdpa"] == {"available": True, "why_not": None}
     assert "NVIDIA GPU" in states["precision", "tf32"]["why_not"]
     assert "pip install bitsandbytes" in states["optimizer", "adamw-8bit"]["why_not"]
-    assert found["exclusions"] and found["tasks"] == ["causal-lm", "sequence-classification"]
+    assert found["exclusions"] and found["tasks"] == ["causal-lm", "sequence-classification", "masked-lm"]
     (worker,) = api.get("/v1/workers").json()["items"]
     assert worker["alive"] and worker["facts"]["name"] == "Test CPU"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from service.levers import LEVERS
+from service.levers.batching import BUDGETED, PACKED
 from worker.trial import arrange
 from worker.trial.arrange import Step
 
@@ -59,10 +60,15 @@ def test_every_sample_once_and_no_empty_part(batching: str, seed: int) -> None:
 def test_no_micro_batch_has_more_rows_and_no_row_more_tokens_than_allowed(batching: str, seed: int) -> None:
     made = case(seed)
     micros = [micro for step in made.plan(batching) for micro in step]
-    assert max(len(micro) for micro in micros) <= made.micro
     rows = [row for micro in micros for row in micro]
-    assert max(sum(made.lengths[sample] for sample in row) for row in rows) <= ROW_LENGTH
-    if batching != "packed":
+    longest = max(sum(made.lengths[sample] for sample in row) for row in rows)
+    if batching in BUDGETED:
+        budget = made.micro * max(made.lengths)
+        shapes = [arrange.padded_tokens(micro, made.lengths) for micro in micros]
+        assert max(count * width for count, width in shapes) <= budget
+    else:
+        assert max(len(micro) for micro in micros) <= made.micro and longest <= ROW_LENGTH
+    if batching not in PACKED:
         assert {len(row) for row in rows} == {1}
 
 
@@ -77,7 +83,7 @@ def test_steps_hold_the_samples_that_plain_padding_has(batching: str, seed: int)
 
 
 def test_the_catalogue_marks_exactly_what_changes_the_order() -> None:
-    assert set(WITHIN_A_STEP) == {"padded", "sorted", "packed"}
+    assert set(WITHIN_A_STEP) == {"padded", "sorted", "token-budget", "packed", "padding-free"}
     made = Case(list(range(64)), [1 + at % 60 for at in range(64)], 8, 4)
     padded = [sorted(flat(step)) for step in made.plan("padded")]
     assert [sorted(flat(step)) for step in made.plan("grouped")] != padded
@@ -92,7 +98,9 @@ def test_as_many_steps_as_plain_padding(batching: str, seed: int) -> None:
     micro = rng.choice([one for one in range(1, effective + 1) if effective % one == 0])
     base = case(seed)
     made = Case(base.order, base.lengths, effective, micro)
-    assert len(made.plan(batching)) == -(-len(made.order) // effective)
+    steps, plain = len(made.plan(batching)), -(-len(made.order) // effective)
+    # Rows that are packed across steps hold several samples, so a step may have a few too many.
+    assert steps <= plain if batching == "packed-global" else steps == plain
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -166,11 +174,27 @@ def test_packing_takes_the_fullest_row_that_has_room() -> None:
     assert arrange.pack([4, 3, 2, 1, 0], lengths, 90) == [[0, 2], [1, 3, 4]], "the order given does not matter"
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_global_packing_fills_rows_at_least_as_well_and_its_steps_have_their_samples(seed: int) -> None:
+    made = case(seed)
+    plan = made.plan("packed-global", seed)
+    assert all(len(flat(step)) >= made.effective for step in plan[:-1])
+    rows, within = (sum(len(micro) for step in one for micro in step) for one in (plan, made.plan("packed")))
+    assert rows <= within
+    assert plan == made.plan("packed-global", seed)
+
+
+def test_a_token_budget_fills_the_memory_that_long_samples_need() -> None:
+    made = Case(list(range(16)), [100] * 4 + [10] * 12, 16, 2)
+    assert [len(micro) for step in made.plan("token-budget") for micro in step] == [2, 2, 12]
+
+
 def test_candidates_divide_the_effective_batch_and_respect_the_limit() -> None:
     assert arrange.micro_candidates("padded", 24, 100) == [1, 2, 3, 4, 6, 8, 12, 24]
     assert arrange.micro_candidates("sorted", 24, 7) == [1, 2, 3, 4, 6]
     assert arrange.micro_candidates("grouped", 7, 6) == [1]
     assert arrange.micro_candidates("packed", 24, 9) == [1, 2, 4, 8]
+    assert arrange.micro_candidates("token-budget", 24, 13) == [1, 2, 4, 8, 13]
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)

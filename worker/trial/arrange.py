@@ -24,11 +24,13 @@ def arrange(
     seed: int = 0,
     group_steps: int = 8,
 ) -> list[Step]:
-    """The plan for samples in `order` (the last step may be short). KeyError for an unknown batching.
+    """The plan for samples in `order` (the last step may be short). ValueError for an unknown batching.
 
     `lengths[sample]` and `row_length` are tokens; `effective` is samples a step; `micro` is samples, rows when packed,
     or rows of the longest sample under a token budget; `group_steps` is how many steps `grouped` sorts over.
     """
+    if batching not in LEVERS["batching"].names:
+        raise ValueError(f"there is no batching {batching!r}")
     steps: list[Step] = function("batching", LEVERS["batching"].choice(batching))(
         order, lengths, effective, micro, row_length=row_length, seed=seed, group_steps=group_steps
     )

@@ -28,7 +28,7 @@ from worker.trial.worst import evaluation_batch, worst_case
 # Shares of the capacity that are left free: before the line was put to the test, and after it.
 MARGIN, LEAST_MARGIN = 0.01, 0.005
 BENT = 1.5  # times the error that the last prediction had, by how much further the next one goes
-WORTH_ANOTHER = 1.02
+WORTH_ANOTHER = 1.015
 MOST_SIZES = 5
 MOST_GROWTH = 64  # from the first size: the slope of one size alone may be an allocator's rounding
 STEP_BACK = 0.9
