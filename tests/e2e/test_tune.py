@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -74,6 +75,15 @@ def test_when_nothing_fits_the_job_says_so(tmp_path: Path) -> None:
     assert "Every configuration ran out of memory" in done.stderr and "would help" in done.stderr
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """A test run in the background of a shell ignores SIGINT, and so would what it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path, search={"minutes": 10, "trials": 500})))
     command = [sys.executable, "-m", "service.cli", "tune", "job.json"]

@@ -60,7 +60,7 @@ def test_exact_memory_makes_peaks_affine_and_repeatable(answers: dict[str, Any])
 def test_the_largest_micro_batch_was_run_and_fits(answers: dict[str, Any], case: str) -> None:
     found = answers[case]
     assert found["limited_by"] == "memory" and 2 < found["largest"] < EFFECTIVE
-    assert found["largest"] == max(found["probes"]) == found["predicted"]
+    assert found["largest"] == max(found["probes"]) and 0 <= found["predicted"] - found["largest"] <= 1
     assert found["peak"] <= found["capacity"]
     assert found["again"] == {"type": None}, "it runs a second time"
     assert found["begun"] == found["probes"] == found["told"] and len(found["probes"]) <= MOST_SIZES
