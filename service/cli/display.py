@@ -159,7 +159,10 @@ def result_table(recommendation: Recommendation) -> Table:
             cells = (*_measured(one, verdict), *judged)
             table.add_row(f"{method}: {title}", *cells, style="dim")
     for rejected in recommendation.rejected:
-        levers = " ".join(f"{name}={choice}" for name, choice in rejected.levers.items())
+        usual = baselines.get(rejected.method)
+        known = usual.configuration.levers if usual else {}
+        levers = " ".join(f"{name}={choice}" for name, choice in rejected.levers.items() if known.get(name) != choice)
+        levers = f"{rejected.method}: {levers or 'as the baseline'}"
         table.add_row(levers, "", "", "", "", "", "", f"no: {rejected.outcome}: {rejected.reason}", style="dim")
     return table
 

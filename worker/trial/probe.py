@@ -296,14 +296,16 @@ def recompiled(bundle: Bundle, tell: Tell, eager: Found, known: Known) -> Found:
 
 
 def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = None) -> int:
-    """The largest evaluation batch: forward only, beginning at the training's largest, which fits."""
+    """A batch to evaluate with: half of the largest by forward only, or the training's largest, which fits."""
     rows = bundle.data.facts.validation_rows
     limit = min((rows, "dataset size"), (MOST_EVALUATED, "no gain past it"))
     search = Search(bundle, "evaluation", evaluation_step, limit, tell, known or Known())
     bundle.device.exact_memory(True)
     bundle.model.eval()
     try:
-        return max(1, search.search(first=trained).largest)
+        largest = search.search(first=trained).largest
+        # Speed has saturated long before, and a run's memory is not as tidy as a probe's: no need to go to the edge.
+        return max(1, trained, largest // 2)
     finally:
         bundle.model.train()
         bundle.device.exact_memory(False)
