@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from service.levers.base import Exclusion
+from service.levers.batching import PACKED
 
 AUTOCAST = ("bf16-mixed", "bf16-mixed-uncached", "fp16-mixed")
 SIXTEEN_BIT = (*AUTOCAST, "bf16", "fp16")
 WHOLE = ("whole", "whole-reduce-overhead", "whole-max-autotune", "whole-cudagraphs")
 GRAPHS = ("whole-reduce-overhead", "whole-cudagraphs")
-PACKED = ("packed", "packed-global", "padding-free")
 SDPA = ("sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math")
 FLASH = ("flash-attention-2", "flash-attention-3")
 MASKED = ("eager", *SDPA, "flex")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from service.exports.templates.common import parameter_groups
 from service.levers import LEVERS
 from service.levers.base import Choice, Stage
 
@@ -35,14 +36,8 @@ def apply(stage: Stage, levers: Mapping[str, str], *model: Any) -> None:
 def make_optimizer(
     levers: Mapping[str, str], model: torch.nn.Module, learning_rate: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """The optimizer over two parameter groups: matrices with decay, vectors (biases, norms) without."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [one for one in trained if one.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [one for one in trained if one.ndim < 2], "weight_decay": 0.0},
-    ]
+    """The optimizer over the model's parameter groups."""
     choice = LEVERS["optimizer"].choice(levers["optimizer"])
-    made: torch.optim.Optimizer = function("optimizer", choice)(
-        [group for group in groups if group["params"]], learning_rate, **choice.options
-    )
+    groups = parameter_groups(model, weight_decay)
+    made: torch.optim.Optimizer = function("optimizer", choice)(groups, learning_rate, **choice.options)
     return made

@@ -1,5 +1,6 @@
 """What the collator has to know of the batching; the arrangement itself is worker/trial/arrange.py."""
 
+from service.exports.templates.common import padded_width
 from service.levers import LEVERS
 from service.levers.batching import PACKED
 
@@ -15,6 +16,5 @@ def needs_mask(choice: str) -> bool:
 
 
 def width(longest: int, padding: str, most: int) -> int:
-    """The tokens that rows are padded to: the next multiple, or `most` where the multiple is 0."""
-    multiple: int = LEVERS["padding"].choice(padding).options["multiple"]
-    return min(most, -(-longest // multiple) * multiple) if multiple else most
+    """The tokens that rows are padded to under a choice of the lever padding."""
+    return padded_width(longest, LEVERS["padding"].choice(padding).options["multiple"], most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -15,44 +16,44 @@ Sample = tuple[list[int], list[int]]
 Batch = dict[str, Any]  # tensors, and numbers that kernels take as they are
 
 
-class Task:
+class Task(ABC):
     """Base of all tasks; the methods say what each must do."""
 
     name: ClassVar[str]
 
+    @abstractmethod
     def columns(self, given: Columns, row: dict[str, Any]) -> dict[str, str]:
         """The columns to read: those named, else the usual names found in the row; JobProblem when missing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int) -> list[Sample]:
         """(input_ids, labels) a row, cut at `length` tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def model_class(self) -> Any:
         """The transformers Auto class."""
-        raise NotImplementedError
 
     def model_arguments(self, samples: list[Sample]) -> dict[str, Any]:
         """What the model's configuration must know of the data, such as the number of labels."""
         return {}
 
+    @abstractmethod
     def items(self, sample: Sample) -> int:
         """How many terms of the loss a sample has: labelled tokens, or 1."""
-        raise NotImplementedError
 
+    @abstractmethod
     def collate(
         self, rows: list[list[Sample]], pad: int, mask: bool = False, packed: bool = False, width: int = 0
     ) -> Batch:
         """Rows of samples, padded on the right to the longest row or `width`, on the CPU; with a mask, or positions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, model: Any, batch: Batch, items: torch.Tensor) -> torch.Tensor:
         """The micro batch's share of the step's mean loss: its sum over `items` of the whole step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def correct(self, output: Any, batch: Batch) -> tuple[int, int]:
         """(right, of how many) for the evaluation."""
-        raise NotImplementedError
 
 
 def find(kind: str, given: str | None, row: dict[str, Any]) -> str | None:

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 import torch
 
-from service.exports.templates.common import CONFIG, IGNORED, Batch, Sample, Step, is_classifier, is_masked, lever
+from service.exports.templates.common import (
+    CONFIG,
+    IGNORED,
+    Batch,
+    Sample,
+    Step,
+    is_classifier,
+    is_masked,
+    lever,
+    padded_width,
+)
 from service.exports.templates.data import terms
 from service.exports.templates.segments import TOLD, pinned, segments
 
@@ -38,20 +48,14 @@ def arranged(order: Sequence[int], lengths: Sequence[int], **sizes: int) -> list
     return [[[[sample]]] for sample in order]  # LEVERS: batching
 
 
-def padded_width(longest: int) -> int:
-    """The tokens that rows are padded to."""
-    multiple: int = CONFIG["padding"]["multiple"]
-    most: int = CONFIG["dataset"]["max_length"]
-    return max(longest, min(most, -(-longest // multiple) * multiple) if multiple else most)
-
-
 def collate(rows: list[list[Sample]], pad: int, mask: bool) -> Batch:
     """Tensors of rows of samples, padded on the right.
 
     Packed rows have positions that restart at each sample and no mask, by which transformers keeps the samples
     apart; padding is a sample of its own. Right padding needs no mask under causal attention either.
     """
-    shape = (len(rows), padded_width(max(sum(len(ids) for ids, _ in row) for row in rows)))
+    longest = max(sum(len(ids) for ids, _ in row) for row in rows)
+    shape = (len(rows), padded_width(longest, CONFIG["padding"]["multiple"], CONFIG["dataset"]["max_length"]))
     ids, labels = torch.full(shape, pad), torch.full(shape, IGNORED)
     positions, attended = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     for at, row in enumerate(rows):

@@ -29,6 +29,21 @@ def autocast_dtype() -> torch.dtype | None:
     return getattr(torch, kind) if kind else None
 
 
+def padded_width(longest: int, multiple: int, most: int) -> int:
+    """The tokens that rows are padded to: the next multiple, or `most` where it is 0; never less than the longest."""
+    return max(longest, min(most, -(-longest // multiple) * multiple) if multiple else most)
+
+
+def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
+    """The trained parameters: matrices with decay, vectors (biases, norms) without; no empty group."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [one for one in trained if one.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [one for one in trained if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
 def is_classifier() -> bool:
     """Whether the task is sequence classification."""
     return bool(CONFIG["task"] == "sequence-classification")

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from transformers import AutoConfig, BitsAndBytesConfig
 
-from service.exports.templates.common import CONFIG, Sample, autocast_dtype, is_classifier, is_masked
+from service.exports.templates.common import (
+    CONFIG,
+    Sample,
+    autocast_dtype,
+    is_classifier,
+    is_masked,
+    parameter_groups,
+)
 
 # ---- model ----
 
@@ -99,15 +106,8 @@ def with_adapter(model: Any) -> Any:
 
 
 def make_optimizer(model: Any) -> torch.optim.Optimizer:
-    """The measured optimizer; weight decay on matrices, not on biases and norms."""
-    rate = CONFIG["learning_rate"]
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [one for one in trained if one.ndim >= 2], "weight_decay": CONFIG["training"]["weight_decay"]},
-        {"params": [one for one in trained if one.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    return optimizer_of(groups, rate)
+    """The measured optimizer, with the measured learning rate and weight decay."""
+    return optimizer_of(parameter_groups(model, CONFIG["training"]["weight_decay"]), CONFIG["learning_rate"])
 
 
 def optimizer_of(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
