@@ -6,7 +6,6 @@ from service.levers.base import Exclusion
 from service.levers.batching import PACKED
 
 AUTOCAST = ("bf16-mixed", "bf16-mixed-uncached", "fp16-mixed")
-SIXTEEN_BIT = (*AUTOCAST, "bf16", "fp16")
 WHOLE = ("whole", "whole-reduce-overhead", "whole-max-autotune", "whole-cudagraphs")
 GRAPHS = ("whole-reduce-overhead", "whole-cudagraphs")
 SDPA = ("sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math")
@@ -45,7 +44,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(
         {
             "compile": WHOLE,
-            "checkpointing": ("full", "every-2", "every-4", "selective", "offloaded"),
+            "checkpointing": CHECKPOINTED,
             "method": ("lora", "qlora"),
         },
         "adapters, checkpointing and whole-model compile break the graph in most frames; per layer does not",
