@@ -32,8 +32,8 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         "https://docs.pytorch.org/docs/stable/nn.attention.varlen.html",
     ),
     Exclusion(
-        {"batching": PACKED, "task": ("masked-lm",)},
-        "encoders see both ways, and restarting positions alone do not keep their samples apart",
+        {"batching": PACKED, "task": ("masked-lm",), "attention": MASKED},
+        "encoders see both ways: only a kernel that is told where samples end keeps them apart",
         "https://huggingface.co/docs/transformers/attention_interface",
     ),
     Exclusion(

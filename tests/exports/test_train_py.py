@@ -17,7 +17,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
 
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
@@ -50,7 +59,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tiny models with weights, and a dataset for each: llama and functions.jsonl, bert and topics.jsonl."""
+    """Three tiny models with weights, and a dataset for each: see SOURCES."""
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(1)
     shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 8192, "num_hidden_layers": 2}
@@ -59,7 +68,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     llama = LlamaConfig(**shape, num_key_value_heads=2, initializer_range=0.2)
     LlamaForCausalLM(llama).save_pretrained(folder / "llama")
     BertForSequenceClassification(BertConfig(**shape)).bert.save_pretrained(folder / "bert")
-    for name in ("llama", "bert"):
+    roberta = RobertaConfig(**shape | {"max_position_embeddings": 80, "attention_probs_dropout_prob": 0.0})
+    RobertaForMaskedLM(roberta).save_pretrained(folder / "roberta")
+    for name in ("llama", "bert", "roberta"):
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(ROOT / "examples" / "llama-13m" / file, folder / name)
     rng = random.Random(0)
@@ -70,9 +81,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     functions = [{"prompt": text(6), "completion": text(30)} for _ in range(40)]
     topics = [{"text": text(40), "label": rng.randrange(3)} for _ in range(40)]
-    for name, rows in (("functions", functions), ("topics", topics)):
+    tokenizer = AutoTokenizer.from_pretrained(folder / "roberta")
+    tokenizer.mask_token = tokenizer.convert_ids_to_tokens(3)
+    tokenizer.save_pretrained(folder / "roberta")
+    texts = [{"text": row["text"]} for row in topics]
+    for name, rows in (("functions", functions), ("topics", topics), ("texts", texts)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+SOURCES = {
+    "causal-lm": ("llama", "functions.jsonl"),
+    "sequence-classification": ("bert", "topics.jsonl"),
+    "masked-lm": ("roberta", "texts.jsonl"),
+}
 
 
 def recommended(spec: JobSpec, made: Configuration, facts: HardwareFacts) -> Recommendation:
@@ -82,19 +104,20 @@ def recommended(spec: JobSpec, made: Configuration, facts: HardwareFacts) -> Rec
     return found
 
 
-def job(models: Path, made: Configuration, classify: bool = False, **training: Any) -> JobSpec:
+def job(models: Path, made: Configuration, task: str = "causal-lm", **training: Any) -> JobSpec:
     """A job on a tiny model."""
+    model, data = SOURCES[task]
     return JobSpec.model_validate(
         {
-            "model": {"source": str(models / ("bert" if classify else "llama"))},
-            "task": "sequence-classification" if classify else "causal-lm",
+            "model": {"source": str(models / model)},
+            "task": task,
             "dataset": {
-                "source": str(models / ("topics.jsonl" if classify else "functions.jsonl")),
+                "source": str(models / data),
                 "max_length": 64,
                 "splits": {"validation_fraction": 0.25},
             },
             "method": made.method,
-            "lora": {"r": 4, "alpha": 16, "dropout": 0.1 if classify else 0.0},
+            "lora": {"r": 4, "alpha": 16, "dropout": 0.1 if task == "sequence-classification" else 0.0},
             "training": {
                 "effective_batch_size": 8,
                 "learning_rate": made.learning_rate,
@@ -149,27 +172,33 @@ def by_worker(spec: JobSpec, made: Configuration, micro: int) -> tuple[list[loop
     return results, loss_after, accuracy
 
 
-CASES: dict[str, tuple[dict[str, str], bool, dict[str, Any]]] = {
-    "padded lora": ({"method": "lora", "batching": "padded", "attention": "eager"}, False, {}),
-    "sorted full": ({"method": "full", "batching": "sorted", "optimizer": "adamw-loop"}, False, {"schedule": "cosine"}),
-    "grouped lora": ({"method": "lora", "batching": "grouped"}, False, {"schedule": "constant"}),
-    "grouped full": ({"method": "full", "batching": "grouped"}, False, {"max_grad_norm": 0.1}),
-    "packed full": ({"method": "full", "batching": "packed", "optimizer": "adamw-foreach"}, False, {}),
-    "packed lora": ({"method": "lora", "batching": "packed", "checkpointing": "full"}, False, {}),
-    "packed lora bf16": ({"method": "lora", "batching": "packed", "precision": "bf16-mixed"}, False, {}),
-    "packed qlora": ({"method": "qlora", "batching": "packed", "optimizer": "adamw-8bit"}, False, {}),
-    "classify full": ({"method": "full", "batching": "padded", "precision": "fp32"}, True, {}),
-    "classify lora": ({"method": "lora", "batching": "sorted"}, True, {}),
-    "side by side": ({"method": "full", "batching": "padding-free", "attention": "varlen"}, False, {}),
-    "token budget": ({"method": "full", "batching": "token-budget", "head": "chunked"}, False, {}),
-    "packed global": ({"method": "lora", "batching": "packed-global", "adapter": "rslora"}, False, {}),
-    "checkpointed": ({"method": "lora", "checkpointing": "every-2", "adapter": "attention-only"}, False, {}),
-    "selective": ({"method": "full", "checkpointing": "selective", "padding": "multiple-64"}, False, {}),
-    "nf4": ({"method": "qlora", "quantization": "nf4", "vocabulary": "multiple-64"}, False, {}),
-    "int8": ({"method": "qlora", "quantization": "int8", "optimizer": "adamw-bnb-32bit"}, False, {}),
-    "norms": ({"method": "full", "precision": "bf16-mixed", "normalisation": "low-precision"}, False, {}),
-    "classify max": ({"method": "full", "padding": "max", "optimizer": "adafactor"}, True, {}),
-    "compiled": ({"method": "lora", "compile": "per-layer-aot-eager"}, False, {}),
+CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
+    "padded lora": ({"method": "lora", "batching": "padded", "attention": "eager"}, "causal-lm", {}),
+    "sorted full": (
+        {"method": "full", "batching": "sorted", "optimizer": "adamw-loop"},
+        "causal-lm",
+        {"schedule": "cosine"},
+    ),
+    "grouped lora": ({"method": "lora", "batching": "grouped"}, "causal-lm", {"schedule": "constant"}),
+    "grouped full": ({"method": "full", "batching": "grouped"}, "causal-lm", {"max_grad_norm": 0.1}),
+    "packed full": ({"method": "full", "batching": "packed", "optimizer": "adamw-foreach"}, "causal-lm", {}),
+    "packed lora": ({"method": "lora", "batching": "packed", "checkpointing": "full"}, "causal-lm", {}),
+    "packed lora bf16": ({"method": "lora", "batching": "packed", "precision": "bf16-mixed"}, "causal-lm", {}),
+    "packed qlora": ({"method": "qlora", "batching": "packed", "optimizer": "adamw-8bit"}, "causal-lm", {}),
+    "classify full": ({"method": "full", "batching": "padded", "precision": "fp32"}, "sequence-classification", {}),
+    "classify lora": ({"method": "lora", "batching": "sorted"}, "sequence-classification", {}),
+    "side by side": ({"method": "full", "batching": "padding-free", "attention": "varlen"}, "causal-lm", {}),
+    "token budget": ({"method": "full", "batching": "token-budget", "head": "chunked"}, "causal-lm", {}),
+    "packed global": ({"method": "lora", "batching": "packed-global", "adapter": "rslora"}, "causal-lm", {}),
+    "checkpointed": ({"method": "lora", "checkpointing": "every-2", "adapter": "attention-only"}, "causal-lm", {}),
+    "selective": ({"method": "full", "checkpointing": "selective", "padding": "multiple-64"}, "causal-lm", {}),
+    "nf4": ({"method": "qlora", "quantization": "nf4", "vocabulary": "multiple-64"}, "causal-lm", {}),
+    "int8": ({"method": "qlora", "quantization": "int8", "optimizer": "adamw-bnb-32bit"}, "causal-lm", {}),
+    "norms": ({"method": "full", "precision": "bf16-mixed", "normalisation": "low-precision"}, "causal-lm", {}),
+    "classify max": ({"method": "full", "padding": "max", "optimizer": "adafactor"}, "sequence-classification", {}),
+    "masked": ({"method": "lora", "batching": "sorted"}, "masked-lm", {}),
+    "masked packed": ({"method": "full", "batching": "packed", "attention": "varlen"}, "masked-lm", {}),
+    "compiled": ({"method": "lora", "compile": "per-layer-aot-eager"}, "causal-lm", {}),
 }
 
 
@@ -179,10 +208,10 @@ def test_it_trains_as_the_worker_does(
     case: str, models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Losses, gradient norms and the evaluation equal the worker's, with dropout where the model has it."""
-    levers, classify, training = CASES[case]
+    levers, task, training = CASES[case]
     micro = 2
     made = configuration(effective=8, micro=micro, **levers).model_copy(update={"learning_rate": 5e-3})
-    spec = job(models, made, classify, **training)
+    spec = job(models, made, task, **training)
     module = script(EXPORTS["train.py"](recommended(spec, made, facts())), tmp_path)
     log = tmp_path / "log.jsonl"
     module.main(["--max-steps", str(STEPS), "--device", "cpu", "--output", str(tmp_path / "out"), "--log", str(log)])
@@ -284,7 +313,7 @@ def test_a_classifier_head_is_trained_in_fp32(
 ) -> None:
     """Under autocast the base is 16-bit, and nothing that is trained is."""
     made = configuration(effective=8, precision="bf16-mixed")
-    spec = job(models, made, classify=True)
+    spec = job(models, made, "sequence-classification")
     module = script(EXPORTS["train.py"](recommended(spec, made, facts())), tmp_path)
     tokenizer = module.AutoTokenizer.from_pretrained(models / "bert")
     train, held = module.load_data(spec.dataset.source, None, tokenizer)

@@ -137,6 +137,13 @@ def test_varlen_attention_of_encoders(build: Any, family: str) -> None:
         same(step_of(build(family, task, attention="varlen")), step_of(build(family, task)))
 
 
+@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("batching", ["packed", "packed-global", "padding-free"])
+def test_encoders_keep_packed_samples_apart(build: Any, family: str, batching: str) -> None:
+    reference = step_of(build(family, "masked-lm"))
+    same(step_of(build(family, "masked-lm", attention="varlen", batching=batching)), reference)
+
+
 @pytest.mark.parametrize("family", CAUSAL)
 def test_chunked_cross_entropy_and_a_padded_vocabulary_learn_the_same(build: Any, family: str) -> None:
     reference = step_of(build(family))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from service.contract.job import Columns
+from service.exports.templates.segments import rows_of
 from worker.tasks.base import IGNORED, Batch, Sample, Task, find, only_text
 from worker.trial.problem import JobProblem
 
@@ -92,25 +93,11 @@ class CausalLM(Task):
         Right padding needs no mask under causal attention, and without one the flash kernel can run. In packed
         rows the padding is a sample of its own, so that nothing attends across.
         """
-        width = max(width, *(sum(len(ids) for ids, _ in row) for row in rows))
-        shape = (len(rows), width)
-        ids, labels = torch.full(shape, pad), torch.full(shape, IGNORED)
-        positions, attended = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-        for at, row in enumerate(rows):
-            start = 0
-            for sample, target in row:
-                end = start + len(sample)
-                ids[at, start:end] = torch.tensor(sample)
-                labels[at, start:end] = torch.tensor(target)
-                positions[at, start:end] = torch.arange(len(sample))
-                start = end
-            positions[at, start:] = torch.arange(width - start)
-            attended[at, :start] = 1
-        batch = {"input_ids": ids, "labels": labels}
-        if packed:
-            batch["position_ids"] = positions
-        elif mask:
-            batch["attention_mask"] = attended
+        batch = rows_of(rows, pad, width)
+        if packed or not mask:
+            del batch["attention_mask"]
+        if not packed:
+            del batch["position_ids"]
         return batch
 
     def loss(self, model: Any, batch: Batch, items: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from service.contract.job import Columns
 from service.exports.templates.masking import masked
+from service.exports.templates.segments import rows_of
 from worker.tasks.base import IGNORED, Batch, Sample, Task, find, only_text
 from worker.trial.problem import JobProblem
 
@@ -45,16 +46,14 @@ class MaskedLM(Task):
     def collate(
         self, rows: list[list[Sample]], pad: int, mask: bool = True, packed: bool = False, width: int = 0
     ) -> Batch:
-        """input_ids, attention_mask, labels [rows, longest or `width`]. The mask is always needed here."""
-        shape = (len(rows), max(width, *(len(row[0][0]) for row in rows)))
-        ids, labels = torch.full(shape, pad), torch.full(shape, IGNORED)
-        attended = torch.zeros(shape, dtype=torch.long)
-        for at, row in enumerate(rows):
-            sample, target = row[0]
-            ids[at, : len(sample)] = torch.tensor(sample)
-            labels[at, : len(sample)] = torch.tensor(target)
-            attended[at, : len(sample)] = 1
-        return {"input_ids": ids, "attention_mask": attended, "labels": labels}
+        """input_ids, labels [rows, longest or `width`]; attention_mask, or position_ids when `packed`.
+
+        Encoders see both ways, so the mask is always needed where rows hold one sample, and packed rows need an
+        attention kernel that is told where samples end.
+        """
+        batch = rows_of(rows, pad, width)
+        del batch["attention_mask" if packed else "position_ids"]
+        return batch
 
     def loss(self, model: Any, batch: Batch, items: torch.Tensor) -> torch.Tensor:
         """Cross-entropy summed over the micro batch, over the step's tokens to be guessed."""

@@ -8,6 +8,7 @@ import torch
 
 from service.contract.job import Columns
 from service.contract.rows import class_number
+from service.exports.templates.segments import rows_of
 from worker.tasks.base import Batch, Sample, Task, find, only_text
 from worker.trial.problem import JobProblem
 
@@ -51,15 +52,9 @@ class SequenceClassification(Task):
         self, rows: list[list[Sample]], pad: int, mask: bool = True, packed: bool = False, width: int = 0
     ) -> Batch:
         """input_ids, attention_mask [rows, longest or `width`], labels [rows]. The mask is always needed here."""
-        width = max(width, *(len(row[0][0]) for row in rows))
-        ids = torch.full((len(rows), width), pad)
-        attended = torch.zeros((len(rows), width), dtype=torch.long)
-        for at, row in enumerate(rows):
-            sample = row[0][0]
-            ids[at, : len(sample)] = torch.tensor(sample)
-            attended[at, : len(sample)] = 1
-        labels = torch.tensor([row[0][1][0] for row in rows])
-        return {"input_ids": ids, "attention_mask": attended, "labels": labels}
+        batch = rows_of(rows, pad, width)
+        del batch["position_ids"]
+        return batch | {"labels": torch.tensor([row[0][1][0] for row in rows])}
 
     def loss(self, model: Any, batch: Batch, items: torch.Tensor) -> torch.Tensor:
         """Cross-entropy summed over the micro batch, over the step's samples."""

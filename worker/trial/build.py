@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.paths import Roots
+from service.exports.templates.segments import offset_positions
 from service.levers import LEVERS
 from service.levers.adapter import ATTENTION
 from service.levers.base import Choice
@@ -273,6 +274,8 @@ def adapted(spec: JobSpec, configuration: Configuration, model: Any, seed: int) 
         if configuration.method != "full":
             model = _with_adapter(spec, configuration, model, seed)
         lever_room.apply("model", configuration.levers, model)
+        if batching.is_packed(configuration.levers["batching"]):
+            offset_positions(model)
     except (ValueError, ImportError) as error:
         raise TrialProblem(f"a lever does not work with this model: {_line(error)}") from error
     return model

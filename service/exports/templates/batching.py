@@ -9,7 +9,6 @@ import torch
 
 from service.exports.templates.common import (
     CONFIG,
-    IGNORED,
     Batch,
     Sample,
     Step,
@@ -19,7 +18,7 @@ from service.exports.templates.common import (
     padded_width,
 )
 from service.exports.templates.data import terms
-from service.exports.templates.segments import TOLD, pinned, segments
+from service.exports.templates.segments import TOLD, pinned, rows_of, segments
 
 # ---- batching: samples -> optimizer steps of micro batches of rows -> tensors ----
 
@@ -55,31 +54,16 @@ def collate(rows: list[list[Sample]], pad: int, mask: bool) -> Batch:
     apart; padding is a sample of its own. Right padding needs no mask under causal attention either.
     """
     longest = max(sum(len(ids) for ids, _ in row) for row in rows)
-    shape = (len(rows), padded_width(longest, CONFIG["padding"]["multiple"], CONFIG["dataset"]["max_length"]))
-    ids, labels = torch.full(shape, pad), torch.full(shape, IGNORED)
-    positions, attended = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    for at, row in enumerate(rows):
-        start = 0
-        for sample, target in row:
-            end = start + len(sample)
-            ids[at, start:end] = torch.tensor(sample)
-            if not is_classifier():
-                labels[at, start:end] = torch.tensor(target)
-            positions[at, start:end] = torch.arange(len(sample))
-            start = end
-        positions[at, start:] = torch.arange(shape[1] - start)
-        attended[at, :start] = 1
-    told = segments(rows, shape[1]) if CONFIG["attention"] == "varlen" else {}
-    if CONFIG["attention"] in TOLD and CONFIG["packed"] and not mask:
-        told = segments(rows, shape[1])
+    width = padded_width(longest, CONFIG["padding"]["multiple"], CONFIG["dataset"]["max_length"])
+    batch, packed = rows_of(rows, pad, width), CONFIG["packed"] and not mask
+    if packed or not (mask or is_classifier() or is_masked()):
+        del batch["attention_mask"]
+    if not packed:
+        del batch["position_ids"]
     if is_classifier():
-        classes = torch.tensor([row[0][1][0] for row in rows])
-        return {"input_ids": ids, "attention_mask": attended, "labels": classes, **told}
-    batch = {"input_ids": ids, "labels": labels, **told}
-    if mask or is_masked():
-        batch["attention_mask"] = attended
-    elif CONFIG["packed"]:
-        batch["position_ids"] = positions
+        batch["labels"] = torch.tensor([row[0][1][0] for row in rows])
+    if CONFIG["attention"] == "varlen" or (CONFIG["attention"] in TOLD and packed):
+        batch |= segments(rows, width)
     return batch
 
 

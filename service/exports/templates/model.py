@@ -17,6 +17,7 @@ from service.exports.templates.common import (
     is_masked,
     parameter_groups,
 )
+from service.exports.templates.segments import offset_positions
 
 # ---- model ----
 
@@ -48,6 +49,8 @@ def build_model(folder: Path, tokenizer: Any, samples: list[Sample], device: tor
     if method != "full":
         model = with_adapter(model)
     apply_to_model(model)
+    if CONFIG["packed"]:
+        offset_positions(model)
     return model.train()
 
 

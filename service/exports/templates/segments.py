@@ -1,4 +1,4 @@
-"""Where samples end, for attention kernels that keep them apart without a mask."""
+"""Rows of samples as tensors, and where samples end, for attention kernels that keep them apart without a mask."""
 
 from __future__ import annotations
 
@@ -6,10 +6,32 @@ from typing import Any
 
 import torch
 
-from service.exports.templates.common import Sample
+from service.exports.templates.common import IGNORED, Batch, Sample
 
 # Kernels that are told by the batch; `varlen` has no other way, the others have masks where rows are padded.
 TOLD = ("varlen", "flash_attention_2", "flash_attention_3")
+
+
+def rows_of(rows: list[list[Sample]], pad: int, width: int = 0) -> Batch:
+    """input_ids, labels, attention_mask and position_ids [rows, longest or `width`] of rows of samples.
+
+    Positions restart at each sample, padding being a sample of its own. A class as label is repeated along its row.
+    """
+    width = max(width, *(sum(len(ids) for ids, _ in row) for row in rows))
+    shape = (len(rows), width)
+    ids, labels = torch.full(shape, pad), torch.full(shape, IGNORED)
+    positions, attended = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    for at, row in enumerate(rows):
+        start = 0
+        for sample, target in row:
+            end = start + len(sample)
+            ids[at, start:end] = torch.tensor(sample)
+            labels[at, start:end] = torch.tensor(target)
+            positions[at, start:end] = torch.arange(len(sample))
+            start = end
+        positions[at, start:] = torch.arange(width - start)
+        attended[at, :start] = 1
+    return {"input_ids": ids, "labels": labels, "attention_mask": attended, "position_ids": positions}
 
 
 def segments(rows: list[list[Sample]], width: int) -> dict[str, Any]:
@@ -38,3 +60,16 @@ def moved(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 def pinned(batch: dict[str, Any]) -> dict[str, Any]:
     """The batch with its tensors in pinned memory."""
     return {name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
+def offset_positions(model: Any) -> None:
+    """Where the positions of a model begin after its padding id, as RoBERTa's do, shift those that it is given."""
+    tables = [one for name, one in model.named_modules() if name.endswith("position_embeddings")]
+    first = next((table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None), 0)
+    if first:
+        model.register_forward_pre_hook(
+            lambda _, args, inputs: (
+                (args, inputs | {"position_ids": inputs["position_ids"] + first}) if "position_ids" in inputs else None
+            ),
+            with_kwargs=True,
+        )
