@@ -118,6 +118,9 @@ class TrainingSpec(Asked):
     weight_decay: float = Field(default=0.0, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     seed: Seed = 0
+    loss_on: Literal["completion", "all"] = Field(
+        default="completion", description="causal-lm: learn completions and what the assistant says, or every token."
+    )
     effective_batch_size: Positive | None = Field(
         default=None, description="Samples an optimizer step. Held when given; part of the answer when not."
     )

@@ -34,7 +34,9 @@ def tokenizer() -> Any:
 
 def load(source: Path, tokenizer: Any, task: str = "causal-lm", **changes: Any) -> data.Data:
     """The data of a source, as a trial loads it."""
+    training = changes.pop("training", {})
     spec = tiny.job(source, source, task=task, dataset={"source": str(source), "max_length": 64} | changes)
+    spec = spec.model_copy(update={"training": spec.training.model_copy(update=training)})
     return data.load(spec, TASKS[task](), tokenizer, source, None)
 
 
@@ -118,11 +120,36 @@ def test_labels_of_csv_are_numbers_too(tmp_path: Path, tokenizer: Any) -> None:
     assert {labels[0] for _, labels in load(path, tokenizer, task="sequence-classification").train} == {0, 1, 2}
 
 
-def test_messages_learn_the_last_answer_only(tmp_path: Path, tokenizer: Any) -> None:
-    path = tiny.write(tmp_path / "rows.jsonl", [{"messages": TALK}] * 4)
+def test_messages_learn_what_the_assistant_says(tmp_path: Path, tokenizer: Any) -> None:
+    talk = [*TALK, {"role": "user", "content": "for name"}, {"role": "assistant", "content": "return value"}]
+    path = tiny.write(tmp_path / "rows.jsonl", [{"messages": talk}] * 4)
     ids, labels = load(path, tokenizer).train[0]
-    learnt = [label for label in labels if label != -100]
-    assert tokenizer.decode(learnt) == "path</s>" and ids[-len(learnt) :] == learnt
+    assert tokenizer.decode([label for label in labels if label != -100]) == "path</s>return value</s>"
+    assert [one for one, label in zip(ids, labels, strict=True) if label not in (-100, one)] == []
+
+
+def test_a_template_that_writes_earlier_turns_otherwise_learns_the_last_only(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shortened = "{% if loop.last %}{{ m.content }}{{ eos_token }}{% else %}...{% endif %}"
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}\n{% else %}"
+        + shortened
+        + "{% endif %}{% endfor %}"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    talk = [*TALK, {"role": "user", "content": "for name"}, {"role": "assistant", "content": "return value"}]
+    path = tiny.write(tmp_path / "rows.jsonl", [{"messages": talk}] * 4)
+    _, labels = load(path, tokenizer).train[0]
+    assert tokenizer.decode([label for label in labels if label != -100]) == "return value</s>"
+
+
+@pytest.mark.parametrize("row", [{"prompt": "return", "completion": "self value"}, {"messages": None}])
+def test_all_of_a_sample_may_be_learnt(tmp_path: Path, tokenizer: Any, row: dict[str, Any]) -> None:
+    row = {"messages": TALK} if "messages" in row else row
+    path = tiny.write(tmp_path / "rows.jsonl", [row] * 4)
+    ids, labels = load(path, tokenizer, training={"loss_on": "all"}).train[0]
+    assert labels == [-100, *ids[1:]]
 
 
 def test_without_a_begin_token_the_first_token_of_a_text_is_still_no_target(tmp_path: Path) -> None:

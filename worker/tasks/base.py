@@ -26,8 +26,10 @@ class Task(ABC):
         """The columns to read: those named, else the usual names found in the row; JobProblem when missing."""
 
     @abstractmethod
-    def encode(self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int) -> list[Sample]:
-        """(input_ids, labels) a row, cut at `length` tokens."""
+    def encode(
+        self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int, loss_on: str
+    ) -> list[Sample]:
+        """(input_ids, labels) a row, cut at `length` tokens; `loss_on` is the job's, for tasks that generate."""
 
     @abstractmethod
     def model_class(self) -> Any:

@@ -1,4 +1,4 @@
-"""Causal language modelling: prompt and completion (loss on the completion), chat messages, or plain text."""
+"""Causal language modelling: prompt and completion, chat messages, or plain text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from service.contract.job import Columns
+from service.exports.templates.data import chat, labelled, learnt_from
 from service.exports.templates.segments import rows_of
 from worker.tasks.base import IGNORED, Batch, Sample, Task, find, only_text
 from worker.trial.problem import JobProblem
@@ -32,25 +33,22 @@ class CausalLM(Task):
             f"dataset.columns: causal-lm needs prompt and completion, messages, or text; the data has: {', '.join(row)}"
         )
 
-    def encode(self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int) -> list[Sample]:
-        """Token ids and labels; prompt tokens are IGNORED in the labels, and so is each sample's first token."""
+    def encode(
+        self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int, loss_on: str
+    ) -> list[Sample]:
+        """Token ids and labels, which are IGNORED for what is not learnt and for each sample's first token."""
         end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
         begin = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
         if "messages" in columns:
             pairs = [self._chat(row[columns["messages"]], tokenizer) for row in rows]
         elif "text" in columns:
             texts = self._ids([row[columns["text"]] for row in rows], tokenizer)
-            pairs = [(begin, text + end) for text in texts]
+            pairs = [learnt_from(begin, text + end) for text in texts]
         else:
             prompts = self._ids([row[columns["prompt"]] for row in rows], tokenizer)
             completions = self._ids([row[columns["completion"]] for row in rows], tokenizer)
-            pairs = [(begin + prompt, done + end) for prompt, done in zip(prompts, completions, strict=True)]
-        samples = []
-        for asked, learnt in pairs:
-            ids = (asked + learnt)[:length]
-            labels = ([IGNORED] * len(asked) + learnt)[:length]
-            samples.append((ids, [IGNORED, *labels[1:]]))
-        return samples
+            pairs = [learnt_from(begin + prompt, done + end) for prompt, done in zip(prompts, completions, strict=True)]
+        return [labelled(ids, learnt, length, loss_on) for ids, learnt in pairs]
 
     def _ids(self, texts: list[Any], tokenizer: Any) -> list[list[int]]:
         ids: list[list[int]] = tokenizer(
@@ -58,22 +56,18 @@ class CausalLM(Task):
         )["input_ids"]
         return ids
 
-    def _chat(self, messages: Any, tokenizer: Any) -> tuple[list[int], list[int]]:
-        """The template's tokens: everything before the last assistant message is asked, that message learnt."""
+    def _chat(self, messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
+        """The template's tokens and which are learnt; JobProblem where it makes nothing of the messages."""
         from jinja2 import TemplateError
 
         if tokenizer.chat_template is None:
             raise JobProblem("dataset.columns.messages: this model's tokenizer has no chat template")
         try:
-            whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
-            asked = tokenizer.apply_chat_template(
-                messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False
-            )
+            return chat(messages, tokenizer)
         except (TemplateError, TypeError, AttributeError, KeyError, ValueError) as error:
             text = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             shown = f"{str(messages)[:80]!r} is no chat for the model's template: {text}"
             raise JobProblem(f"dataset.columns.messages: {shown}") from error
-        return whole[: len(asked)], whole[len(asked) :]
 
     def model_class(self) -> Any:
         """AutoModelForCausalLM."""

@@ -25,7 +25,9 @@ class MaskedLM(Task):
             raise JobProblem(f"dataset.columns: masked-lm needs text; the data has: {', '.join(row)}")
         return {"text": text}
 
-    def encode(self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int) -> list[Sample]:
+    def encode(
+        self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int, loss_on: str
+    ) -> list[Sample]:
         """Token ids with masked ones, and labels that are IGNORED elsewhere."""
         if tokenizer.mask_token_id is None:
             raise JobProblem("model.source: its tokenizer has no mask token, so it cannot be trained on masked-lm")

@@ -27,7 +27,9 @@ class SequenceClassification(Task):
             )
         return {"text": text, "label": label}
 
-    def encode(self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int) -> list[Sample]:
+    def encode(
+        self, rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any, length: int, loss_on: str
+    ) -> list[Sample]:
         """Token ids with the tokenizer's special tokens, and the class number."""
         labels = [_class_number(row[columns["label"]], columns["label"]) for row in rows]
         texts = only_text([row[columns["text"]] for row in rows])

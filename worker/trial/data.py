@@ -38,10 +38,10 @@ def load(spec: JobSpec, task: Task, tokenizer: Any, source: Path, cache: Path | 
         return _unpack(file)
     train_rows, validation_rows = read_splits(spec.dataset, source)
     columns = task.columns(spec.dataset.columns, train_rows[0])
-    length = spec.dataset.max_length
+    length, loss_on = spec.dataset.max_length, spec.training.loss_on
     try:
-        train = task.encode(train_rows, columns, tokenizer, length)
-        validation = task.encode(validation_rows, columns, tokenizer, length)
+        train = task.encode(train_rows, columns, tokenizer, length, loss_on)
+        validation = task.encode(validation_rows, columns, tokenizer, length, loss_on)
     except KeyError as error:
         raise JobProblem(f"dataset: some rows lack the column {error}") from error
     kept = [sample for sample in train if sample[0] and task.items(sample) > 0]

@@ -113,7 +113,7 @@ def find_columns(row: dict[str, Any]) -> dict[str, str]:
 
 
 def encode(rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any) -> list[Sample]:
-    """Token ids and labels, cut at max_length. The prompt and each sample's first token are not learnt."""
+    """Token ids and labels, cut at max_length."""
     if not rows:
         return []
     length = CONFIG["dataset"]["max_length"]
@@ -134,22 +134,43 @@ def encode(rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any) 
     if "messages" in columns:
         pairs = [chat(messages, tokenizer) for messages in values["messages"]]
     elif "text" in columns:
-        pairs = [(begin, text + end) for text in ids_of(values["text"])]
+        pairs = [learnt_from(begin, text + end) for text in ids_of(values["text"])]
     else:
         prompts, completions = ids_of(values["prompt"]), ids_of(values["completion"])
-        pairs = [(begin + prompt, done + end) for prompt, done in zip(prompts, completions, strict=True)]
-    samples = []
-    for asked, learnt in pairs:
-        labels = ([IGNORED] * len(asked) + learnt)[:length]
-        samples.append(((asked + learnt)[:length], [IGNORED, *labels[1:]]))
-    return samples
+        pairs = [learnt_from(begin + prompt, done + end) for prompt, done in zip(prompts, completions, strict=True)]
+    return [labelled(ids, learnt, length, CONFIG["training"]["loss_on"]) for ids, learnt in pairs]
 
 
-def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Tokens of a conversation by the model's template: all before its last message, and that message."""
-    whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
-    asked = tokenizer.apply_chat_template(messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False)
-    return whole[: len(asked)], whole[len(asked) :]
+def learnt_from(asked: list[int], answer: list[int]) -> tuple[list[int], list[bool]]:
+    """The tokens of both, of which the answer's are learnt."""
+    return asked + answer, [False] * len(asked) + [True] * len(answer)
+
+
+def labelled(ids: list[int], learnt: list[bool], length: int, loss_on: str) -> Sample:
+    """A sample of at most `length` tokens; its first is never a target, whatever stands before it in a packed row."""
+    labels = [one if answer or loss_on == "all" else IGNORED for one, answer in zip(ids, learnt, strict=True)]
+    return ids[:length], [IGNORED, *labels[1:length]]
+
+
+def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
+    """Tokens of a conversation by the model's template, and which of them are learnt: what the assistant says.
+
+    A turn is what it adds to the turns before it. Some templates write a last turn otherwise than earlier ones (they
+    leave out earlier thoughts): there only the last is learnt. So it is where nobody is called the assistant.
+    """
+
+    def ids_of(some: Any, **options: bool) -> list[int]:
+        found = tokenizer.apply_chat_template(some, tokenize=True, return_dict=False, **options) if some else []
+        return list(found)
+
+    whole = ids_of(messages)
+    learnt, last = [False] * len(whole), len(messages) - 1
+    turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"] or [last]
+    for at in turns:
+        asked, done = ids_of(messages[:at], add_generation_prompt=True), ids_of(messages[: at + 1])
+        if at == last or (whole[: len(done)] == done and done[: len(asked)] == asked):
+            learnt[len(asked) : len(done)] = [True] * (len(done) - len(asked))
+    return whole, learnt
 
 
 def terms(sample: Sample) -> int:
