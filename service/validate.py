@@ -17,7 +17,7 @@ from service.contract.rows import ENDINGS, class_number
 from service.contract.rows import read as read_rows
 from service.errors import InvalidJob, invalid_job
 from service.jobtext import read
-from service.levers import LEVERS, excluded, unknown
+from service.levers import LEVERS, circumstances, excluded, unknown
 from service.levers.base import needs_cuda
 from service.settings import Settings
 
@@ -86,7 +86,7 @@ def _levers(spec: JobSpec) -> list[dict[str, str]]:
     if found:
         return found
     for method in spec.method:
-        clash = excluded({**search.fixed, "task": spec.task, "method": method})
+        clash = excluded({**search.fixed, **circumstances(spec, method)})
         if clash:
             names = ", ".join(f"{name}={search.fixed[name]}" for name in clash.when if name in search.fixed)
             found.append(_mistake("/search/fixed", f"search.fixed: {names} cannot be with {spec.task}: {clash.reason}"))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from worker.trial import loop, probe
+from worker.trial import probe
 from worker.trial.build import Bundle
+from worker.trial.worst import worst_case
 
 Made = Callable[[], Bundle]
 Send = Callable[[dict[str, Any]], None]
@@ -66,9 +67,7 @@ def _module(bundle: Bundle, send: Send) -> Any:
     import pytorch_lightning
     from torch.utils.data import DataLoader
 
-    lengths = bundle.data.lengths
-    longest = max(range(len(lengths)), key=lambda one: lengths[one])
-    terms = bundle.task.items(bundle.data.train[longest])
+    terms = worst_case(bundle, 1)[1]
 
     class Module(pytorch_lightning.LightningModule):  # type: ignore[misc]
         """The case's model, precision and optimizer."""
@@ -99,10 +98,10 @@ def _module(bundle: Bundle, send: Send) -> Any:
             return bundle.optimizer
 
         def train_dataloader(self) -> Any:
-            def collate(samples: list[int]) -> Any:
-                return loop.collate(bundle, [[sample] for sample in samples])
+            def collate(rows: list[int]) -> Any:
+                return worst_case(bundle, len(rows))[0]
 
-            return DataLoader([longest] * ROWS, batch_size=self.batch_size, collate_fn=collate)  # type: ignore[arg-type]
+            return DataLoader(range(ROWS), batch_size=self.batch_size, collate_fn=collate)  # type: ignore[arg-type]
 
     return Module()
 

@@ -116,7 +116,7 @@ class TrainingSpec(Asked):
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, lt=1)
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, ge=0, description="0 clips nothing.")
     seed: Seed = 0
     loss_on: Literal["completion", "all"] = Field(
         default="completion", description="causal-lm: learn completions and what the assistant says, or every token."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from service.contract.job import JobSpec
 from service.levers import (
     activations,
     adapter,
@@ -41,8 +42,13 @@ METHOD_NEEDS: dict[str, tuple[Need, ...]] = {
 
 
 def excluded(point: Mapping[str, str]) -> Exclusion | None:
-    """The first exclusion that a point (levers, `task`, `method`) runs into, or None."""
+    """The first exclusion that a point (levers and circumstances) runs into, or None."""
     return next((exclusion for exclusion in EXCLUSIONS if exclusion.hits(point)), None)
+
+
+def circumstances(spec: JobSpec, method: str) -> dict[str, str]:
+    """What of a job the exclusions look at beside its levers."""
+    return {"task": spec.task, "method": method, "clipping": "on" if spec.training.max_grad_norm else "off"}
 
 
 def unknown(name: str, choice: str | None = None) -> str | None:
@@ -54,4 +60,14 @@ def unknown(name: str, choice: str | None = None) -> str | None:
     return None
 
 
-__all__ = ["EXCLUSIONS", "LEVERS", "METHOD_NEEDS", "Choice", "Exclusion", "Lever", "excluded", "unknown"]
+__all__ = [
+    "EXCLUSIONS",
+    "LEVERS",
+    "METHOD_NEEDS",
+    "Choice",
+    "Exclusion",
+    "Lever",
+    "circumstances",
+    "excluded",
+    "unknown",
+]

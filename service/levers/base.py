@@ -91,14 +91,17 @@ class Lever:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A combination that is never tried. Every entry of `when` must hold: lever, `task` or `method` -> values."""
+    """A combination that is never tried, when every entry of `when` holds: lever or circumstance -> values.
+
+    Circumstances are `task`, `method` and `clipping` (on or off).
+    """
 
     when: Mapping[str, tuple[str, ...]]
     reason: str
     reference: str
 
     def hits(self, point: Mapping[str, str]) -> bool:
-        """Whether a point (levers, task, method) is this combination."""
+        """Whether a point (levers and circumstances) is this combination."""
         return all(point.get(name) in values for name, values in self.when.items())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from service.levers.base import Exclusion
 from service.levers.batching import PACKED
+from service.levers.optimizer import WHOLE_STEP
 
 AUTOCAST = ("bf16-mixed", "bf16-mixed-uncached", "fp16-mixed")
 WHOLE = ("whole", "whole-reduce-overhead", "whole-max-autotune", "whole-cudagraphs")
@@ -16,6 +17,21 @@ FLOAT8 = ("tensorwise", "rowwise", "rowwise-high-precision-gradients")
 FULL_PRECISION = ("fp32", "tf32", "fp32-medium", "fp64")
 
 EXCLUSIONS: tuple[Exclusion, ...] = (
+    Exclusion(
+        {"optimizer": WHOLE_STEP, "clipping": ("on",)},
+        "no two gradients exist at once, so that their norm cannot be clipped: set training.max_grad_norm: 0",
+        "https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",
+    ),
+    Exclusion(
+        {"optimizer": WHOLE_STEP, "precision": ("fp16-mixed",)},
+        "a gradient scaler looks at all gradients before the update",
+        "https://docs.pytorch.org/docs/stable/amp.html",
+    ),
+    Exclusion(
+        {"optimizer": WHOLE_STEP, "batching": ("token-budget", *PACKED)},
+        "a step is one micro batch there, and these may cut it into several",
+        "https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",
+    ),
     Exclusion(
         {"batching": PACKED, "task": ("sequence-classification",)},
         "a classifier pools one label a row, so rows cannot hold several samples",

@@ -8,6 +8,9 @@ PAGED = Need(
     "needs CUDA's managed memory; on a CPU bitsandbytes falls back to the unpaged one, a choice of its own",
 )
 
+IN_BACKWARD = "adamw-in-backward"
+WHOLE_STEP = (IN_BACKWARD,)  # a step is one micro batch
+
 LEVER = Lever(
     name="optimizer",
     summary="AdamW (Loshchilov & Hutter 2019) in different implementations and state precisions, and other families.",
@@ -37,6 +40,21 @@ LEVER = Lever(
             function="adamw",
             options={"fused": True},
             training_arguments={"optim": "adamw_torch_fused"},
+        ),
+        Choice(
+            "adamw-offloaded",
+            "states and update in host memory (ZeRO-Offload): the device keeps weights and gradients only",
+            needs=(cuda(),),
+            function="offloaded_adamw",
+            not_expressible="Trainer offloads through DeepSpeed only; train.py has an AdamW of the host",
+        ),
+        Choice(
+            IN_BACKWARD,
+            "each weight updated as soon as its gradient is there, which is then dropped: no clipping (training."
+            "max_grad_norm: 0), and a step is one micro batch",
+            searched=False,
+            function="in_backward_adamw",
+            not_expressible="Trainer steps after the backward pass; train.py in it",
         ),
         Choice(
             "adamw-8bit",

@@ -194,6 +194,11 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
     "selective": ({"method": "full", "checkpointing": "selective", "padding": "multiple-64"}, "causal-lm", {}),
     "nf4": ({"method": "qlora", "quantization": "nf4", "vocabulary": "multiple-64"}, "causal-lm", {}),
     "int8": ({"method": "qlora", "quantization": "int8", "optimizer": "adamw-bnb-32bit"}, "causal-lm", {}),
+    "in backward": (
+        {"method": "full", "optimizer": "adamw-in-backward", "batching": "sorted", "micro": "8"},
+        "causal-lm",
+        {"max_grad_norm": 0},
+    ),
     "norms": ({"method": "full", "precision": "bf16-mixed", "normalisation": "low-precision"}, "causal-lm", {}),
     "classify max": ({"method": "full", "padding": "max", "optimizer": "adafactor"}, "sequence-classification", {}),
     "masked": ({"method": "lora", "batching": "sorted"}, "masked-lm", {}),
@@ -209,7 +214,8 @@ def test_it_trains_as_the_worker_does(
 ) -> None:
     """Losses, gradient norms and the evaluation equal the worker's, with dropout where the model has it."""
     levers, task, training = CASES[case]
-    micro = 2
+    micro = int(levers.get("micro", 2))
+    levers = {name: choice for name, choice in levers.items() if name != "micro"}
     made = configuration(effective=8, micro=micro, **levers).model_copy(update={"learning_rate": 5e-3})
     spec = job(models, made, task, **training)
     module = script(EXPORTS["train.py"](recommended(spec, made, facts())), tmp_path)

@@ -19,6 +19,7 @@ from service.exports.arguments import arguments
 from service.exports.templates.levers.compile import layers_of as layers
 from service.levers import EXCLUSIONS, LEVERS, METHOD_NEEDS, excluded
 from service.levers.adapter import ATTENTION
+from service.levers.optimizer import WHOLE_STEP
 from tests.trial import tiny
 from worker.levers import function
 from worker.trial import loop
@@ -168,7 +169,7 @@ def test_a_choice_starts_from_the_reference_and_learns(
     assert bool(frozen) is (method != "full")
     sums, losses = [loop.trained_sum(bundle.model)], []
     for number in range(3):
-        (step,) = plan_of(bundle, SAMPLES, micro=4, effective=8)
+        (step,) = plan_of(bundle, SAMPLES, micro=8 if choice in WHOLE_STEP else 4, effective=8)
         result = loop.StepResult(*map(float, loop.optimizer_step(bundle, *loop.prepare(bundle, step))))
         loop.check(bundle, result, number)
         losses.append(result.loss)

@@ -8,7 +8,7 @@ from itertools import product
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
-from service.levers import LEVERS, METHOD_NEEDS, excluded
+from service.levers import LEVERS, METHOD_NEEDS, circumstances, excluded
 
 TRAINER_BATCH = 8  # TrainingArguments.per_device_train_batch_size
 EFFECTIVE_CHOICES = (8, 16, 32, 64)
@@ -93,7 +93,7 @@ def learning_rate(spec: JobSpec, effective: int) -> float:
 
 def point(configuration: Configuration, spec: JobSpec) -> dict[str, str]:
     """A configuration as the exclusions see it."""
-    return {**configuration.levers, "method": configuration.method, "task": spec.task}
+    return {**configuration.levers, **circumstances(spec, configuration.method)}
 
 
 def make(spec: JobSpec, method: Method, levers: dict[str, str], effective: int) -> Configuration | None:
@@ -120,7 +120,7 @@ def repaired(spec: JobSpec, method: Method, levers: dict[str, str], choices: Spa
     """
     found = dict(levers)
     for _ in range(len(LEVERS)):
-        clash = excluded({**found, "method": method, "task": spec.task})
+        clash = excluded({**found, **circumstances(spec, method)})
         if clash is None:
             break
         movable = [

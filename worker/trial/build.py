@@ -73,6 +73,8 @@ class Bundle:
 
     def new_optimizer(self) -> None:
         """A fresh optimizer: the state that the probe made is dropped."""
+        if hasattr(self.optimizer, "release"):
+            self.optimizer.release()
         self.optimizer = _optimizer(self.spec, self.configuration, self.model)
 
     def rows_are_packed(self) -> bool:

@@ -12,8 +12,10 @@ from service.contract.measurement import Timing
 from service.contract.objective import SMALLEST_WITHIN
 from service.contract.task import TrialRequest
 from service.levers.batching import BUDGETED, GROUP_STEPS
+from service.levers.optimizer import WHOLE_STEP
 from worker.trial import arrange, probe, sizes
 from worker.trial.build import Bundle
+from worker.trial.problem import TrialProblem
 from worker.trial.timing import Unit, time_unit
 
 CLEARLY_SLOWER = 1.25
@@ -39,7 +41,15 @@ def plan_of(bundle: Bundle, samples: list[int], micro: int, effective: int | Non
 def candidates(bundle: Bundle, largest: int) -> list[int]:
     """Micro batches worth timing, up to the largest."""
     configuration = bundle.configuration
-    return arrange.micro_candidates(configuration.levers["batching"], configuration.effective_batch_size, largest)
+    effective = configuration.effective_batch_size
+    if configuration.levers["optimizer"] not in WHOLE_STEP:
+        return arrange.micro_candidates(configuration.levers["batching"], effective, largest)
+    if largest < effective:
+        raise TrialProblem(
+            f"optimizer={configuration.levers['optimizer']} takes a step in one micro batch: {effective} samples, of "
+            f"which {largest} fit"
+        )
+    return [effective]
 
 
 def first_size(bundle: Bundle, fitting: list[int]) -> int:

@@ -21,7 +21,7 @@ from service.contract.job import METHODS, JobSpec, Method
 from service.contract.measurement import MemoryLine
 from service.levers import LEVERS
 from worker.devices.base import proc_status
-from worker.levers import precision
+from worker.levers import batching, precision
 from worker.tasks import TASKS
 from worker.trial import sources
 from worker.trial.build import HEADS, Limits, adapted, check_length, load_options
@@ -256,7 +256,7 @@ def _steps(
             if tensor.requires_grad:
                 tensor.grad = torch.empty_like(tensor)
         for micro in (1, 2):
-            batch = _batch(spec, micro, length)
+            batch = _batch(spec, levers, micro, length)
             storages.peak = before = storages.live
             with precision.autocast(levers, torch.device("cpu")):
                 loss = TASKS[spec.task]().loss(model, batch, torch.tensor(micro * length))
@@ -267,10 +267,10 @@ def _steps(
     return (peaks[0], peaks[1]), (held[0], held[1])
 
 
-def _batch(spec: JobSpec, micro: int, length: int) -> dict[str, torch.Tensor]:
+def _batch(spec: JobSpec, levers: dict[str, str], micro: int, length: int) -> dict[str, torch.Tensor]:
+    """Where a mask is passed, transformers takes a fake one for one that masks, as rows of unequal length have it."""
     ids = torch.ones((micro, length), dtype=torch.long)
-    if spec.task == "sequence-classification":
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0]}
-    if spec.task == "masked-lm":
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    return {"input_ids": ids, "labels": ids}
+    labels = ids[:, 0] if spec.task == "sequence-classification" else ids
+    if spec.task == "causal-lm" and not batching.needs_mask(levers["batching"]):
+        return {"input_ids": ids, "labels": labels}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from service.exports.templates.common import gradient_norm
 from service.exports.templates.segments import TOLD, moved, pinned, segments
 from worker.levers import batching
 from worker.tasks.base import Batch, Sample
 from worker.trial.arrange import MicroBatch, Step
 from worker.trial.build import Bundle, load_options
-from worker.trial.problem import Unstable
+from worker.trial.problem import TrialProblem, Unstable
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,7 @@ def update(bundle: Bundle) -> torch.Tensor:
     """Clip, step, and clear the gradients; the gradient norm before clipping, still on the device."""
     if bundle.scaler:
         bundle.scaler.unscale_(bundle.optimizer)
-    trained = [parameter for parameter in bundle.model.parameters() if parameter.requires_grad]
-    norm = torch.nn.utils.clip_grad_norm_(trained, bundle.spec.training.max_grad_norm)
+    norm = gradient_norm(bundle.model, bundle.optimizer, bundle.spec.training.max_grad_norm)
     if bundle.scaler:
         bundle.scaler.step(bundle.optimizer)
         bundle.scaler.update()
@@ -82,13 +82,15 @@ def update(bundle: Bundle) -> torch.Tensor:
     bundle.optimizer.zero_grad()
     if bundle.configuration.levers["cache"] == "emptied":
         torch.cuda.empty_cache()
-    return norm.detach()
+    return norm
 
 
 def optimizer_step(
     bundle: Bundle, batches: list[Batch], items: int, mark: Callable[[], None] = no_mark
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A whole step; (loss, gradient norm), not synchronised. `mark` is called after each micro batch and the update."""
+    if len(batches) > 1 and hasattr(bundle.optimizer, "held"):
+        raise TrialProblem("an optimizer that steps in the backward pass takes a step in one micro batch")
     count = torch.tensor(items, device=bundle.device.torch)
     losses = []
     for batch in batches:
@@ -140,7 +142,7 @@ def reference_step(bundle: Bundle, step: Step) -> StepResult:
     count = torch.tensor(items, device=bundle.device.torch)
     trained = [parameter for parameter in bundle.model.parameters() if parameter.requires_grad]
     for _ in range(MOST_SKIPPED):
-        with without_dropout(bundle.model):
+        with without_dropout(bundle.model), held(bundle.optimizer):
             losses = [forward_backward(bundle, batch, count) for batch in batches]
         if bundle.scaler:
             bundle.scaler.unscale_(bundle.optimizer)
@@ -152,6 +154,11 @@ def reference_step(bundle: Bundle, step: Step) -> StepResult:
         if bool(torch.isfinite(norm)):
             break
     return StepResult(float(torch.stack(losses).sum()), float(norm))
+
+
+def held(optimizer: Any) -> contextlib.AbstractContextManager[Any]:
+    """Keeps an optimizer that steps in the backward pass from doing so."""
+    return optimizer.held() if hasattr(optimizer, "held") else contextlib.nullcontext()
 
 
 def forget(bundle: Bundle) -> None:

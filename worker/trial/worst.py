@@ -14,10 +14,21 @@ def worst_case(bundle: Bundle, micro: int) -> tuple[Batch, int]:
     if not bundle.rows_are_packed():
         # Side by side in one row, or a row each.
         rows = [[longest] * micro] if bundle.packed() else [[longest]] * micro
-        return loop.collate(bundle, rows), micro * max(1, bundle.task.items(data.train[longest]))
+        batch = _ragged(loop.collate(bundle, rows), min(data.lengths))
+        return batch, micro * max(1, bundle.task.items(data.train[longest]))
     row = _full_row(data.train[longest], length)
     batch = loop.tensors(bundle, [row] * micro, mask=False, packed=True, width=bundle.width(length))
     return batch, max(1, int((batch["labels"] != IGNORED).sum()))
+
+
+def _ragged(batch: Batch, shortest: int) -> Batch:
+    """The batch with a last row that ends a token early, where the data's rows are not all as long.
+
+    Rows of one length need no mask, and transformers drops it: attention then takes less memory than in real batches.
+    """
+    if "attention_mask" in batch and shortest < batch["input_ids"].shape[1]:
+        batch["attention_mask"][-1, -1] = 0
+    return batch
 
 
 def _full_row(sample: Sample, length: int) -> list[Sample]:
@@ -32,6 +43,8 @@ def _full_row(sample: Sample, length: int) -> list[Sample]:
 
 def evaluation_batch(bundle: Bundle, size: int) -> Batch:
     """`size` times the longest validation sample, padded as the evaluation pads."""
-    longest = max(bundle.data.validation, key=lambda sample: len(sample[0]))
-    width = bundle.width(len(longest[0]))
-    return loop.tensors(bundle, [[longest]] * size, mask=True, packed=False, width=width)
+    lengths = [len(ids) for ids, _ in bundle.data.validation]
+    longest = bundle.data.validation[lengths.index(max(lengths))]
+    width = bundle.width(max(lengths))
+    batch = loop.tensors(bundle, [[longest]] * size, mask=True, packed=False, width=width)
+    return _ragged(batch, min(lengths))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -42,6 +43,15 @@ def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
         {"params": [one for one in trained if one.ndim < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def gradient_norm(model: Any, optimizer: Any, most: float) -> torch.Tensor:
+    """Clip the gradients to `most` (0: as they are); their norm before. In-backward optimizers know it themselves."""
+    if hasattr(optimizer, "norm"):
+        found: torch.Tensor = optimizer.norm()
+        return found
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.nn.utils.clip_grad_norm_(trained, most or math.inf).detach()
 
 
 def is_classifier() -> bool:

@@ -31,6 +31,7 @@ from service.exports.templates.common import (
     Batch,
     Sample,
     autocast_dtype,
+    gradient_norm,
     is_classifier,
     is_masked,
     lever,
@@ -77,8 +78,7 @@ def optimizer_step(
         losses.append(loss.detach().clone())
     if scaler:
         scaler.unscale_(optimizer)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    norm = torch.nn.utils.clip_grad_norm_(trained, CONFIG["training"]["max_grad_norm"])
+    norm = gradient_norm(model, optimizer, CONFIG["training"]["max_grad_norm"])
     if scaler:
         scaler.step(optimizer)  # skips the update, and lowers the scale, when a gradient overflowed
         scaler.update()
@@ -87,7 +87,7 @@ def optimizer_step(
     optimizer.zero_grad()
     if lever("cache") == "emptied":
         torch.cuda.empty_cache()
-    return torch.stack(losses).sum(), norm.detach()
+    return torch.stack(losses).sum(), norm
 
 
 def endless(samples: list[Sample], pad: int, device: torch.device) -> Iterator[tuple[list[Batch], int, int]]:

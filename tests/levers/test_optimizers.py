@@ -1,0 +1,81 @@
+"""Optimizers of our own: where they differ from torch's AdamW is in where and when they update, not in what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from service.exports.templates.common import gradient_norm
+from service.exports.templates.levers import optimizer
+from tests.trial import tiny
+from worker.trial import loop
+from worker.trial.curve import candidates
+from worker.trial.problem import TrialProblem
+
+SAMPLES = list(range(8))
+
+
+def trained(make: Any, kind: torch.dtype = torch.float32, clip: float = 0.0) -> tuple[list[torch.Tensor], list[float]]:
+    """Weights and gradient norms after five steps with a falling rate; one weight gets no gradient at first."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList([torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)]).to(kind)
+    groups = [
+        {"params": [model[0].weight, model[1].weight], "weight_decay": 0.1},
+        {"params": [model[0].bias, model[1].bias], "weight_decay": 0.0},
+    ]
+    made, norms = make(groups, 1e-2), []
+    for step in range(5):
+        for group in made.param_groups:
+            group["lr"] = 1e-2 / (step + 1)
+        out = model[0](torch.randn(4, 6, dtype=kind))
+        (model[1](out) if step else out).square().sum().backward()
+        norms.append(float(gradient_norm(model, made, clip)))
+        made.step()
+        made.zero_grad()
+    return [one.detach().clone() for one in model.parameters()], norms
+
+
+@pytest.mark.parametrize(("make", "clip"), [(optimizer.offloaded_adamw, 0.5), (optimizer.in_backward_adamw, 0.0)])
+def test_they_update_as_adamw_does(make: Any, clip: float) -> None:
+    weights, norms = trained(make, clip=clip)
+    expected, expected_norms = trained(lambda groups, rate: optimizer.adamw(groups, rate, fused=True), clip=clip)
+    assert norms == pytest.approx(expected_norms, rel=1e-5)
+    for ours, theirs in zip(weights, expected, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-7)
+
+
+def test_the_hosts_copies_are_in_full_precision() -> None:
+    """Updates too small for bf16 add up there, where plain bf16 loses them."""
+    weight = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    made = optimizer.offloaded_adamw([{"params": [weight], "weight_decay": 0.0}], 1e-4)
+    for _ in range(100):
+        weight.grad = torch.ones_like(weight)
+        made.step()
+    assert float(weight.detach()[0]) == pytest.approx(1 - 100 * 1e-4, abs=4e-3)
+
+
+def test_states_are_where_the_loop_looks_for_them(llama: Path, functions: Path) -> None:
+    """Forgetting zeroes the state in place; a new optimizer takes the old one's hooks off."""
+    bundle = tiny.bundle(tiny.job(llama, functions), "full", optimizer="adamw-in-backward")
+    batches, items = loop.prepare(bundle, [[[one] for one in SAMPLES]])
+    loop.optimizer_step(bundle, batches, items)
+    moments = [state["exp_avg"] for state in bundle.optimizer.state.values()]
+    assert moments and all(bool(one.any()) for one in moments)
+    loop.forget(bundle)
+    assert not any(bool(one.any()) for one in moments)
+    bundle.new_optimizer()
+    loop.optimizer_step(bundle, batches, items)
+    assert not any(bool(one.any()) for one in moments), "the old optimizer does nothing any more"
+
+
+def test_a_step_in_the_backward_pass_is_one_micro_batch(llama: Path, functions: Path) -> None:
+    bundle = tiny.bundle(tiny.job(llama, functions), "full", optimizer="adamw-in-backward")
+    effective = bundle.configuration.effective_batch_size
+    assert candidates(bundle, effective + 3) == [effective]
+    with pytest.raises(TrialProblem, match=f"{effective} samples, of which {effective - 1} fit"):
+        candidates(bundle, effective - 1)
+    with pytest.raises(TrialProblem, match="one micro batch"):
+        loop.optimizer_step(bundle, *loop.prepare(bundle, [[[0]], [[1]]]))
