@@ -96,6 +96,7 @@ class Timing(Contract):
     passes: int
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
+    waiting_seconds: float = Field(default=0.0, description="Of `seconds`, what the device waited for data.")
     clean_share: float = Field(description="Share of timings that had the device to themselves.")
     largest_share_of_others: float
 

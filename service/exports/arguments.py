@@ -91,12 +91,15 @@ def lora_config(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[
     }
 
 
-def quantization(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[str, Any]:
-    """transformers' BitsAndBytesConfig arguments; its own defaults (fp4, fp32 compute) are not QLoRA's."""
+def quantization(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[str, Any] | None:
+    """transformers' BitsAndBytesConfig arguments, or None where torchao quantises."""
+    choice = LEVERS["quantization"].choice(configuration.levers["quantization"])
+    if choice.not_expressible:
+        return None
     precision = LEVERS["precision"].choice(configuration.levers["precision"])
     # A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
     heads = {"llm_int8_skip_modules": ["classifier", "score"]} if spec.task == "sequence-classification" else {}
     return heads | {
-        **LEVERS["quantization"].choice(configuration.levers["quantization"]).options,
+        **choice.options,
         "bnb_4bit_compute_dtype": precision.options.get("autocast", "float32"),
     }

@@ -22,7 +22,14 @@ PARTS = ("common", "masking", "segments", "data", "batching", "levers", "model",
 PLACEHOLDER = "CONFIG: dict[str, Any] = {}\n"
 FOLDER = Path(__file__).parent / "templates"
 MARK = re.compile(r"^    .*  # LEVERS: (.*)\n", re.MULTILINE)
-FIRST = {"load": "{}({})", "optimizer": "return {}(groups, rate{})", "batching": "return {}(order, lengths, **sizes{})"}
+LONGEST = 119
+FIRST = {
+    "load": "{}({})",
+    "optimizer": "return {}(groups, rate{})",
+    "batching": "return {}(order, lengths, **sizes{})",
+    "loading": "return {}(steps, make, pin{})",
+    "quantised": "return {}(whole, compute{})",
+}
 
 
 def train_py(recommendation: Recommendation) -> str:
@@ -57,7 +64,11 @@ def _calls(text: str, chosen: list[tuple[Lever, Choice]]) -> str:
                 if lever.stage == stage and choice.function:
                     arguments = "".join(f", {name}={value!r}" for name, value in choice.options.items())
                     arguments = arguments.removeprefix(", ") if stage == "load" else arguments
-                    lines.append("    " + first.format(choice.function, arguments) + "\n")
+                    line = "    " + first.format(choice.function, arguments)
+                    if len(line) > LONGEST:
+                        line = line.removesuffix(")").replace(", ", ",\n        ").replace("(", "(\n        ", 1)
+                        line += ",\n    )"
+                    lines.append(line + "\n")
         return "".join(lines)
 
     return MARK.sub(calls, text)
@@ -77,7 +88,6 @@ def _config(recommendation: Recommendation) -> dict[str, Any]:
         "lora": recommendation.LoraConfig,
         "levers": configuration.levers,
         "attention": recommendation.from_pretrained["attn_implementation"],
-        "quantization": recommendation.BitsAndBytesConfig,
         "autocast_adapter_dtype": options["adapter"].get("autocast_adapter_dtype", True),
         "packed": configuration.levers["batching"] in PACKED,
         "padding": options["padding"],

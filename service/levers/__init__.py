@@ -18,6 +18,7 @@ from service.levers import (
     float8,
     head,
     kernels,
+    loading,
     normalisation,
     optimizer,
     padding,
@@ -30,7 +31,7 @@ from service.levers.exclusions import EXCLUSIONS
 
 MODULES = (
     *(precision, float8, attention, kernels, experts, normalisation, head, vocabulary, optimizer, checkpointing),
-    *(compile, activations, batching, padding, quantization, adapter, allocator, cache),
+    *(compile, activations, batching, padding, quantization, adapter, loading, allocator, cache),
 )
 LEVERS: dict[str, Lever] = {module.LEVER.name: module.LEVER for module in MODULES}
 

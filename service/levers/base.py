@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from service.contract.hardware import HardwareFacts
 
-Stage = Literal["data", "load", "base", "model", "compiled", "optimizer", "batching"]
+Stage = Literal["data", "load", "base", "model", "compiled", "optimizer", "batching", "loading", "quantised"]
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Lever:
     """One dimension of the search. `baseline` is what a Trainer user gets without thinking.
 
     `stage` is when its functions are called: before the model is loaded (`load`), on the loaded model (`base`), on
-    the model with its adapter (`model`), after the probe (`compiled`), to make the `optimizer` or the steps
-    (`batching`), or never, where choices are data.
+    the model with its adapter (`model`), after the probe (`compiled`), to make the `optimizer`, the steps (`batching`),
+    their batches (`loading`) or the configuration of the `quantised` base, or never, where choices are data.
     """
 
     name: str

@@ -147,7 +147,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         "https://huggingface.co/docs/peft/developer_guides/lora",
     ),
     Exclusion(
-        {"adapter": ("dora",), "quantization": ("int8",), "method": ("qlora",)},
+        {"adapter": ("dora",), "quantization": ("int8", "torchao-int8", "torchao-float8"), "method": ("qlora",)},
         "peft has DoRA for 4-bit bases",
         "https://huggingface.co/docs/peft/developer_guides/lora",
     ),

@@ -1,6 +1,9 @@
-"""The frozen base's number format under QLoRA. The options are data: arguments of transformers' configurations."""
+"""The frozen base's number format under QLoRA; pre-quantised weights are kept on the worker."""
 
-from service.levers.base import Choice, Lever
+from service.levers.base import Choice, Lever, package
+
+TORCHAO = package("torchao", "weight-only formats")
+OBJECT = "torchao's formats are objects, which JSON cannot hold; train.py makes them"
 
 LEVER = Lever(
     name="quantization",
@@ -8,15 +11,18 @@ LEVER = Lever(
     baseline="nf4-double",
     source="https://huggingface.co/docs/transformers/quantization/bitsandbytes",
     methods=("qlora",),
+    stage="quantised",
     choices=(
         Choice(
             "nf4-double",
             "4-bit NormalFloat, its scales quantised again: 4.13 bits a weight",
+            function="quantised_by_bitsandbytes",
             options={"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
         ),
         Choice(
             "nf4",
             "4-bit NormalFloat with plain scales: 4.5 bits a weight, one look-up less",
+            function="quantised_by_bitsandbytes",
             options={"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False},
         ),
         Choice(
@@ -24,7 +30,28 @@ LEVER = Lever(
             "8-bit integers with outliers kept in 16 bits (LLM.int8)",
             changes_numerics=True,
             changes_learning=True,
+            function="quantised_by_bitsandbytes",
             options={"load_in_8bit": True},
+        ),
+        Choice(
+            "torchao-int8",
+            "8-bit integers, a scale a row, dequantised as they are used (torchao, weight-only)",
+            needs=(TORCHAO,),
+            changes_numerics=True,
+            changes_learning=True,
+            function="quantised_by_torchao",
+            options={"name": "Int8WeightOnlyConfig"},
+            not_expressible=OBJECT,
+        ),
+        Choice(
+            "torchao-float8",
+            "8-bit floats (e4m3), a scale a tensor, dequantised as they are used (torchao, weight-only)",
+            needs=(TORCHAO,),
+            changes_numerics=True,
+            changes_learning=True,
+            function="quantised_by_torchao",
+            options={"name": "Float8WeightOnlyConfig"},
+            not_expressible=OBJECT,
         ),
     ),
 )

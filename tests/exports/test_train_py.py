@@ -203,11 +203,13 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
     "classify max": ({"method": "full", "padding": "max", "optimizer": "adafactor"}, "sequence-classification", {}),
     "masked": ({"method": "lora", "batching": "sorted"}, "masked-lm", {}),
     "masked packed": ({"method": "full", "batching": "packed", "attention": "varlen"}, "masked-lm", {}),
+    "workers": ({"method": "lora", "loading": "workers-2", "batching": "sorted"}, "causal-lm", {}),
     "compiled": ({"method": "lora", "compile": "per-layer-aot-eager"}, "causal-lm", {}),
 }
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")  # on one core
 @pytest.mark.parametrize("case", CASES)
 def test_it_trains_as_the_worker_does(
     case: str, models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts], capsys: pytest.CaptureFixture[str]
@@ -371,7 +373,7 @@ def test_every_choice_of_the_catalogue_is_applied_by_it(
     if chosen.function:
         assert f"def {chosen.function}(" in text
         starts = (f"    {chosen.function}(", f"    return {chosen.function}(")
-        called = next(line for line in text.splitlines() if line.startswith(starts))
+        called = next(text[text.index(start) :].partition("\n\n")[0] for start in starts if start in text)
         assert name == "batching" or all(f"{key}={value!r}" in called for key, value in chosen.options.items())
     others = {one.function for one in LEVERS[name].choices if one.function} - {chosen.function, "checkpoint_layers"}
     assert not [one for one in others if f"def {one}(" in text]

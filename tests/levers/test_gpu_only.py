@@ -18,8 +18,10 @@ from service.exports.templates.levers import (
     kernels,
     normalisation,
     optimizer,
+    quantization,
 )
 from service.exports.templates.levers import compile as compiling
+from service.levers import LEVERS
 from tests.trial import tiny
 
 
@@ -249,3 +251,16 @@ def test_offloaded_inputs_are_packed_by_the_hook_and_gradients_stay(monkeypatch:
     offloaded(input_ids=ids, labels=ids).loss.backward()
     assert len(used.calls) == 2, "once a layer"
     assert tiny.furthest(tiny.gradients(plain), tiny.gradients(offloaded)) < 1e-6
+
+
+def test_torchao_quantises_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    made = Recorder("made")
+    monkeypatch.setattr(transformers, "TorchAoConfig", made)
+    for choice in ("torchao-int8", "torchao-float8"):
+        format_of = Recorder(choice)
+        name = LEVERS["quantization"].choice(choice).options["name"]
+        install(monkeypatch, "torchao.quantization", **{name: format_of})
+        assert quantization.quantised_by_torchao(["score"], torch.bfloat16, name) == "made"
+        assert len(format_of.calls) == 1 and made.calls[-1] == ((choice,), {"modules_to_not_convert": ["score"]})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import statistics
 from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -329,3 +331,47 @@ def test_long_steps_are_read_in_windows(made: Callable[..., Bundle], monkeypatch
     unit.run()
     assert list(unit.pieces.dirty) == [(0, 1)]
     assert sorted(unit.pieces.clean) == [(0, 0), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")  # on 2 cores
+@pytest.mark.parametrize("loading", LEVERS["loading"].names)
+def test_batches_are_the_same_wherever_they_are_made(made: Callable[..., Bundle], loading: str) -> None:
+    bundle = made(batching="sorted", loading=loading)
+    plan = plan_of(bundle, list(range(12)), micro=2, effective=4)
+    expected = [loop.prepare(bundle, step) for step in plan]
+    with contextlib.closing(loop.loaded(bundle, plan)) as steps:
+        found = list(steps)
+    assert [items for _, items, _ in found] == [items for _, items in expected]
+    lengths = bundle.data.lengths
+    assert [tokens for *_, tokens in found] == [sum(lengths[4 * at : 4 * at + 4]) for at in range(3)]
+    for (ours, *_), (theirs, _) in zip(found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in other)
+    assert not active_children(), "a pass over, its workers have gone"
+
+
+def test_what_the_device_waits_for_data_is_counted(
+    made: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock of our own: making a step's batches takes a second, each of its three pieces half a one."""
+    bundle = made()
+    clock = [0.0]
+    prepare = loop.prepare
+
+    def slowly(*args: Any) -> Any:
+        clock[0] += 1.0
+        return prepare(*args)
+
+    monkeypatch.setattr(loop, "prepare", slowly)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    marks = itertools.count()
+
+    def mark() -> float:
+        clock[0] += 0.5 * (next(marks) % 4 > 0)  # the first of a step's four begins it
+        return clock[0]
+
+    monkeypatch.setattr(bundle.device, "mark", mark)
+    unit = Unit(bundle, 2, plan_of(bundle, list(range(12)), micro=2, effective=4))
+    assert unit.run()
+    seen = unit.timing()
+    assert (seen.waiting_seconds, seen.seconds) == (3.0, 7.5), "three steps, a wait and three pieces each"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import torch
 
 # How allocators and libraries say that memory is short. oneDNN only says that it could not create something
@@ -98,4 +101,9 @@ def cpu_reading() -> tuple[float, float, float]:
             ticks += user + nice + system + irq + softirq + steal
     busy = ticks / os.sysconf("SC_CLK_TCK")
     own = os.times()
-    return time.perf_counter(), busy, own.user + own.system
+    seconds = own.user + own.system + own.children_user + own.children_system
+    for worker in active_children():  # a data loader's, which it sees only when they have ended
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = psutil.Process(worker.pid).cpu_times()
+            seconds += times.user + times.system
+    return time.perf_counter(), busy, seconds

@@ -258,15 +258,10 @@ def _random(
 
 
 def _quantization(task: str, configuration: Configuration) -> Any:
-    """The quantised base's arguments; bitsandbytes' own defaults are fp4 and fp32 compute."""
-    from transformers import BitsAndBytesConfig
-
-    compute = precision.autocast_dtype(configuration.levers) or torch.float32
-    return BitsAndBytesConfig(
-        llm_int8_skip_modules=HEADS if task == "sequence-classification" else None,
-        bnb_4bit_compute_dtype=compute,
-        **chosen(configuration, "quantization").options,
-    )
+    """The quantised base's arguments."""
+    choice, compute = chosen(configuration, "quantization"), precision.autocast_dtype(configuration.levers)
+    whole = HEADS if task == "sequence-classification" else None
+    return lever_room.function("quantization", choice)(whole, compute or torch.float32, **choice.options)
 
 
 def adapted(spec: JobSpec, configuration: Configuration, model: Any, seed: int) -> Any:

@@ -42,7 +42,12 @@ STATE_BYTES = {
     "lion": 4.0,
 }
 # Bytes a quantised weight (Dettmers et al. 2023): 4 bits and a scale per 64, which is 4 bytes or quantised again.
-QUANTISED_BYTES = {"nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256), "nf4": 0.5 + 4 / 64, "int8": 1.0}
+QUANTISED_BYTES = {
+    "nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256),
+    "nf4": 0.5 + 4 / 64,
+    "int8": 1.0,
+    **dict.fromkeys(("torchao-int8", "torchao-float8"), 1.0),
+}
 FOREACH = ("adamw-foreach",)
 
 

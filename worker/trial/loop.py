@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from service.exports.templates.common import gradient_norm
-from service.exports.templates.segments import TOLD, moved, pinned, segments
-from worker.levers import batching
+from service.exports.templates.segments import TOLD, moved, segments
+from service.levers import LEVERS
+from worker.levers import batching, function
 from worker.tasks.base import Batch, Sample
 from worker.trial.arrange import MicroBatch, Step
 from worker.trial.build import Bundle, load_options
@@ -35,12 +36,11 @@ def no_mark() -> None:
 
 
 def collate(bundle: Bundle, micro_batch: MicroBatch) -> Batch:
-    """A micro batch's tensors on the host, pinned when the device is a GPU."""
+    """A micro batch's tensors on the host."""
     rows = [[bundle.data.train[sample] for sample in row] for row in micro_batch]
     choice = bundle.configuration.levers["batching"]
     width = bundle.width(max(sum(len(ids) for ids, _ in row) for row in rows))
-    batch = tensors(bundle, rows, batching.needs_mask(choice), batching.is_packed(choice), width)
-    return pinned(batch) if bundle.device.torch.type == "cuda" else batch
+    return tensors(bundle, rows, batching.needs_mask(choice), batching.is_packed(choice), width)
 
 
 def tensors(bundle: Bundle, rows: list[list[Sample]], mask: bool, packed: bool, width: int = 0) -> Batch:
@@ -50,6 +50,19 @@ def tensors(bundle: Bundle, rows: list[list[Sample]], mask: bool, packed: bool, 
     if attention == "varlen" or (attention in TOLD and packed):
         batch |= segments(rows, batch["input_ids"].shape[1])
     return batch
+
+
+def loaded(bundle: Bundle, steps: Iterable[Step]) -> Generator[tuple[list[Batch], int, int]]:
+    """Each step's batches, the terms of its loss and its tokens, made where the lever says."""
+    choice = LEVERS["loading"].choice(bundle.configuration.levers["loading"])
+
+    def make(step: Step) -> tuple[list[Batch], int, int]:
+        lengths = bundle.data.lengths
+        return *prepare(bundle, step), sum(lengths[sample] for micro in step for row in micro for sample in row)
+
+    pin = bundle.device.torch.type == "cuda"
+    made: Generator[tuple[list[Batch], int, int]] = function("loading", choice)(steps, make, pin, **choice.options)
+    return made
 
 
 def prepare(bundle: Bundle, step: Step) -> tuple[list[Batch], int]:

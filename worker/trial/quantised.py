@@ -34,9 +34,16 @@ class Asked:
         marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         arguments = {name: str(value) for name, value in sorted(self.quantization.to_dict().items())}
         arguments.pop("bnb_4bit_compute_dtype", None)  # of the arithmetic, not of the weights
-        made_by = [metadata.version(name) for name in ("transformers", "bitsandbytes", "torch")]
+        made_by = [_version(name) for name in ("transformers", "bitsandbytes", "torchao", "torch")]
         text = json.dumps([str(self.folder.resolve()), marks, arguments, self.rest, made_by], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def load(kind: Any, asked: Asked, options: dict[str, Any], store: Path | None) -> tuple[Any, float]:
@@ -68,7 +75,7 @@ def _kept(kind: Any, kept: Path, asked: Asked, options: dict[str, Any]) -> Any:
     for name in ("use_cache", "pad_token_id"):
         setattr(stored, name, getattr(config, name))
     model = kind.from_pretrained(kept, config=stored, **changed)
-    compute = asked.quantization.bnb_4bit_compute_dtype
+    compute = getattr(asked.quantization, "bnb_4bit_compute_dtype", None)  # torchao has none
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
             module.compute_dtype = compute

@@ -6,10 +6,13 @@ over them. Never mean tokens over the median step: with varying lengths that fla
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import random
 import statistics
 import time
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from service.contract.measurement import Timing
@@ -19,13 +22,17 @@ from worker.trial.arrange import Step
 from worker.trial.build import Bundle
 
 MOST_OTHERS = 0.10
+Loaded = tuple[list[Batch], int, int]  # a step's batches, the terms of its loss, its tokens
 WINDOW_SECONDS = 0.3
 BOOTSTRAP = 1000
 
 
 @dataclass
 class Pieces:
-    """Timings of the unit's pieces: each micro batch, and each update. `clean` first, all kept."""
+    """Timings of the unit's pieces: each micro batch, and each update with the wait for the next step's batches.
+
+    `clean` first, all kept.
+    """
 
     clean: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     dirty: dict[tuple[int, int], list[float]] = field(default_factory=dict)
@@ -81,7 +88,7 @@ def interval(
 
 @dataclass
 class Unit:
-    """The work unit arranged for one micro batch, its tensors made, its timings and losses gathered."""
+    """The work unit arranged for one micro batch, its timings and losses gathered."""
 
     bundle: Bundle
     micro: int
@@ -89,24 +96,32 @@ class Unit:
     pieces: Pieces = field(default_factory=Pieces)
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float | None] = field(default_factory=list)
+    shapes_of: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    waits: dict[int, list[float]] = field(default_factory=dict)
     passes: int = 0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
 
-    def __post_init__(self) -> None:
-        self.steps: list[tuple[list[Batch], int]] = [loop.prepare(self.bundle, step) for step in self.plan]
-
     def run(self, deadline: float | None = None) -> bool:
-        """One pass over the unit, training all along; False when the deadline (perf_counter) cut it short."""
-        for number, (batches, items) in enumerate(self.steps):
-            if deadline is not None and time.perf_counter() > deadline:
-                return False
-            self._step(number, batches, items)
+        """One pass over the unit, training all along; False when the deadline (perf_counter) cut it short.
+
+        As in a run, the next step's batches are made while the device computes, and those after the last are the
+        first's; a pass begins with the first ones ready.
+        """
+        with contextlib.closing(loop.loaded(self.bundle, itertools.chain(self.plan, self.plan[:1]))) as steps:
+            upcoming = next(steps)
+            for number in range(len(self.plan)):
+                if deadline is not None and time.perf_counter() > deadline:
+                    return False
+                upcoming = self._step(number, upcoming, steps)
         self.passes += 1
         return True
 
-    def _step(self, number: int, batches: list[Batch], items: int) -> None:
-        device = self.bundle.device
+    def _step(self, number: int, step: Loaded, steps: Generator[Loaded]) -> Loaded:
+        """One step; the next one's batches. What the device waited for them is part of the update's piece."""
+        batches, items, _ = step
+        self.shapes_of[number] = [tuple(batch["input_ids"].shape) for batch in batches]
+        device, began = self.bundle.device, time.perf_counter()
         marks = [device.mark()]
         readings = [(0, device.neighbours())]
         wall = time.perf_counter()
@@ -119,6 +134,8 @@ class Unit:
                 wall = time.perf_counter()
 
         loss, norm = loop.optimizer_step(self.bundle, batches, items, mark)
+        upcoming = next(steps)
+        ready = time.perf_counter() - began
         device.synchronize()
         if readings[-1][0] != len(marks) - 1:
             if len(readings) > 1:
@@ -129,21 +146,25 @@ class Unit:
         # A gradient scaler's skipped step has no norm, and infinity is not JSON.
         self.grad_norms.append(result.grad_norm if math.isfinite(result.grad_norm) else None)
         loop.check(self.bundle, result, len(self.losses) - 1)
+        waited = max(0.0, ready - device.between(marks[0], marks[-1]))
+        self.waits.setdefault(number, []).append(waited)
         for (first, before), (last, after) in zip(readings, readings[1:], strict=False):
             share = device.others_share(before, after)
             for at in range(first, last):
-                self.pieces.add((number, at), device.between(marks[at], marks[at + 1]), share)
+                seconds = device.between(marks[at], marks[at + 1])
+                self.pieces.add((number, at), seconds + (waited if at == len(batches) else 0.0), share)
+        return upcoming
 
     def piece_count(self) -> int:
         """Micro batches and updates of the unit."""
-        return sum(len(batches) + 1 for batches, _ in self.steps)
+        return sum(len(step) + 1 for step in self.plan)
 
     def timing(self) -> Timing:
         """What was seen so far."""
         seconds, low, high = interval(self.pieces.best(), self._away())
         lengths = self.bundle.data.lengths
         samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
-        shapes = [batch["input_ids"].shape for batches, _ in self.steps for batch in batches]
+        shapes = [shape for shapes in self.shapes_of.values() for shape in shapes]
         return Timing(
             micro_batch_size=self.micro,
             seconds=seconds,
@@ -154,6 +175,7 @@ class Unit:
             padded_tokens=sum(rows * width for rows, width in shapes),
             steps=len(self.plan),
             passes=self.passes,
+            waiting_seconds=sum(statistics.median(waits) for waits in self.waits.values()),
             peak_bytes=self.peak_bytes,
             reserved_bytes=self.reserved_bytes,
             clean_share=self.pieces.clean_share(),
@@ -170,9 +192,9 @@ class Unit:
         """(rows, tokens of the longest, seconds) of every timed micro batch."""
         best = self.pieces.best()
         return [
-            (*batch["input_ids"].shape, statistics.median(best[(number, at)]))
-            for number, (batches, _) in enumerate(self.steps)
-            for at, batch in enumerate(batches)
+            (*shape, statistics.median(best[(number, at)]))
+            for number, shapes in self.shapes_of.items()
+            for at, shape in enumerate(shapes)
             if (number, at) in best
         ]
 

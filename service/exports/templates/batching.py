@@ -18,7 +18,7 @@ from service.exports.templates.common import (
     padded_width,
 )
 from service.exports.templates.data import terms
-from service.exports.templates.segments import TOLD, pinned, rows_of, segments
+from service.exports.templates.segments import TOLD, rows_of, segments
 
 # ---- batching: samples -> optimizer steps of micro batches of rows -> tensors ----
 
@@ -67,11 +67,9 @@ def collate(rows: list[list[Sample]], pad: int, mask: bool) -> Batch:
     return batch
 
 
-def prepare(step: Step, samples: list[Sample], pad: int, device: torch.device) -> tuple[list[Batch], int, int]:
+def prepare(step: Step, samples: list[Sample], pad: int) -> tuple[list[Batch], int, int]:
     """A step's batches on the host, the terms of its loss, and its tokens without padding."""
     mask = lever("batching") == "padded"
     batches = [collate([[samples[one] for one in row] for row in micro], pad, mask) for micro in step]
-    if device.type == "cuda":
-        batches = [pinned(batch) for batch in batches]
     every = [samples[one] for micro in step for row in micro for one in row]
     return batches, sum(map(terms, every)), sum(len(ids) for ids, _ in every)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, BitsAndBytesConfig
+from transformers import AutoConfig
 
 from service.exports.templates.common import (
     CONFIG,
@@ -37,8 +37,8 @@ def build_model(folder: Path, tokenizer: Any, samples: list[Sample], device: tor
         config.num_labels = max(label for _, (label,) in samples) + 1
     options: dict[str, Any] = {"config": config, "attn_implementation": CONFIG["attention"], "dtype": dtype}
     if method == "qlora":
-        # A classification head is trained, so it is among the modules that are not quantised.
-        options["quantization_config"] = BitsAndBytesConfig(**CONFIG["quantization"])
+        whole = ["classifier", "score"] if is_classifier() else None  # a head is trained, so it is not quantised
+        options["quantization_config"] = quantised_base(whole, autocast_dtype() or torch.float32)
     apply_before_loading()
     torch.manual_seed(seed)
     if CONFIG["model"]["weights"] == "random":
@@ -67,6 +67,11 @@ def apply_to_base(model: Any) -> None:
 def apply_to_model(model: Any) -> None:
     """The measured levers that change the model with its adapter."""
     del model  # LEVERS: model, compiled
+
+
+def quantised_base(whole: list[str] | None, compute: torch.dtype) -> Any:
+    """The measured format of the frozen base."""
+    return whole, compute  # LEVERS: quantised
 
 
 def model_class() -> Any:

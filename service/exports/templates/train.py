@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from service.exports.templates.common import (
     MOST_SKIPPED,
     Batch,
     Sample,
+    Step,
     autocast_dtype,
     gradient_norm,
     is_classifier,
@@ -90,13 +91,17 @@ def optimizer_step(
     return torch.stack(losses).sum(), norm
 
 
-def endless(samples: list[Sample], pad: int, device: torch.device) -> Iterator[tuple[list[Batch], int, int]]:
-    """Prepared steps, epoch after epoch."""
+def endless(samples: list[Sample]) -> Iterator[Step]:
+    """The steps of epoch after epoch."""
     lengths, epoch = [len(ids) for ids, _ in samples], 0
     while True:
-        for step in epoch_plan(lengths, epoch):
-            yield prepare(step, samples, pad, device)
+        yield from epoch_plan(lengths, epoch)
         epoch += 1
+
+
+def loaded(steps: Iterator[Step], make: Callable[[Step], Any], pin: bool) -> Iterator[tuple[list[Batch], int, int]]:
+    """Each step's batches, the terms of its loss and its tokens, made where it was measured best."""
+    return map(make, steps) if pin else iter(())  # LEVERS: loading
 
 
 def train(model: Any, samples: list[Sample], pad: int, args: argparse.Namespace, log: Any) -> int:
@@ -108,7 +113,7 @@ def train(model: Any, samples: list[Sample], pad: int, args: argparse.Namespace,
     total = args.max_steps if args.max_steps is not None else math.ceil(args.epochs * per_epoch)
     name = "constant_with_warmup" if training["schedule"] == "constant" else training["schedule"]
     schedule = get_scheduler(name, optimizer, math.ceil(total * training["warmup_ratio"]), total)
-    steps = endless(samples, pad, device)
+    steps = loaded(endless(samples), lambda step: prepare(step, samples, pad), device.type == "cuda")
     upcoming, skipped, since, tokens = next(steps), 0, time.perf_counter(), 0
     for number in range(1, total + 1):
         batches, count, counted = upcoming
