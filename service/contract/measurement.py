@@ -133,6 +133,9 @@ class Measurement(Contract):
     parameters: int | None = None
     trainable_parameters: int | None = None
     dataset: DatasetFacts | None = None
+    lacks: dict[str, str] = Field(
+        default_factory=dict, description="lever=choice -> why this model cannot have it: not tried, then."
+    )
     notes: tuple[str, ...] = ()
     time_spent: dict[str, float] = Field(default_factory=dict)
 

@@ -4,7 +4,7 @@ from service.levers.base import Choice, Lever
 
 LEVER = Lever(
     name="experts",
-    summary="How the experts of a mixture-of-experts model are computed. Only by name: other models have none.",
+    summary="How the experts of a mixture-of-experts model are computed; other models have nothing to choose.",
     baseline="as-is",
     source="https://huggingface.co/docs/transformers/experts_interface",
     stage="base",
@@ -13,7 +13,6 @@ LEVER = Lever(
         Choice(
             "eager",
             "one expert after another",
-            searched=False,
             function="set_experts",
             options={"implementation": "eager"},
             from_pretrained={"experts_implementation": "eager"},
@@ -21,7 +20,6 @@ LEVER = Lever(
         Choice(
             "batched",
             "all experts' matmuls as one batched matmul, weights gathered a token",
-            searched=False,
             function="set_experts",
             options={"implementation": "batched_mm"},
             from_pretrained={"experts_implementation": "batched_mm"},
@@ -29,7 +27,6 @@ LEVER = Lever(
         Choice(
             "grouped",
             "tokens sorted by expert, one grouped matmul",
-            searched=False,
             function="set_experts",
             options={"implementation": "grouped_mm"},
             from_pretrained={"experts_implementation": "grouped_mm"},

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from service.levers import LEVERS
 from tests.conftest import ROOT
 from tests.trial import tiny
 from worker.trial import loop
 from worker.trial.build import Bundle
 from worker.trial.curve import plan_of
+from worker.trial.lacking import lacking
 from worker.trial.problem import TrialProblem
 
 SAMPLES = list(range(6))
@@ -126,7 +128,15 @@ def test_experts_compute_the_same_in_every_way(build: Any, family: str, experts:
     same(step_of(bundle), step_of(build(family)))
 
 
-def test_a_model_without_experts_says_so(build: Any) -> None:
+def test_a_model_says_what_it_lacks(build: Any) -> None:
+    """So that no trial is spent on it; asked for by name it is refused."""
+    assert set(lacking(build("llama", method="lora").model)) == {
+        f"experts={one}" for one in LEVERS["experts"].names[1:]
+    }
+    assert lacking(build("mixtral").model) == {}
+    bert = build("bert").model
+    bert.config.attention_probs_dropout_prob = 0.1
+    assert {"attention=varlen", "attention=flex"} < set(lacking(bert))
     with pytest.raises(TrialProblem, match="llama models have no experts"):
         build("llama", experts="eager")
 

@@ -86,6 +86,20 @@ def test_unavailable_choices_are_not_searched_but_named_ones_are(spec: Spec, fac
     assert native[1].request.configuration.levers["precision"] == "bf16-mixed"
 
 
+def test_what_the_model_lacks_is_not_tried(spec: Spec, facts: Facts) -> None:
+    job = spec(search={"trials": 40, "minutes": 600, "levers": ["experts"]})
+
+    def tried(lacks: dict[str, str]) -> set[str]:
+        records: list[TrialRecord] = []
+        while trials := plan(known(job, facts(), tuple(records))).trials:
+            made = measured(trials[0].configuration, 6.0).model_copy(update={"lacks": lacks})
+            records.append(TrialRecord(request=trials[0], measurement=made))
+        return {one.request.configuration.levers["experts"] for one in records}
+
+    assert tried({}) == set(LEVERS["experts"].names)
+    assert tried({"experts=eager": "llama models have no experts"}) == {"as-is", "batched", "grouped"}
+
+
 def test_fixed_choices_hold(spec: Spec, facts: Facts) -> None:
     records, _ = run(spec(search={"trials": 8, "fixed": {"attention": "eager"}}), facts(), lambda _: 6.0)
     assert {one.request.configuration.levers["attention"] for one in records[1:]} == {"eager"}

@@ -16,7 +16,7 @@ from worker.plan.budget import Budget
 from worker.plan.ending import nothing_worked
 from worker.plan.memory import expected
 from worker.plan.recipes import changes, recipes
-from worker.plan.space import blocked, effective_choices, inside, space, unavailable
+from worker.plan.space import blocked, effective_choices, inside, space, unavailable, without
 from worker.plan.study import ask
 from worker.plan.verdicts import LEAST_CLEAN
 
@@ -32,7 +32,8 @@ class _Plan:
     def __init__(self, known: PlanInput) -> None:
         self.known, self.spec, self.facts = known, known.spec, known.facts
         self.methods = [method for method in known.spec.method if unavailable(known.facts, method) is None]
-        self.choices = space(known.spec, known.facts)
+        lacks = {name for one in known.history for name in one.measurement.lacks}
+        self.choices = without(space(known.spec, known.facts), lacks)
         self.open = list(known.open_trials)
         self.budget = Budget(known)
         self.new: list[TrialRequest] = []

@@ -55,6 +55,14 @@ def space(spec: JobSpec, facts: HardwareFacts) -> Space:
     return found
 
 
+def without(choices: Space, lacks: set[str]) -> Space:
+    """The choices but those (`lever=choice`) that the job's model cannot have; a fixed one stays, and fails."""
+    return {
+        name: tuple(one for one in options if f"{name}={one}" not in lacks) or options
+        for name, options in choices.items()
+    }
+
+
 def applicable(choices: Space, method: Method, task: str) -> Space:
     """The space of one method: levers that mean nothing to it have their baseline only."""
     return {

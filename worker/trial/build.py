@@ -26,6 +26,7 @@ from worker.levers import batching, precision
 from worker.tasks import TASKS, Task
 from worker.trial import data as data_room
 from worker.trial import quantised, sources
+from worker.trial.lacking import WITHOUT_DROPOUT, attention_dropout
 from worker.trial.problem import JobProblem, TrialProblem
 
 # A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
@@ -211,9 +212,8 @@ def _model(
 
 def _check_attention(configuration: Configuration, config: Any) -> None:
     """TrialProblem where the model drops attention weights and the kernel cannot."""
-    names = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
-    rate = max((getattr(config.get_text_config(), name, 0.0) or 0.0 for name in names), default=0.0)
-    if rate and configuration.levers["attention"] in ("varlen", "flex"):
+    rate = attention_dropout(config)
+    if rate and configuration.levers["attention"] in WITHOUT_DROPOUT:
         raise TrialProblem(
             f"attention={configuration.levers['attention']} has no dropout, and the model's config.json asks for {rate}"
         )

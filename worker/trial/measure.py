@@ -17,6 +17,7 @@ from worker.devices import Device
 from worker.trial import arrange, curve, loop, probe
 from worker.trial.build import Bundle, Limits, build, parameter_counts
 from worker.trial.data import work_unit
+from worker.trial.lacking import lacking
 from worker.trial.problem import Unstable
 
 CHECK_SAMPLES = 8
@@ -146,6 +147,7 @@ def run_trial(
         check_grad_norm=reference.grad_norm,
         weights_dtype=weights_dtype(bundle),
         adapter_excludes=adapter_excludes(bundle),
+        lacks=lacking(bundle.model),
         losses=times.losses,
         grad_norms=times.grad_norms,
         parameters=every,
