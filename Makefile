@@ -12,7 +12,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(INTERPRETER) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dynotune needs Python 3.11 or newer")'
 	$(INTERPRETER) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,parquet,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,parquet,metrics,dev]'
 	touch $@
 
 examples/data/functions.jsonl: examples/stdlib_data.py | install

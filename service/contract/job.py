@@ -121,6 +121,9 @@ class TrainingSpec(Asked):
     loss_on: Literal["completion", "all"] = Field(
         default="completion", description="causal-lm: learn completions and what the assistant says, or every token."
     )
+    evaluation_steps: Positive | None = Field(
+        default=None, description="Optimizer steps between evaluations; one at the end when not given."
+    )
     effective_batch_size: Positive | None = Field(
         default=None, description="Samples an optimizer step. Held when given; part of the answer when not."
     )

@@ -183,7 +183,11 @@ class Soak(Contract):
     worst_case_steps: int = 0
     evaluation_loss: float | None = None
     evaluation_accuracy: float | None = None
-    evaluation_seconds: float | None = None
+    evaluation_scores: dict[str, float] = Field(
+        default_factory=dict, description="BLEU and ROUGE-L in percent, where the evaluation generates."
+    )
+    evaluation_seconds: float | None = Field(default=None, description="Of one evaluation, generation included.")
+    generation_seconds: float | None = Field(default=None, description="Of them, what generating and scoring took.")
     saved_bytes: int | None = None
     peak_bytes: int | None = None
     last_loss: float | None = None

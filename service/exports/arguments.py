@@ -32,6 +32,8 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, device: st
         "seed": spec.training.seed,
         "logging_nan_inf_filter": False,
     }
+    if spec.training.evaluation_steps:
+        training |= {"eval_strategy": "steps", "eval_steps": spec.training.evaluation_steps}
     if "cpu" in (device, spec.hardware.device):
         training["use_cpu"] = True
     pretrained: dict[str, Any] = {}

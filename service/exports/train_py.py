@@ -28,6 +28,7 @@ FIRST = {
     "optimizer": "return {}(groups, rate{})",
     "batching": "return {}(order, lengths, **sizes{})",
     "loading": "return {}(steps, make, pin{})",
+    "evaluation": "return {}(model{})",
     "quantised": "return {}(whole, compute{})",
 }
 

@@ -14,6 +14,7 @@ from service.levers import (
     cache,
     checkpointing,
     compile,
+    evaluation,
     experts,
     float8,
     head,
@@ -31,7 +32,7 @@ from service.levers.exclusions import EXCLUSIONS
 
 MODULES = (
     *(precision, float8, attention, kernels, experts, normalisation, head, vocabulary, optimizer, checkpointing),
-    *(compile, activations, batching, padding, quantization, adapter, loading, allocator, cache),
+    *(compile, activations, batching, padding, quantization, adapter, loading, allocator, cache, evaluation),
 )
 LEVERS: dict[str, Lever] = {module.LEVER.name: module.LEVER for module in MODULES}
 

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from service.contract.hardware import HardwareFacts
 
-Stage = Literal["data", "load", "base", "model", "compiled", "optimizer", "batching", "loading", "quantised"]
+Stage = Literal[
+    "data", "load", "base", "model", "compiled", "optimizer", "batching", "loading", "quantised", "evaluation"
+]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Lever:
 
     `stage` is when its functions are called: before the model is loaded (`load`), on the loaded model (`base`), on
     the model with its adapter (`model`), after the probe (`compiled`), to make the `optimizer`, the steps (`batching`),
-    their batches (`loading`) or the configuration of the `quantised` base, or never, where choices are data.
+    their batches (`loading`) or the configuration of the `quantised` base, around an `evaluation`, or never, where
+    choices are data.
     """
 
     name: str

@@ -18,6 +18,16 @@ FULL_PRECISION = ("fp32", "tf32", "fp32-medium", "fp64")
 
 EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(
+        {"evaluation": ("generation",), "task": ("sequence-classification", "masked-lm")},
+        "only causal models generate",
+        "https://huggingface.co/docs/transformers/main_classes/text_generation",
+    ),
+    Exclusion(
+        {"evaluation": ("generation",), "attention": ("varlen",)},
+        "a generated token has no ends of samples to tell the kernel",
+        "https://docs.pytorch.org/docs/stable/nn.attention.varlen.html",
+    ),
+    Exclusion(
         {"optimizer": WHOLE_STEP, "clipping": ("on",)},
         "no two gradients exist at once, so that their norm cannot be clipped: set training.max_grad_norm: 0",
         "https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",

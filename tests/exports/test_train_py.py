@@ -152,8 +152,8 @@ def rates(schedule: str) -> list[float]:
     return [0.0, *(shapes[schedule](done) for done in after)]
 
 
-def by_worker(spec: JobSpec, made: Configuration, micro: int) -> tuple[list[loop.StepResult], float, float | None]:
-    """The same run by the worker's own rooms: each step's result, evaluation loss and accuracy."""
+def by_worker(spec: JobSpec, made: Configuration, micro: int) -> tuple[list[loop.StepResult], soak.Evaluation]:
+    """The same run by the worker's own rooms: each step's result, and the evaluation."""
     limits = Limits(Roots((Path("/"),), Path("/nowhere")), None)
     bundle = build(spec, made, open_device("cpu"), limits, spec.training.seed)
     plan = []
@@ -168,8 +168,8 @@ def by_worker(spec: JobSpec, made: Configuration, micro: int) -> tuple[list[loop
             group["lr"] = made.learning_rate * factor
         loss, norm = loop.optimizer_step(bundle, *loop.prepare(bundle, step))
         results.append(loop.StepResult(float(loss), float(norm)))
-    loss_after, accuracy, _ = soak.evaluate(bundle, 3)
-    return results, loss_after, accuracy
+    evaluation = soak.evaluate(bundle, 3)
+    return results, evaluation
 
 
 CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
@@ -204,6 +204,8 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
     "masked": ({"method": "lora", "batching": "sorted"}, "masked-lm", {}),
     "masked packed": ({"method": "full", "batching": "packed", "attention": "varlen"}, "masked-lm", {}),
     "workers": ({"method": "lora", "loading": "workers-2", "batching": "sorted"}, "causal-lm", {}),
+    "16-bit evaluation": ({"method": "full", "evaluation": "loss-16bit"}, "causal-lm", {}),
+    "generation": ({"method": "lora", "evaluation": "generation"}, "causal-lm", {}),
     "compiled": ({"method": "lora", "compile": "per-layer-aot-eager"}, "causal-lm", {}),
 }
 
@@ -225,14 +227,15 @@ def test_it_trains_as_the_worker_does(
     module.main(["--max-steps", str(STEPS), "--device", "cpu", "--output", str(tmp_path / "out"), "--log", str(log)])
     *steps, evaluation = [json.loads(line) for line in log.read_text().splitlines()]
 
-    results, loss, accuracy = by_worker(spec, made, micro)
+    results, theirs = by_worker(spec, made, micro)
     assert [one["loss"] for one in steps] == pytest.approx([one.loss for one in results], rel=1e-5)
     assert [one["grad_norm"] for one in steps] == pytest.approx([one.grad_norm for one in results], rel=1e-4)
     assert [one["learning_rate"] for one in steps] == pytest.approx(
         [5e-3 * factor for factor in rates(spec.training.schedule)]
     )
-    assert evaluation["evaluation_loss"] == pytest.approx(loss, rel=1e-5)
-    assert evaluation["evaluation_accuracy"] == pytest.approx(accuracy)
+    assert evaluation["evaluation_loss"] == pytest.approx(theirs.loss, rel=1e-5)
+    assert evaluation["evaluation_accuracy"] == pytest.approx(theirs.accuracy)
+    assert {name: evaluation[name] for name in theirs.scores} == pytest.approx(theirs.scores)
     assert "evaluation on 10 samples" in capsys.readouterr().out
 
 

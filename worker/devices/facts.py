@@ -21,7 +21,7 @@ from service.contract.hardware import HardwareFacts, Package
 VERSIONED = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "triton")
 OPTIONAL = (
     *("peft", "bitsandbytes", "accelerate", "triton", "flash_attn", "flash_attn_interface", "liger_kernel"),
-    *("cut_cross_entropy", "torchao", "apex", "galore_torch", "torchdistx", "datasets"),
+    *("cut_cross_entropy", "torchao", "apex", "galore_torch", "torchdistx", "datasets", "sacrebleu", "rouge_score"),
 )
 IMPORTED = ("bitsandbytes",)  # present is not enough: its native library has to load
 

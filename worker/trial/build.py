@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.paths import Roots
+from service.exports.templates.levers.evaluation import Score
 from service.exports.templates.segments import offset_positions
 from service.levers import LEVERS
 from service.levers.adapter import ATTENTION
@@ -126,6 +128,15 @@ def _optimizer(spec: JobSpec, configuration: Configuration, model: Any) -> torch
     return lever_room.make_optimizer(
         configuration.levers, model, configuration.learning_rate, spec.training.weight_decay
     )
+
+
+def evaluating(bundle: Bundle) -> contextlib.AbstractContextManager[Score | None]:
+    """The model as the evaluation lever wants it; yields what scores generated completions, if it generates."""
+    choice = chosen(bundle.configuration, "evaluation")
+    made: contextlib.AbstractContextManager[Score | None] = lever_room.function("evaluation", choice)(
+        bundle.model, **choice.options
+    )
+    return made
 
 
 def chosen(configuration: Configuration, lever: str) -> Choice:

@@ -85,8 +85,9 @@ def run_trial(
     tell, learnt = probe.Tell(send), probe.Known(known, request.memory_line)
     found = probe.largest(bundle, tell, request.confirm_largest, learnt)
     evaluation = max(1, found.largest)
-    # A head that trains without logits evaluates with them: then nothing follows from what training takes.
-    apart = request.configuration.levers["head"] != LEVERS["head"].baseline
+    # A head that trains without logits evaluates with them, and an evaluation may generate or copy weights: then
+    # nothing follows from what training takes.
+    apart = any(request.configuration.levers[name] != LEVERS[name].baseline for name in ("head", "evaluation"))
     if apart or (request.confirm_largest and found.largest and spec.search.verify == "full"):
         evaluation = probe.evaluation(bundle, tell, 1 if apart else found.largest, learnt)
     bundle.new_optimizer()

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from service.contract.measurement import MemoryLine, Phase, Probe
+from service.exports.templates.levers.evaluation import LONGEST_GENERATED, generated_ids
 from service.exports.templates.segments import moved
 from worker.devices import Device
 from worker.trial import arrange, loop
-from worker.trial.build import Bundle
+from worker.trial.build import Bundle, evaluating
 from worker.trial.worst import evaluation_batch, worst_case
 
 # Shares of the capacity that are left free: before the line was put to the test, and after it.
@@ -126,11 +127,14 @@ def full_step(bundle: Bundle, micro: int) -> tuple[int, int]:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def evaluation_step(bundle: Bundle, size: int) -> tuple[int, int]:
-    """One evaluation batch at the worst case; (peak bytes, 0)."""
+    """One evaluation batch at the worst case, with the KV cache where it generates; (peak bytes, 0)."""
     bundle.device.reset_peak()
     batch = moved(evaluation_batch(bundle, size), bundle.device.torch)
-    with bundle.autocast():
+    with evaluating(bundle) as score, bundle.autocast():
         float(bundle.model(**batch).loss)
+        if score:
+            longest = min(LONGEST_GENERATED, batch["input_ids"].shape[1] // 2)
+            generated_ids(bundle.model, batch["input_ids"][:, :-longest].tolist(), longest, bundle.pad)
     bundle.device.synchronize()
     return bundle.device.peak(), 0
 

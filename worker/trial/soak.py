@@ -23,7 +23,7 @@ from service.contract.measurement import Measurement, Soak
 from service.exports.templates.segments import moved
 from worker.devices import Device
 from worker.trial import arrange, loop
-from worker.trial.build import Bundle, Limits
+from worker.trial.build import Bundle, Limits, evaluating
 from worker.trial.curve import plan_of
 from worker.trial.problem import Unsafe, Unstable
 from worker.trial.verify import ready
@@ -36,6 +36,17 @@ SAVE_EVERY = 20
 
 
 @dataclass
+class Evaluation:
+    """What an evaluation found, and what it took."""
+
+    loss: float
+    accuracy: float | None
+    seconds: float
+    scores: dict[str, float] = field(default_factory=dict)
+    generating: float | None = None
+
+
+@dataclass
 class State:
     """How far a soak has come; kept in the job's cache, so that an interrupted one goes on."""
 
@@ -44,7 +55,7 @@ class State:
     worst_case_steps: int = 0
     retries: int = 0
     peak: int = 0
-    evaluation: tuple[float, float | None, float] | None = None
+    evaluation: Evaluation | None = None
     saved: int = 0
     live: list[int] = field(default_factory=list)
     last_loss: float | None = None
@@ -56,6 +67,8 @@ class State:
             return cls()
         state = cls(**json.loads(file.read_text()))
         state.live = []
+        if state.evaluation is not None:
+            state.evaluation = Evaluation(**state.evaluation)  # type: ignore[arg-type]
         return state
 
     def save(self, file: Path | None) -> None:
@@ -117,16 +130,18 @@ def soak(
         if state.done % SAVE_EVERY == 0:
             state.save(file)
     state.save(file)
-    loss, accuracy, spent = state.evaluation or evaluate(bundle, evaluation_size)
+    seen = state.evaluation or evaluate(bundle, evaluation_size)
     return Soak(
         micro_batch_size=micro,
         steps=state.done,
         wanted_steps=steps,
         segments=state.segments,
         worst_case_steps=min(state.done, 1) + (state.done > middle),
-        evaluation_loss=loss,
-        evaluation_accuracy=accuracy,
-        evaluation_seconds=spent,
+        evaluation_loss=seen.loss,
+        evaluation_accuracy=seen.accuracy,
+        evaluation_scores=seen.scores,
+        evaluation_seconds=seen.seconds,
+        generation_seconds=seen.generating,
         saved_bytes=state.saved,
         peak_bytes=state.peak,
         retries=state.retries,
@@ -166,10 +181,25 @@ def check_growth(live: list[int]) -> None:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def evaluate(bundle: Bundle, size: int) -> tuple[float, float | None, float]:
-    """(mean loss, share right, seconds) over validation samples, padded, dropout off."""
+def evaluate(bundle: Bundle, size: int) -> Evaluation:
+    """Over validation samples, padded, dropout off, as the evaluation lever says. Unstable for a loss not finite."""
     started = time.perf_counter()
     bundle.model.eval()
+    scores, generating = {}, None
+    with evaluating(bundle) as score, bundle.autocast():
+        loss, accuracy = _losses(bundle, size)
+        if score:
+            began = time.perf_counter()
+            scores = score(bundle.data.validation, size, bundle.spec.dataset.max_length, bundle.tokenizer)
+            generating = time.perf_counter() - began
+    bundle.model.train()
+    if not math.isfinite(loss):
+        raise Unstable(f"the evaluation loss is {loss}")
+    return Evaluation(loss, accuracy, time.perf_counter() - started, scores, generating)
+
+
+def _losses(bundle: Bundle, size: int) -> tuple[float, float | None]:
+    """(mean loss, share right)."""
     samples = sorted(
         bundle.data.validation[: MOST_EVALUATED[bundle.spec.search.verify]],
         key=lambda sample: len(sample[0]),
@@ -181,17 +211,12 @@ def evaluate(bundle: Bundle, size: int) -> tuple[float, float | None, float]:
         count = sum(bundle.task.items(row[0]) for row in rows)
         width = bundle.width(max(len(ids) for ((ids, _),) in rows))
         batch = moved(loop.tensors(bundle, rows, mask=True, packed=False, width=width), bundle.device.torch)
-        with bundle.autocast():
-            output: Any = bundle.model(**batch)
+        output: Any = bundle.model(**batch)
         total += float(output.loss) * count
         items += count
         hits, of = bundle.task.correct(output, batch)
         right, counted = right + hits, counted + of
-    bundle.model.train()
-    loss = total / max(1.0, items)
-    if not math.isfinite(loss):
-        raise Unstable(f"the evaluation loss is {loss}")
-    return loss, right / counted if counted else None, time.perf_counter() - started
+    return total / max(1.0, items), right / counted if counted else None
 
 
 def save(bundle: Bundle) -> int:

@@ -104,8 +104,13 @@ def loaded(steps: Iterator[Step], make: Callable[[Step], Any], pin: bool) -> Ite
     return map(make, steps) if pin else iter(())  # LEVERS: loading
 
 
-def train(model: Any, samples: list[Sample], pad: int, args: argparse.Namespace, log: Any) -> int:
-    """All optimizer steps, with a line every --every steps; how many. Stops with a sentence when numbers go wrong."""
+def train(
+    model: Any, samples: list[Sample], pad: int, args: argparse.Namespace, log: Any, report: Callable[[int], Any]
+) -> int:
+    """All optimizer steps, with a line every --every steps; how many. Stops with a sentence when numbers go wrong.
+
+    `report` evaluates and says so, every training.evaluation_steps.
+    """
     device, training = torch.device(args.device), CONFIG["training"]
     optimizer = make_optimizer(model)
     scaler = torch.amp.GradScaler(device.type) if CONFIG["precision"].get("scaler") else None
@@ -139,20 +144,38 @@ def train(model: Any, samples: list[Sample], pad: int, args: argparse.Namespace,
                 f"  learning rate {rate:.3g}  {speed:,.0f} non-padding tokens/s{'  (skipped)' if skipped else ''}",
                 flush=True,
             )
+        if training["evaluation_steps"] and number % training["evaluation_steps"] == 0 and number < total:
+            paused = time.perf_counter()
+            report(number)
+            since += time.perf_counter() - paused
     return int(total)
 
 
+def evaluation(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """The model as it was evaluated; gives a function where completions are generated and scored."""
+    return contextlib.nullcontext(model)  # LEVERS: evaluation
+
+
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def evaluate(model: Any, samples: list[Sample], pad: int, device: torch.device) -> tuple[float, float]:
-    """(mean loss, share of classes or next tokens guessed right) in padded batches, longest first."""
+def evaluate(model: Any, samples: list[Sample], tokenizer: Any, device: torch.device) -> dict[str, float]:
+    """Loss, share of classes or tokens guessed right, and what generated completions score."""
     model.eval()
+    with evaluation(model) as score, autocast(device):
+        loss, accuracy = guessed(model, samples, tokenizer.pad_token_id, device)
+        most = CONFIG["dataset"]["max_length"]
+        scores = score(samples, CONFIG["evaluation_batch_size"], most, tokenizer) if score else {}
+    model.train()
+    return {"evaluation_loss": loss, "evaluation_accuracy": accuracy, **scores}
+
+
+def guessed(model: Any, samples: list[Sample], pad: int, device: torch.device) -> tuple[float, float]:
+    """(mean loss, share of classes or next tokens guessed right) in padded batches, longest first."""
     size, ordered = CONFIG["evaluation_batch_size"], sorted(samples, key=lambda sample: len(sample[0]), reverse=True)
     total, items, right = 0.0, 0, 0
     for start in range(0, len(ordered), size):
         rows = [[sample] for sample in ordered[start : start + size]]
         batch = moved(collate(rows, pad, mask=True), device)
-        with autocast(device):
-            output = model(**batch)
+        output = model(**batch)
         target, guess = batch["labels"], output.logits.argmax(-1)
         if not is_classifier() and not is_masked():
             target, guess = target[:, 1:], guess[:, :-1]
@@ -160,7 +183,6 @@ def evaluate(model: Any, samples: list[Sample], pad: int, device: torch.device) 
         total += float(output.loss) * counted
         items += counted
         right += int(((guess == target) & (target != IGNORED)).sum())
-    model.train()
     return total / items, right / items
 
 
@@ -215,13 +237,22 @@ def main(argv: list[str] | None = None) -> None:
     model = build_model(folder, tokenizer, samples + held, device, args.trust_remote_code)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(args.log.open("w", encoding="utf-8")) if args.log else None
-        done = train(model, samples, tokenizer.pad_token_id, args, log)
+
+        def report(step: int) -> float:
+            """Evaluate and say so; the loss."""
+            found = evaluate(model, held, tokenizer, device)
+            write(log, found)
+            kind = "accuracy" if is_classifier() else f"{'masked' if is_masked() else 'next'}-token accuracy"
+            loss, accuracy, *more = found.values()
+            scores = "".join(f", {name} {score:.1f}" for name, score in zip(list(found)[2:], more, strict=True))
+            text = f"loss {loss:.4f}, {kind} {accuracy:.4f}{scores}"
+            print(f"evaluation on {len(held)} samples after {step} steps: {text}", flush=True)
+            return float(loss)
+
+        done = train(model, samples, tokenizer.pad_token_id, args, log, report)
         save(model, tokenizer, args.model, args.output)  # first: an evaluation that runs out of memory costs nothing
         print(f"saved {'the model' if CONFIG['method'] == 'full' else 'the adapter'} to {args.output}", flush=True)
-        loss, accuracy = evaluate(model, held, tokenizer.pad_token_id, device)
-        write(log, {"evaluation_loss": loss, "evaluation_accuracy": accuracy})
-    kind = "accuracy" if is_classifier() else f"{'masked' if is_masked() else 'next'}-token accuracy"
-    print(f"evaluation on {len(held)} samples after {done} steps: loss {loss:.4f}, {kind} {accuracy:.4f}")
+        loss = report(done)
     if not math.isfinite(loss):
         sys.exit(f"the evaluation loss is {loss}: what was saved is of no use")
 

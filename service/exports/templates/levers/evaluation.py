@@ -1,0 +1,78 @@
+"""What an evaluation computes: a context around it, which gives a function where completions are generated as well."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from service.exports.templates.common import IGNORED, Sample
+
+LONGEST_GENERATED = 128  # tokens
+Score = Callable[[list[Sample], int, int, Any], dict[str, float]]
+
+
+@contextlib.contextmanager
+def as_trained(model: Any) -> Iterator[Score | None]:
+    """The model as it is."""
+    del model
+    yield None
+
+
+@contextlib.contextmanager
+def in_sixteen_bits(model: Any) -> Iterator[Score | None]:
+    """The model with its fp32 weights in bf16 for a while; what is trained keeps its fp32 weights."""
+    kept = {one: one.data for one in model.parameters() if one.dtype is torch.float32}
+    for parameter, weight in kept.items():
+        parameter.data = weight.to(torch.bfloat16)
+    try:
+        yield None
+    finally:
+        for parameter, weight in kept.items():
+            parameter.data = weight
+
+
+@contextlib.contextmanager
+def with_generation(model: Any, generated: int) -> Iterator[Score | None]:
+    """The model as it is, and BLEU (sacreBLEU, Post 2018) and ROUGE-L (Lin 2004) of `generated` completions."""
+
+    def score(samples: list[Sample], size: int, most: int, tokenizer: Any) -> dict[str, float]:
+        """In percent, in batches of `size`, prompt and completion within `most` tokens; {} if nothing is asked."""
+        import sacrebleu
+        from rouge_score import rouge_scorer
+
+        pairs = [asked_and_answer(sample) for sample in samples[:generated]]
+        pairs = sorted((pair for pair in pairs if all(pair)), key=lambda pair: len(pair[0]))
+        if not pairs:
+            return {}
+        answers = []
+        for start in range(0, len(pairs), size):
+            part = pairs[start : start + size]
+            longest = min(LONGEST_GENERATED, max(len(answer) for _, answer in part), most - len(part[-1][0]))
+            answers += generated_ids(model, [asked for asked, _ in part], longest, tokenizer.pad_token_id)
+        said = tokenizer.batch_decode(answers, skip_special_tokens=True)
+        wanted = tokenizer.batch_decode([answer for _, answer in pairs], skip_special_tokens=True)
+        scorer = rouge_scorer.RougeScorer(["rougeL"])
+        rouge = [scorer.score(target, one)["rougeL"].fmeasure for target, one in zip(wanted, said, strict=True)]
+        return {"bleu": float(sacrebleu.corpus_bleu(said, [wanted]).score), "rouge_l": 100 * sum(rouge) / len(rouge)}
+
+    yield score
+
+
+def asked_and_answer(sample: Sample) -> tuple[list[int], list[int]]:
+    """A sample's tokens before the first that is learnt, and the rest, which is to be answered."""
+    ids, labels = sample
+    first = next((at for at, label in enumerate(labels) if label != IGNORED), len(ids))
+    return ids[:first], ids[first:]
+
+
+def generated_ids(model: Any, prompts: list[list[int]], longest: int, pad: int) -> list[list[int]]:
+    """Greedy completions of at most `longest` tokens, with the KV cache; prompts are padded on the left."""
+    width, device = max(map(len, prompts)), next(model.parameters()).device
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    options = {"max_new_tokens": longest, "do_sample": False, "use_cache": True, "pad_token_id": pad}
+    found: list[list[int]] = model.generate(input_ids=ids, attention_mask=mask, **options)[:, width:].tolist()
+    return found

@@ -1,0 +1,84 @@
+"""What an evaluation computes: nothing of the training is changed by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from service.exports.templates.levers import evaluation
+from tests.trial import tiny
+from worker.trial import loop, soak
+from worker.trial.build import Bundle
+
+
+@pytest.fixture
+def made(llama: Path, functions: Path) -> Callable[..., Bundle]:
+    """Makes bundles of the tiny Llama."""
+    return lambda method="full", **levers: tiny.bundle(tiny.job(llama, functions), method, **levers)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("choice", ["loss", "loss-16bit", "generation"])
+def test_an_evaluation_leaves_the_training_as_it_was(made: Callable[..., Bundle], method: str, choice: str) -> None:
+    bundle, alone = made(method, evaluation=choice), made(method)
+    before = {name: one.clone() for name, one in bundle.model.named_parameters()}
+    found, expected = soak.evaluate(bundle, 4), soak.evaluate(alone, 4)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-2 if choice == "loss-16bit" else 1e-6)
+    assert (found.loss == expected.loss) is (choice != "loss-16bit"), "it is really computed in 16 bits"
+    assert set(found.scores) == ({"bleu", "rouge_l"} if choice == "generation" else set())
+    assert (found.generating is not None) is (choice == "generation")
+    assert all(torch.equal(one, before[name]) for name, one in bundle.model.named_parameters())
+    batches, items = loop.prepare(bundle, [[[0], [1]]])
+    first = [float(value) for value in loop.optimizer_step(bundle, batches, items)]
+    assert first == [float(value) for value in loop.optimizer_step(alone, batches, items)]
+
+
+def test_prompts_side_by_side_generate_as_alone(made: Callable[..., Bundle]) -> None:
+    bundle = made()
+    bundle.model.eval()
+    prompts = [bundle.data.train[at][0][: 2 + 3 * at] for at in range(3)]
+    together = evaluation.generated_ids(bundle.model, prompts, 6, bundle.pad)
+    alone = [evaluation.generated_ids(bundle.model, [prompt], 6, bundle.pad)[0] for prompt in prompts]
+
+    def said(ids: list[int]) -> list[int]:
+        return [one for one in ids if one != bundle.pad]
+
+    assert [said(ids) for ids in together] == [said(ids) for ids in alone]
+    assert all(said(ids) for ids in together)
+
+
+def test_the_scores_are_those_of_the_completions(made: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = made()
+    samples = bundle.data.train[:6]
+    pairs = sorted((evaluation.asked_and_answer(one) for one in samples), key=lambda pair: len(pair[0]))
+    asked: list[tuple[list[list[int]], int]] = []
+
+    def scores(answer: Callable[[list[int]], list[int]]) -> dict[str, float]:
+        answers = [answer(right) for _, right in pairs]
+
+        def generated(_: Any, prompts: list[list[int]], longest: int, pad: int) -> list[list[int]]:
+            asked.append((prompts, longest))
+            return [answers.pop(0) for _ in prompts]
+
+        monkeypatch.setattr(evaluation, "generated_ids", generated)
+        with evaluation.with_generation(bundle.model, 6) as score:
+            assert score is not None
+            return score(samples, 4, 40, bundle.tokenizer)
+
+    assert scores(lambda right: right) == pytest.approx({"bleu": 100.0, "rouge_l": 100.0})
+    assert [len(prompts) for prompts, _ in asked] == [4, 2]
+    assert all(max(map(len, prompts)) + longest <= 40 for prompts, longest in asked), "within max_length"
+    assert scores(lambda right: [])["rouge_l"] == 0.0
+    halves = scores(lambda right: right[: len(right) // 2])
+    assert 20 < halves["rouge_l"] < 90
+
+
+def test_where_nothing_is_asked_nothing_is_scored(made: Callable[..., Bundle]) -> None:
+    bundle = made()
+    text = [([5, 6, 7], [-100, 6, 7]), ([8], [-100])]
+    with evaluation.with_generation(bundle.model, 100) as score:
+        assert score is not None and score([([5, 6], [5, 6]), text[1]], 2, 64, bundle.tokenizer) == {}
