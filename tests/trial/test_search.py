@@ -160,3 +160,15 @@ def test_retries_on_two_steps_running_step_down() -> None:
     machine = Machine(memory, 2e8, thrashes_above=80)
     found, limited_by, short = machine.find()
     assert found <= 80 and limited_by == "allocator retries" and short == 0
+
+
+@pytest.mark.parametrize(("longest", "first"), [(512, 4), (64, 32), (4096, 1), (8, 50)])
+def test_what_is_not_confirmed_is_checked_at_a_size_as_small_as_is_timed(longest: int, first: int) -> None:
+    line = MemoryLine(rest_bytes=1e9, slope_bytes=(CAPACITY * 0.99 - 1e9) / 100.5)
+    machine = Machine(lambda micro: (line.at(micro), 0.0), 1e9)
+    bundle: Any = SimpleNamespace(
+        device=machine, width=lambda tokens: tokens, data=SimpleNamespace(facts=SimpleNamespace(longest=longest))
+    )
+    search = Search(bundle, "training", machine.step, (10**6, "bound"), Tell(machine.send), Known((), line))
+    found = search.search(confirm=False)
+    assert machine.begun == [first] and found.largest == first and found.predicted > first

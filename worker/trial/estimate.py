@@ -49,6 +49,9 @@ QUANTISED_BYTES = {
     **dict.fromkeys(("torchao-int8", "torchao-float8"), 1.0),
 }
 FOREACH = ("adamw-foreach",)
+Micros = tuple[int, int]
+SMALL: Micros = (1, 2)
+MOST_DRAWN = 256
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,9 @@ class _Estimator:
     def method(self, method: str, levers: dict[str, str], capacity: float, known: tuple[Known, ...]) -> MethodEstimate:
         """One method's estimate."""
         length, effective = self._spec.dataset.max_length, self._spec.training.effective_batch_size
-        sizes = self._sizes(method, levers, length)
-        line, corrected = self._corrected(self._line(method, levers, length), method, levers, known)
+        near = self._near(method, levers, length, capacity)
+        sizes = self._sizes(method, levers, length, near)
+        line, corrected = self._corrected(self._line(method, levers, length, near), method, levers, known, near)
         largest = min(line.largest(capacity), effective or line.largest(capacity))
         saved, dequantised = (sizes.saved, sizes.dequantised) if method == "qlora" else (0.0, 0.0)
         activations = sizes.held[1] - sizes.held[0]
@@ -138,15 +142,23 @@ class _Estimator:
             note="" if largest else f"one sample needs {line.at(1) / GIB:.2f} GiB",
         )
 
+    def _near(self, method: str, levers: dict[str, str], length: int, capacity: float) -> Micros:
+        """Two micro batches to draw the line through: the largest that fits by a first line, and half of it.
+
+        Where in the step the peak is depends on the batch, so small ones may show less than large ones have.
+        """
+        first = min(MOST_DRAWN, self._line(method, levers, length, SMALL).largest(capacity))
+        return (first // 2, first) if first > SMALL[1] else SMALL
+
     def _corrected(
-        self, line: MemoryLine, method: str, levers: dict[str, str], known: tuple[Known, ...]
+        self, line: MemoryLine, method: str, levers: dict[str, str], known: tuple[Known, ...], near: Micros
     ) -> tuple[MemoryLine, bool]:
         """The line scaled by measured over estimated of the measured configuration most like this one."""
         mine = [one for one in known if one.method == method]
         if not mine:
             return line, False
         nearest = max(mine, key=lambda one: sum(one.levers.get(name) == choice for name, choice in levers.items()))
-        same = self._line(method, drawable(nearest.levers), nearest.max_length)
+        same = self._line(method, drawable(nearest.levers), nearest.max_length, near)
         rest = nearest.line.rest_bytes / same.rest_bytes
         slope = nearest.line.slope_bytes / same.slope_bytes
         scaled = MemoryLine(
@@ -156,8 +168,8 @@ class _Estimator:
         )
         return scaled, True
 
-    def _line(self, method: str, levers: dict[str, str], length: int) -> MemoryLine:
-        sizes = self._sizes(method, levers, length)
+    def _line(self, method: str, levers: dict[str, str], length: int, micros: Micros) -> MemoryLine:
+        sizes = self._sizes(method, levers, length, micros)
         saved, dequantised = (sizes.saved, sizes.dequantised) if method == "qlora" else (0.0, 0.0)
         slope = max(1.0, sizes.peaks[1] - sizes.peaks[0])
         fixed = _state(sizes, levers) + self._overhead - saved
@@ -168,12 +180,12 @@ class _Estimator:
             update_bytes=sizes.weights + sizes.gradients * temporary + fixed,
         )
 
-    def _sizes(self, method: str, levers: dict[str, str], length: int) -> Sizes:
+    def _sizes(self, method: str, levers: dict[str, str], length: int, micros: Micros) -> Sizes:
         """Sizes of a step, drawn once a shape: `full`, or an adapter over a frozen base."""
         drawn: Method = "full" if method == "full" else "lora"
-        key = f"{drawn} {length} {sorted(levers.items())}"
+        key = f"{drawn} {length} {micros} {sorted(levers.items())}"
         if key not in self._drawn:
-            self._drawn[key] = step_sizes(self._spec, drawn, levers, length, self._limits)
+            self._drawn[key] = step_sizes(self._spec, drawn, levers, length, self._limits, micros)
             # The first one's: what fake tensors leave behind, a trial does not have.
             self._overhead = self._overhead or self._drawn[key].idle
         return self._drawn[key]
@@ -184,8 +196,10 @@ def _state(sizes: Sizes, levers: dict[str, str]) -> float:
     return sizes.trainable * STATE_BYTES.get(levers["optimizer"], 8.0)
 
 
-def step_sizes(spec: JobSpec, method: Method, levers: dict[str, str], length: int, limits: Limits) -> Sizes:
-    """Sizes of a full step of one configuration, at `length` tokens a sample."""
+def step_sizes(
+    spec: JobSpec, method: Method, levers: dict[str, str], length: int, limits: Limits, micros: Micros = SMALL
+) -> Sizes:
+    """Sizes of a full step of one configuration, at `length` tokens a sample, as two micro batches show them."""
     configuration = Configuration(method=method, levers=levers, effective_batch_size=1, learning_rate=1e-4)
     task = TASKS[spec.task]()
     folder = sources.model_folder(spec.model, limits.roots, limits.allow_pickle, limits.allow_remote_code)
@@ -196,7 +210,7 @@ def step_sizes(spec: JobSpec, method: Method, levers: dict[str, str], length: in
     idle = _idle_bytes()
     with fake_tensors():
         real_shapes(model)
-        peaks, held = _steps(model, spec, levers, length)
+        peaks, held = _steps(model, spec, levers, length, micros)
     return Sizes(
         parameters=sum(one.numel() for one in model.parameters()),
         trainable=sum(one.numel() for one in trained),
@@ -214,7 +228,11 @@ def _idle_bytes() -> float:
     """The data segment with what a trial's process imports and starts, but without a model."""
     import peft  # noqa: F401 - a trial with an adapter has it
 
-    torch.ones(256, 256, requires_grad=True).square().sum().backward()  # starts the threads
+    # A step of a little of everything starts the threads, and makes what the libraries keep.
+    layer = nn.TransformerEncoderLayer(64, 2, 128, dropout=0.0, batch_first=True)
+    loss = nn.functional.cross_entropy(layer(torch.ones(2, 128, 64)).flatten(0, 1), torch.zeros(256, dtype=torch.long))
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.optim.AdamW(layer.parameters(), fused=True).step()
     return float(proc_status()["VmData"])
 
 
@@ -250,9 +268,12 @@ def _is_head(name: str) -> bool:
 
 
 def _steps(
-    model: nn.Module, spec: JobSpec, levers: dict[str, str], length: int
+    model: nn.Module, spec: JobSpec, levers: dict[str, str], length: int, micros: Micros
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(peaks of micro batches 1 and 2 with gradients in place, bytes that their forward leaves for backward)."""
+    """(peaks of micro batches 1 and 2 with gradients in place, bytes that their forward leaves for backward).
+
+    By the line through `micros`.
+    """
     peaks, held = [], []
     with Storages() as storages:
         for tensor in (*model.parameters(), *model.buffers()):
@@ -260,7 +281,7 @@ def _steps(
         for tensor in model.parameters():
             if tensor.requires_grad:
                 tensor.grad = torch.empty_like(tensor)
-        for micro in (1, 2):
+        for micro in micros:
             batch = _batch(spec, levers, micro, length)
             storages.peak = before = storages.live
             with precision.autocast(levers, torch.device("cpu")):
@@ -269,7 +290,13 @@ def _steps(
             loss.backward()  # type: ignore[no-untyped-call]
             del loss, batch
             peaks.append(float(storages.peak))
-    return (peaks[0], peaks[1]), (held[0], held[1])
+    return _at_one_and_two(micros, peaks), _at_one_and_two(micros, held)
+
+
+def _at_one_and_two(micros: Micros, found: list[float]) -> tuple[float, float]:
+    slope = (found[1] - found[0]) / (micros[1] - micros[0])
+    one = found[0] - slope * (micros[0] - 1)
+    return one, one + slope
 
 
 def _batch(spec: JobSpec, levers: dict[str, str], micro: int, length: int) -> dict[str, torch.Tensor]:

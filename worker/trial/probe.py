@@ -30,6 +30,7 @@ from worker.trial.worst import evaluation_batch, worst_case
 MARGIN, LEAST_MARGIN = 0.01, 0.005
 BENT = 1.5  # times the error that the last prediction had, by how much further the next one goes
 WORTH_ANOTHER = 1.015
+ROOM_FOR_TWO = 1.6  # samples: a fresh process takes a little less than one that has probed
 MOST_SIZES = 5
 MOST_GROWTH = 64  # from the first size: the slope of one size alone may be an allocator's rounding
 STEP_BACK = 0.9
@@ -37,6 +38,7 @@ STEP_BACK = 0.9
 # was not put to the test is followed to this share only, unless its sizes span a good part of the way.
 FAR, SPAN = 1.75, 3
 MOST_EVALUATED = 256
+ENOUGH_TOKENS = 2048  # padded, of a step that only checks a line that earlier trials have drawn
 Step = Callable[[Bundle, int], tuple[int, int]]
 
 
@@ -230,11 +232,25 @@ class Search:
         )
         return min(self._limit, steeper.largest(self._device.capacity() * (1 - LEAST_MARGIN)))
 
+    def _room(self, size: int) -> float:
+        """How many samples more than `size` the line has room for."""
+        assert self.line is not None
+        return (self._device.capacity() - self.line.at(size)) / self.line.slope_bytes
+
     def _first(self, confirm: bool) -> int:
-        """Half of what earlier trials promise, or less when it is not confirmed; half of what failed; else 1."""
+        """Half of what earlier trials promise, or of what failed; else 1.
+
+        Where nothing is to be confirmed, no more than will be timed.
+        """
         if self._sizes:
             return max(1, self._limit // 2)
-        return max(1, self.predict(self._hint) // 2) if self._hint else 1
+        if self._hint is None:
+            return 1
+        half = max(1, self.predict(self._hint) // 2)
+        if confirm:
+            return half
+        longest = self._bundle.width(self._bundle.data.facts.longest)
+        return min(half, max(1, ENOUGH_TOKENS // longest))
 
     def _next(self, confirm: bool) -> int | None:
         """The next size, or None when the last one is close enough."""
@@ -252,7 +268,7 @@ class Search:
             return None
         if self._bend is None and not self._trusted and predicted > SPAN * largest:
             return int(predicted / FAR)
-        if self._bend is not None and self.line.largest(self._device.capacity()) <= largest + 1:
+        if self._bend is not None and self._room(largest) < ROOM_FOR_TWO:
             return None  # one more at most could fit, by a line that has been put to the test
         if self._failed and not any(probe.phase == self._phase for probe in self.probes):
             # The line has just been wrong by an unknown amount: first a safe distance below, then up again.
