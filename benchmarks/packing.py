@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -29,6 +30,10 @@ from worker.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent
 EFFECTIVE = 32
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 # Batching, attention, micro batch (samples, rows of max_length, or rows of the longest): equal tokens at the longest.
 ARRANGEMENTS: dict[str, tuple[dict[str, str], int]] = {
     "padded": ({"batching": "padded"}, 4),
@@ -48,6 +53,16 @@ def candidate(levers: dict[str, str], micro: int) -> Measurement:
         method="lora", levers=chosen, effective_batch_size=EFFECTIVE, learning_rate=1e-4, micro_batch_size=micro
     )
     return Measurement(configuration=made, outcome=Outcome.ok, micro_batch_size=micro)
+
+
+def with_chat(model: Path, home: Path) -> Path:
+    """The model's folder, with ChatML where its tokenizer has no template of its own."""
+    told = json.loads((model / "tokenizer_config.json").read_text())
+    if "chat_template" in told or (model / "chat_template.jinja").exists():
+        return model
+    made = Path(shutil.copytree(model, home / "model"))
+    (made / "tokenizer_config.json").write_text(json.dumps(told | {"chat_template": CHATML}))
+    return made
 
 
 def fills(spec: JobSpec, roots: tuple[Path, ...]) -> dict[str, float]:
@@ -109,17 +124,18 @@ def main() -> None:
     }
     print(f"{facts.name}, {result['date']}, rows of {options.length} tokens")
     for file in options.data:
-        roots = (file.resolve().parent, options.model.resolve(), ROOT)
+        home = Path(tempfile.mkdtemp(prefix="dynotune-packing-"))
+        model = with_chat(options.model.resolve(), home)
+        roots = (file.resolve().parent, model, home, ROOT)
         spec = JobSpec.model_validate(
             {
                 "name": file.stem,
-                "model": {"source": str(options.model.resolve()), "weights": "random"},
+                "model": {"source": str(model), "weights": "random"},
                 "dataset": {"source": str(file.resolve()), "max_length": options.length},
                 "training": {"effective_batch_size": EFFECTIVE},
                 "search": {"verify": "quick"},
             }
         )
-        home = Path(tempfile.mkdtemp(prefix="dynotune-packing-"))
         bench = Bench(Sandbox(facts.device), facts, home, roots, home / "hub")
         full = fills(spec, roots)
         seen = speeds(spec, bench, 1 if options.quick else options.blocks)

@@ -33,6 +33,8 @@ from worker.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 900.0
+LEARNT = 0.3  # accuracy of the first row from which on others can be compared: twice what guessing gives
+RUN_STEPS, STEPS_AN_EVALUATION = 1000, 1000
 WORSE = 0.03  # accuracy below the first row's that counts as unstable
 
 Found = dict[str, Any]
@@ -75,13 +77,13 @@ def run(bench: Bench, table: Table, row: Row, size: Size) -> Found:
         "peak_bytes": found.peak_bytes,
         "once_seconds": found.load_seconds + found.compile_seconds,
         "share_clean": timing.clean_share,
-        **trained(bench, table, found, spec),
+        **trained(bench, table, row, found, spec),
     }
 
 
-def trained(bench: Bench, table: Table, found: Measurement, spec: Any) -> Found:
-    """Accuracy after the size's steps, for tables that have one, and whether every loss was finite."""
-    if table.shows != "speed" or table.task == "causal-lm":
+def trained(bench: Bench, table: Table, row: Row, found: Measurement, spec: Any) -> Found:
+    """Accuracy after the size's steps, whether every loss was finite, and for the ladder the whole run's seconds."""
+    if table.shows != "speed":
         return {}
     candidate = found.model_dump(mode="json")
     request = bench.request(spec, table.name, mode="soak", candidate=candidate, seed=1, seconds=SECONDS)
@@ -90,7 +92,14 @@ def trained(bench: Bench, table: Table, found: Measurement, spec: Any) -> Found:
     if ending.kind != "result":
         return {"unstable": ending.reason, "accuracy": None}
     held = Soak.model_validate(ending.message["result"])
-    return {"accuracy": held.evaluation_accuracy, "last_loss": held.last_loss, "wall": time.perf_counter() - started}
+    wall = time.perf_counter() - started
+    if table.task != "causal-lm":
+        return {"accuracy": held.evaluation_accuracy, "last_loss": held.last_loss, "wall": wall}
+    assert found.timing is not None and held.evaluation_seconds is not None
+    loading = found.time_spent["load"] if row.kept else found.load_seconds
+    steps = RUN_STEPS / found.timing.steps * found.timing.seconds
+    evaluations = RUN_STEPS // STEPS_AN_EVALUATION * held.evaluation_seconds
+    return {"whole": loading + steps + evaluations, "evaluation_seconds": held.evaluation_seconds}
 
 
 def show(table: Table, rows: list[Found]) -> None:
@@ -112,14 +121,15 @@ def show(table: Table, rows: list[Found]) -> None:
         said = "" if row.stable is None else f" ({'yes' if row.stable else 'no'})"
         ratio = one[key] / first[key]
         figures = f"{one['batch']:5} {one['rate']:8.1e} {value:10.1f} {ratio:6.2f} {published:>9} {accuracy:>8}"
-        print(f"{row.name:44} {figures}  {stable(one, first)}{said}  {row.note}".rstrip())
+        whole = f"whole run {first['whole'] / one['whole']:.2f}  " if "whole" in one and "whole" in first else ""
+        print(f"{row.name:44} {figures}  {stable(one, first)}{said}  {whole}{row.note}".rstrip())
 
 
 def stable(one: Found, first: Found) -> str:
-    """Whether it learnt as well as the first row, as far as so few steps tell."""
+    """Whether it learnt as well as the first row; '-' where the first has not learnt in so few steps either."""
     if "unstable" in one:
         return "no"
-    if one.get("accuracy") is None or first.get("accuracy") is None:
+    if one.get("accuracy") is None or (first.get("accuracy") or 0.0) < LEARNT:
         return "-"
     return "yes" if one["accuracy"] >= first["accuracy"] - WORSE else "no"
 

@@ -17,6 +17,7 @@ from service.levers import LEVERS
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "llama-13m"
+EVALUATED_AFTER = 3  # steps: enough for an evaluation in the middle
 IDS: dict[str, Any] = {"vocab_size": 8192, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -78,7 +79,11 @@ def job(table: Table, row: Row, size: Size, home: Path, device: str) -> JobSpec:
             "dataset": {"source": str(home / "data" / data), "max_length": size.length, "splits": splits},
             "method": table.method,
             "training": {"effective_batch_size": batch(table, row, size), "learning_rate": row.rate},
-            "search": {"verify": "quick", "quality": "allow", "soak_steps": size.steps},
+            "search": {
+                "verify": "quick",
+                "quality": "allow",
+                "soak_steps": size.steps if table.task != "causal-lm" else EVALUATED_AFTER,
+            },
             "hardware": {"device": device},
         }
     )
