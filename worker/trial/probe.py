@@ -27,7 +27,7 @@ from worker.trial.build import Bundle, evaluating
 from worker.trial.worst import evaluation_batch, worst_case
 
 # Shares of the capacity that are left free: before the line was put to the test, and after it.
-MARGIN, LEAST_MARGIN = 0.01, 0.005
+MARGIN, LEAST_MARGIN = 0.007, 0.005
 BENT = 1.5  # times the error that the last prediction had, by how much further the next one goes
 WORTH_ANOTHER = 1.015
 ROOM_FOR_TWO = 1.6  # samples: a fresh process takes a little less than one that has probed
