@@ -29,7 +29,7 @@ from worker.trial.fake import Storages, fake_tensors, real_shapes
 
 GIB = 2**30
 CUDA_OVERHEAD = 0.5 * GIB  # context and libraries; a measurement replaces it
-# Bytes a trained parameter, 8 where not named; paged state lives on the host, Adafactor's is a row and a column.
+# Bytes a trained parameter, 8 where not named; paged and offloaded state is the host's, Adafactor's a row and a column.
 STATE_BYTES = {
     "adamw-8bit": 2.06,
     "adamw-torchao-8bit": 2.06,
@@ -37,6 +37,8 @@ STATE_BYTES = {
     "adamw-torchao-4bit": 1.06,
     "paged-adamw-8bit": 0.0,
     "paged-adamw-32bit": 0.0,
+    "adamw-offloaded": 0.0,
+    "anyprecision": 6.0,
     "sgd": 0.0,
     "adafactor": 0.1,
     "lion": 4.0,
