@@ -206,6 +206,8 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
     "workers": ({"method": "lora", "loading": "workers-2", "batching": "sorted"}, "causal-lm", {}),
     "16-bit evaluation": ({"method": "full", "evaluation": "loss-16bit"}, "causal-lm", {}),
     "generation": ({"method": "lora", "evaluation": "generation"}, "causal-lm", {}),
+    "all tokens": ({"method": "lora", "batching": "packed"}, "causal-lm", {"loss_on": "all"}),
+    "evaluated on the way": ({"method": "lora"}, "causal-lm", {"evaluation_steps": 2}),
     "compiled": ({"method": "lora", "compile": "per-layer-aot-eager"}, "causal-lm", {}),
 }
 
@@ -226,6 +228,9 @@ def test_it_trains_as_the_worker_does(
     log = tmp_path / "log.jsonl"
     module.main(["--max-steps", str(STEPS), "--device", "cpu", "--output", str(tmp_path / "out"), "--log", str(log)])
     *steps, evaluation = [json.loads(line) for line in log.read_text().splitlines()]
+    between = [one for one in steps if "evaluation_loss" in one]
+    assert len(between) == (2 if training.get("evaluation_steps") else 0)
+    steps = [one for one in steps if "evaluation_loss" not in one]
 
     results, theirs = by_worker(spec, made, micro)
     assert [one["loss"] for one in steps] == pytest.approx([one.loss for one in results], rel=1e-5)
