@@ -40,7 +40,7 @@ def test_an_evaluation_leaves_the_training_as_it_was(made: Callable[..., Bundle]
 def test_prompts_side_by_side_generate_as_alone(made: Callable[..., Bundle]) -> None:
     bundle = made()
     bundle.model.eval()
-    prompts = [bundle.data.train[at][0][: 2 + 3 * at] for at in range(3)]
+    prompts = [list(bundle.data.train[at][0][: 2 + 3 * at]) for at in range(3)]
     together = evaluation.generated_ids(bundle.model, prompts, 6, bundle.pad)
     alone = [evaluation.generated_ids(bundle.model, [prompt], 6, bundle.pad)[0] for prompt in prompts]
 

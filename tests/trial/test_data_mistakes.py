@@ -149,7 +149,7 @@ def test_all_of_a_sample_may_be_learnt(tmp_path: Path, tokenizer: Any, row: dict
     row = {"messages": TALK} if "messages" in row else row
     path = tiny.write(tmp_path / "rows.jsonl", [row] * 4)
     ids, labels = load(path, tokenizer, training={"loss_on": "all"}).train[0]
-    assert labels == [-100, *ids[1:]]
+    assert list(labels) == [-100, *ids[1:]]
 
 
 def test_without_a_begin_token_the_first_token_of_a_text_is_still_no_target(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_without_a_begin_token_the_first_token_of_a_text_is_still_no_target(tmp_
     plain = AutoTokenizer.from_pretrained(ROOT / "examples" / "llama-13m")
     plain.bos_token = None
     ids, labels = load(path, plain).train[0]
-    assert labels == [-100, *ids[1:]] and len(ids) > 2
+    assert list(labels) == [-100, *ids[1:]] and len(ids) > 2
 
 
 def test_messages_without_a_chat_template(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import torch
 
 from service.contract.columns import USUAL
 from service.contract.job import Columns
+from service.exports.templates.common import Sample
 from worker.trial.problem import JobProblem
 
 IGNORED = -100
-Sample = tuple[list[int], list[int]]
 Batch = dict[str, Any]  # tensors, and numbers that kernels take as they are
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from service.contract.job import Columns
+from service.exports.templates.common import Sample
 from service.exports.templates.data import chat, labelled, learnt_from
 from service.exports.templates.segments import rows_of
-from worker.tasks.base import IGNORED, Batch, Sample, Task, find, only_text
+from worker.tasks.base import IGNORED, Batch, Task, find, only_text
 from worker.trial.problem import JobProblem
 
 

@@ -8,8 +8,9 @@ import torch
 
 from service.contract.job import Columns
 from service.contract.rows import class_number
+from service.exports.templates.common import Sample, sample_of
 from service.exports.templates.segments import rows_of
-from worker.tasks.base import Batch, Sample, Task, find, only_text
+from worker.tasks.base import Batch, Task, find, only_text
 from worker.trial.problem import JobProblem
 
 
@@ -34,7 +35,7 @@ class SequenceClassification(Task):
         labels = [_class_number(row[columns["label"]], columns["label"]) for row in rows]
         texts = only_text([row[columns["text"]] for row in rows])
         ids = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
-        return [(one, [label]) for one, label in zip(ids, labels, strict=True)]
+        return [sample_of(one, [label]) for one, label in zip(ids, labels, strict=True)]
 
     def model_class(self) -> Any:
         """AutoModelForSequenceClassification."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import numpy as np
 
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
-from worker.tasks.base import Sample, Task
+from service.exports.templates.common import Sample
+from worker.tasks.base import Task
 from worker.trial.problem import JobProblem
 from worker.trial.rows import read_splits
 
@@ -80,9 +82,9 @@ def _facts(train: list[Sample], validation: list[Sample], max_length: int) -> Da
     )
 
 
-def _flat(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    joined = np.fromiter((value for one in lists for value in one), dtype=np.int32)
-    return joined, np.cumsum([len(one) for one in lists])
+def _flat(lists: list[array[int]]) -> tuple[np.ndarray, np.ndarray]:
+    joined = np.concatenate([np.frombuffer(one, dtype=np.int64) for one in lists])
+    return joined.astype(np.int32), np.cumsum([len(one) for one in lists])
 
 
 def _pack(file: Path, data: Data) -> None:
@@ -101,8 +103,9 @@ def _unpack(file: Path) -> Data:
     with np.load(file) as arrays:
         facts = DatasetFacts.model_validate_json(str(arrays["facts"]))
         parts = {
-            name: [one.tolist() for one in np.split(arrays[name], arrays[f"{name}_ends"][:-1])]
+            name: [array("q", one.tobytes()) for one in np.split(arrays[name].astype(np.int64), ends[:-1])]
             for name in ("train_ids", "train_labels", "validation_ids", "validation_labels")
+            for ends in (arrays[f"{name}_ends"],)
         }
     train = list(zip(parts["train_ids"], parts["train_labels"], strict=True))
     validation = list(zip(parts["validation_ids"], parts["validation_labels"], strict=True))

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from service.exports.templates.common import gradient_norm
+from service.exports.templates.common import Sample, gradient_norm
 from service.exports.templates.segments import TOLD, moved, segments
 from service.levers import LEVERS
 from worker.levers import batching, function
-from worker.tasks.base import Batch, Sample
+from worker.tasks.base import Batch
 from worker.trial.arrange import MicroBatch, Step
 from worker.trial.build import Bundle, load_options
 from worker.trial.problem import TrialProblem, Unstable

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from worker.tasks.base import IGNORED, Batch, Sample
+from service.exports.templates.common import Sample, sample_of
+from worker.tasks.base import IGNORED, Batch
 from worker.trial import loop
 from worker.trial.build import Bundle
 
@@ -38,7 +39,7 @@ def _full_row(sample: Sample, length: int) -> list[Sample]:
     times = -(-half // len(ids))
     first, second = ((ids * times)[:size] for size in (length - half, half))
     first_labels, second_labels = ((labels * times)[:size] for size in (length - half, half))
-    return [(first, first_labels), (second, [IGNORED, *second_labels[1:]])]
+    return [(first, first_labels), sample_of(second, [IGNORED, *second_labels[1:]])]
 
 
 def evaluation_batch(bundle: Bundle, size: int) -> Batch:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,11 +14,17 @@ CONFIG: dict[str, Any] = {}
 IGNORED = -100  # the label that cross-entropy leaves out
 MOST_SKIPPED = 20  # updates in a row that fp16 may skip while its loss scale comes down from 65,536
 
-Sample = tuple[list[int], list[int]]  # token ids; labels (a label for each token, or one class number)
+# Token ids; labels (a label for each token, or one class number). Of int64: a list takes up to 36 bytes a token.
+Sample = tuple["array[int]", "array[int]"]
 Row = list[int]  # samples by number: one, or several when packed
 MicroBatch = list[Row]  # what one forward and backward takes
 Step = list[MicroBatch]  # what one optimizer step takes
 Batch = dict[str, Any]
+
+
+def sample_of(ids: Sequence[int], labels: Sequence[int]) -> Sample:
+    """A sample as it is kept."""
+    return array("q", ids), array("q", labels)
 
 
 def lever(name: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from service.exports.templates.common import CONFIG, IGNORED, Sample, is_classifier, is_masked
+from service.exports.templates.common import CONFIG, IGNORED, Sample, is_classifier, is_masked, sample_of
 from service.exports.templates.masking import masked
 
 # ---- data: files -> rows -> samples ----
@@ -120,7 +120,7 @@ def encode(rows: list[dict[str, Any]], columns: dict[str, str], tokenizer: Any) 
     values = {kind: [row[name] for row in rows] for kind, name in columns.items()}
     if is_classifier():
         ids = tokenizer(values["text"], truncation=True, max_length=length)["input_ids"]
-        return [(one, [int(label)]) for one, label in zip(ids, values["label"], strict=True)]
+        return [sample_of(one, [int(label)]) for one, label in zip(ids, values["label"], strict=True)]
     if is_masked():
         return [
             masked(ids, tokenizer) for ids in tokenizer(values["text"], truncation=True, max_length=length)["input_ids"]
@@ -149,7 +149,7 @@ def learnt_from(asked: list[int], answer: list[int]) -> tuple[list[int], list[bo
 def labelled(ids: list[int], learnt: list[bool], length: int, loss_on: str) -> Sample:
     """A sample of at most `length` tokens; its first is never a target, whatever stands before it in a packed row."""
     labels = [one if answer or loss_on == "all" else IGNORED for one, answer in zip(ids, learnt, strict=True)]
-    return ids[:length], [IGNORED, *labels[1:length]]
+    return sample_of(ids[:length], [IGNORED, *labels[1:length]])
 
 
 def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:

@@ -6,7 +6,7 @@ import random
 import zlib
 from typing import Any
 
-from service.exports.templates.common import IGNORED, Sample
+from service.exports.templates.common import IGNORED, Sample, sample_of
 
 SHARE = 0.15
 
@@ -20,7 +20,7 @@ def masked(ids: list[int], tokenizer: Any) -> Sample:
     special = set(tokenizer.all_special_ids)
     candidates = [at for at, one in enumerate(ids) if one not in special]
     if not candidates:
-        return ids, [IGNORED] * len(ids)
+        return sample_of(ids, [IGNORED] * len(ids))
     rng = random.Random(zlib.crc32(repr(ids).encode()))
     chosen = rng.sample(candidates, max(1, round(SHARE * len(candidates))))
     shown, labels = list(ids), [IGNORED] * len(ids)
@@ -31,4 +31,4 @@ def masked(ids: list[int], tokenizer: Any) -> Sample:
             shown[at] = tokenizer.mask_token_id
         elif luck < 0.9:
             shown[at] = rng.randrange(tokenizer.vocab_size)
-    return shown, labels
+    return sample_of(shown, labels)

@@ -28,7 +28,7 @@ def rows_of(rows: list[list[Sample]], pad: int, width: int = 0) -> Batch:
         for sample, target in row:
             used += len(sample)
             ids.extend(sample)
-            labels.extend(target if len(target) == len(sample) else target * len(sample))
+            labels.extend(target if len(target) == len(sample) else target[:1] * len(sample))
             positions.extend(places[: len(sample)])
         rest = width - used
         ids.extend(padding[:rest])

@@ -65,7 +65,7 @@ def asked_and_answer(sample: Sample) -> tuple[list[int], list[int]]:
     """A sample's tokens before the first that is learnt, and the rest, which is to be answered."""
     ids, labels = sample
     first = next((at for at, label in enumerate(labels) if label != IGNORED), len(ids))
-    return ids[:first], ids[first:]
+    return list(ids[:first]), list(ids[first:])
 
 
 def generated_ids(model: Any, prompts: list[list[int]], longest: int, pad: int) -> list[list[int]]:
