@@ -14,19 +14,21 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 from seeds.generation import generate
-from seeds.jobs import SIZES, Size, configuration, job, prepare
+from seeds.jobs import SIZES, WEIGHTS, Size, configuration, job, prepare
 from seeds.published import TABLES, Row, Table
 
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Soak
 from service.contract.task import TrialRequest
-from service.levers import LEVERS, excluded
+from service.levers import LEVERS, circumstances, excluded
 from worker.main import discover, environment
 from worker.measuring import Bench, measure
 from worker.sandbox import Sandbox
@@ -40,21 +42,21 @@ WORSE = 0.03  # accuracy below the first row's that counts as unstable
 Found = dict[str, Any]
 
 
-def unavailable(table: Table, made: Configuration, facts: HardwareFacts) -> str | None:
+def unavailable(table: Table, made: Configuration, spec: JobSpec, facts: HardwareFacts) -> str | None:
     """Why a row cannot run here, or None."""
     for name, choice in made.levers.items():
         if missing := LEVERS[name].choice(choice).missing(facts, asked=True):
             return f"{name}={choice} {missing}"
-    clash = excluded({**made.levers, "task": table.task, "method": table.method})
+    clash = excluded({**made.levers, **circumstances(spec, table.method)})
     return clash.reason if clash else None
 
 
 def run(bench: Bench, table: Table, row: Row, size: Size) -> Found:
     """One row, measured as a trial, then trained a little and evaluated."""
     made = configuration(table, row, size, bench.facts.device)
-    if reason := unavailable(table, made, bench.facts):
-        return {"name": row.name, "reason": reason}
     spec = job(table, row, size, bench.home, bench.facts.device)
+    if reason := unavailable(table, made, spec, bench.facts):
+        return {"name": row.name, "reason": reason}
     request = TrialRequest(
         configuration=made,
         origin="baseline",
@@ -176,6 +178,9 @@ def main() -> None:
         "size": options.size,
         "tables": {},
     }
+    weights = home / WEIGHTS
+    if {"predibase", "generation"} & set(wanted) and not (weights / "model.safetensors").exists():
+        save(home / "llama", weights)
     for table in TABLES:
         if table.name not in wanted:
             continue
@@ -191,10 +196,7 @@ def main() -> None:
             {**one, "published": row.published} for row, one in zip(table.rows, rows, strict=True)
         ]
     if "generation" in wanted:
-        folder = home / "llama-weights"
-        if not (folder / "model.safetensors").exists():
-            save(home / "llama", folder)
-        rows = generate(folder, 32 if options.size == "tiny" else 256)
+        rows = generate(weights, 32 if options.size == "tiny" else 256)
         show_generation(rows)
         result["tables"]["generation"] = rows
     if options.json:
@@ -211,6 +213,8 @@ def save(source: Path, folder: Path) -> None:
         "AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(sys.argv[1])).save_pretrained(sys.argv[2])"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(source), str(folder)], check=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, folder)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Verification
 from service.contract.task import VerifyRequest
+from service.levers.optimizer import WHOLE_STEP
 from worker.measuring import Bench, JobFailed
 from worker.plan.verdicts import judge
 from worker.sandbox import Ending
@@ -159,10 +160,10 @@ class Verifier:
 
 
 def lowered(candidate: Measurement) -> Measurement | None:
-    """The candidate with the next smaller micro batch that its curve or its effective batch offers, or None at 1."""
+    """The candidate with the next smaller micro batch that its curve or its effective batch offers, or None."""
     micro, effective = candidate.micro_batch_size or 1, candidate.configuration.effective_batch_size
     smaller = [size for size in range(1, micro) if effective % size == 0 or micro % size == 0]
-    if not smaller:
+    if not smaller or candidate.configuration.levers["optimizer"] in WHOLE_STEP:
         return None
     steps = -(-(candidate.gradient_accumulation_steps or 1) * micro // smaller[-1])
     return candidate.model_copy(update={"micro_batch_size": smaller[-1], "gradient_accumulation_steps": steps})

@@ -21,15 +21,18 @@ def resident(pid: int) -> int:
         family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     except psutil.NoSuchProcess:
         return 0
-    return sum(_resident(one) for one in family)
+    if len(family) == 1:
+        return _bytes(pid, "status", ("RssAnon:", "RssShmem:"))
+    # Data loaders share their parent's pages: those count once. Reading this takes longer, so only where it matters.
+    return sum(_bytes(one, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) for one in family)
 
 
-def _resident(pid: int) -> int:
+def _bytes(pid: int, file: str, names: tuple[str, ...]) -> int:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(names))
 
 
 def too_much(pid: int, cap_bytes: int | None) -> str | None:

@@ -17,6 +17,7 @@ from service.levers import LEVERS
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "llama-13m"
+WEIGHTS = "llama-weights"
 EVALUATED_AFTER = 3  # steps: enough for an evaluation in the middle
 IDS: dict[str, Any] = {"vocab_size": 8192, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -70,11 +71,14 @@ def prepare(home: Path, size: Size) -> None:
 def job(table: Table, row: Row, size: Size, home: Path, device: str) -> JobSpec:
     """The job of a row."""
     data = "functions.jsonl" if table.task == "causal-lm" else "packages.jsonl"
+    model = {"source": str(home / table.model), "weights": "random"}
+    if table.method == "qlora":  # quantising is a row of its own, so there is something to quantise
+        model = {"source": str(home / WEIGHTS), "weights": "pretrained"}
     splits = {} if table.task == "causal-lm" else {"column": "split", "train": "train", "validation": "validation"}
     return JobSpec.model_validate(
         {
             "name": table.name,
-            "model": {"source": str(home / table.model), "weights": "random"},
+            "model": model,
             "task": table.task,
             "dataset": {"source": str(home / "data" / data), "max_length": size.length, "splits": splits},
             "method": table.method,

@@ -186,7 +186,8 @@ class Soak(Contract):
     evaluation_scores: dict[str, float] = Field(
         default_factory=dict, description="BLEU and ROUGE-L in percent, where the evaluation generates."
     )
-    evaluation_seconds: float | None = Field(default=None, description="Of one evaluation, generation included.")
+    evaluation_rows: int | None = Field(default=None, description="Validation rows that were evaluated.")
+    evaluation_seconds: float | None = Field(default=None, description="Of evaluating them, generation included.")
     generation_seconds: float | None = Field(default=None, description="Of them, what generating and scoring took.")
     saved_bytes: int | None = None
     peak_bytes: int | None = None

@@ -50,7 +50,8 @@ def excluded(point: Mapping[str, str]) -> Exclusion | None:
 
 def circumstances(spec: JobSpec, method: str) -> dict[str, str]:
     """What of a job the exclusions look at beside its levers."""
-    return {"task": spec.task, "method": method, "clipping": "on" if spec.training.max_grad_norm else "off"}
+    clipping = "on" if spec.training.max_grad_norm else "off"
+    return {"task": spec.task, "method": method, "clipping": clipping, "loss_on": spec.training.loss_on}
 
 
 def unknown(name: str, choice: str | None = None) -> str | None:

@@ -96,7 +96,7 @@ class Lever:
 class Exclusion:
     """A combination that is never tried, when every entry of `when` holds: lever or circumstance -> values.
 
-    Circumstances are `task`, `method` and `clipping` (on or off).
+    Circumstances are `task`, `method`, `clipping` (on or off) and `loss_on`.
     """
 
     when: Mapping[str, tuple[str, ...]]

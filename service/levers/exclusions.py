@@ -23,6 +23,11 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         "https://huggingface.co/docs/transformers/main_classes/text_generation",
     ),
     Exclusion(
+        {"evaluation": ("generation",), "loss_on": ("all",)},
+        "where every token is learnt, prompt and completion cannot be told apart",
+        "https://huggingface.co/docs/trl/sft_trainer",
+    ),
+    Exclusion(
         {"evaluation": ("generation",), "attention": ("varlen",)},
         "a generated token has no ends of samples to tell the kernel",
         "https://docs.pytorch.org/docs/stable/nn.attention.varlen.html",

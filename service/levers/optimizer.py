@@ -43,8 +43,10 @@ LEVER = Lever(
         ),
         Choice(
             "adamw-offloaded",
-            "states and update in host memory (ZeRO-Offload): the device keeps weights and gradients only",
+            "states and update in host memory (ZeRO-Offload): the device keeps weights and gradients only, the host 16 "
+            "bytes a trained parameter",
             needs=(cuda(),),
+            searched=False,
             function="offloaded_adamw",
             not_expressible="Trainer offloads through DeepSpeed only; train.py has an AdamW of the host",
         ),

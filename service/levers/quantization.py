@@ -45,7 +45,7 @@ LEVER = Lever(
         ),
         Choice(
             "torchao-float8",
-            "8-bit floats (e4m3), a scale a tensor, dequantised as they are used (torchao, weight-only)",
+            "8-bit floats (e4m3), a scale a row, dequantised as they are used (torchao, weight-only)",
             needs=(TORCHAO,),
             changes_numerics=True,
             changes_learning=True,

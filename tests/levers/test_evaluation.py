@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from service.exports.templates.common import sample_of
 from service.exports.templates.levers import evaluation
 from tests.trial import tiny
 from worker.trial import loop, soak
@@ -77,8 +78,23 @@ def test_the_scores_are_those_of_the_completions(made: Callable[..., Bundle], mo
     assert 20 < halves["rouge_l"] < 90
 
 
+@pytest.mark.parametrize(
+    ("labels", "asked", "answer"),
+    [
+        ([-100, -100, 7, 8], [5, 6], [7, 8]),
+        ([-100, -100, 7, -100, 9], [5, 6, 7, 8], [9]),  # of a conversation its last answer
+        ([-100, -100, 7, 8, -100], [5, 6], [7, 8]),
+        ([-100, 6, 7, 8], [], [6, 7, 8]),  # plain text
+        ([-100, -100], [], []),
+    ],
+)
+def test_what_is_asked_and_answered(labels: list[int], asked: list[int], answer: list[int]) -> None:
+    sample = sample_of([5, 6, 7, 8, 9][: len(labels)], labels)
+    assert evaluation.asked_and_answer(sample) == (asked, answer)
+
+
 def test_where_nothing_is_asked_nothing_is_scored(made: Callable[..., Bundle]) -> None:
     bundle = made()
-    text = [([5, 6, 7], [-100, 6, 7]), ([8], [-100])]
     with evaluation.with_generation(bundle.model, 100) as score:
-        assert score is not None and score([([5, 6], [5, 6]), text[1]], 2, 64, bundle.tokenizer) == {}
+        assert score is not None
+        assert score([sample_of([5, 6], [-100, 6]), sample_of([8], [-100])], 2, 64, bundle.tokenizer) == {}

@@ -57,6 +57,17 @@ def test_the_hosts_copies_are_in_full_precision() -> None:
     assert float(weight.detach()[0]) == pytest.approx(1 - 100 * 1e-4, abs=4e-3)
 
 
+def test_held_it_measures_gradients_and_drops_them() -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    made = optimizer.InBackwardAdamW([{"params": [weight], "weight_decay": 0.0}], 0.1)
+    with made.held():
+        (3 * weight).sum().backward()
+    assert float(made.norm()) == 6.0 and weight.grad is None
+    assert torch.equal(weight.detach(), torch.ones(4)), "nothing is updated"
+    (3 * weight).sum().backward()
+    assert not torch.equal(weight.detach(), torch.ones(4))
+
+
 def test_states_are_where_the_loop_looks_for_them(llama: Path, functions: Path) -> None:
     """Forgetting zeroes the state in place; a new optimizer takes the old one's hooks off."""
     bundle = tiny.bundle(tiny.job(llama, functions), "full", optimizer="adamw-in-backward")

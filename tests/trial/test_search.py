@@ -32,6 +32,8 @@ class Machine:
     told: list[Probe] = field(default_factory=list)
     retried: int = 0
 
+    torch = SimpleNamespace(type="cpu")
+
     def capacity(self) -> int:
         return CAPACITY
 
@@ -167,7 +169,7 @@ def test_what_is_not_confirmed_is_checked_at_a_size_as_small_as_is_timed(longest
     line = MemoryLine(rest_bytes=1e9, slope_bytes=(CAPACITY * 0.99 - 1e9) / 100.5)
     machine = Machine(lambda micro: (line.at(micro), 0.0), 1e9)
     bundle: Any = SimpleNamespace(
-        device=machine, width=lambda tokens: tokens, data=SimpleNamespace(facts=SimpleNamespace(longest=longest))
+        device=machine, rows_are_packed=lambda: False, data=SimpleNamespace(facts=SimpleNamespace(longest=longest))
     )
     search = Search(bundle, "training", machine.step, (10**6, "bound"), Tell(machine.send), Known((), line))
     found = search.search(confirm=False)

@@ -78,6 +78,7 @@ class Bundle:
         """A fresh optimizer: the state that the probe made is dropped."""
         if hasattr(self.optimizer, "release"):
             self.optimizer.release()
+        del self.optimizer  # first, or both hold their states
         self.optimizer = _optimizer(self.spec, self.configuration, self.model)
 
     def rows_are_packed(self) -> bool:

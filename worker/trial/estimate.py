@@ -262,7 +262,10 @@ def _quantised(model: nn.Module, levers: dict[str, str]) -> tuple[float, float]:
     compute = (precision.autocast_dtype(levers) or torch.float32).itemsize
     left = QUANTISED_BYTES[levers["quantization"]]
     saved = sum(one.numel() * (one.element_size() - left) for one in linear)
-    return float(saved), float(max((one.numel() for one in linear), default=0) * compute)
+    counts = [one.numel() for one in linear]
+    # torchao's weights are dequantised by an operation of autograd's, which keeps each for the backward pass.
+    alive = sum(counts) if levers["quantization"].startswith("torchao") else max(counts, default=0)
+    return float(saved), float(alive * compute)
 
 
 def _is_head(name: str) -> bool:

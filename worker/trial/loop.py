@@ -29,6 +29,7 @@ class StepResult:
 
 
 MOST_SKIPPED = 20
+Loaded = tuple[list[Batch], int, int]  # a step's batches, the terms of its loss, its tokens
 
 
 def no_mark() -> None:
@@ -52,16 +53,16 @@ def tensors(bundle: Bundle, rows: list[list[Sample]], mask: bool, packed: bool, 
     return batch
 
 
-def loaded(bundle: Bundle, steps: Iterable[Step]) -> Generator[tuple[list[Batch], int, int]]:
+def loaded(bundle: Bundle, steps: Iterable[Step]) -> Generator[Loaded]:
     """Each step's batches, the terms of its loss and its tokens, made where the lever says."""
     choice = LEVERS["loading"].choice(bundle.configuration.levers["loading"])
 
-    def make(step: Step) -> tuple[list[Batch], int, int]:
+    def make(step: Step) -> Loaded:
         lengths = bundle.data.lengths
         return *prepare(bundle, step), sum(lengths[sample] for micro in step for row in micro for sample in row)
 
     pin = bundle.device.torch.type == "cuda"
-    made: Generator[tuple[list[Batch], int, int]] = function("loading", choice)(steps, make, pin, **choice.options)
+    made: Generator[Loaded] = function("loading", choice)(steps, make, pin, **choice.options)
     return made
 
 
@@ -153,13 +154,12 @@ def reference_step(bundle: Bundle, step: Step) -> StepResult:
     """Loss and gradient norm of a step on the weights as they are, dropout off, nothing updated."""
     batches, items = prepare(bundle, step)
     count = torch.tensor(items, device=bundle.device.torch)
-    trained = [parameter for parameter in bundle.model.parameters() if parameter.requires_grad]
     for _ in range(MOST_SKIPPED):
         with without_dropout(bundle.model), held(bundle.optimizer):
             losses = [forward_backward(bundle, batch, count) for batch in batches]
         if bundle.scaler:
             bundle.scaler.unscale_(bundle.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(trained, float("inf"))
+        norm = gradient_norm(bundle.model, bundle.optimizer, 0.0)
         bundle.optimizer.zero_grad()
         if bundle.scaler is None:
             break

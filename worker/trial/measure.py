@@ -13,6 +13,7 @@ from service.contract.measurement import DatasetFacts, Measurement, Outcome, Pro
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
 from service.levers.batching import GROUP_STEPS
+from service.levers.optimizer import WHOLE_STEP
 from worker.devices import Device
 from worker.trial import arrange, curve, loop, probe
 from worker.trial.build import Bundle, Limits, build, parameter_counts
@@ -189,7 +190,9 @@ def check_reference(
     lengths = bundle.data.lengths
     short = [sample for sample in unit if lengths[sample] <= half][:CHECK_SAMPLES]
     samples = short if len(short) == CHECK_SAMPLES else unit[:CHECK_SAMPLES]
-    (step,) = curve.plan_of(bundle, samples, micro=min(4, largest), effective=len(samples))
+    whole = request.configuration.levers["optimizer"] in WHOLE_STEP
+    micro = len(samples) if whole else min(4, largest)
+    (step,) = curve.plan_of(bundle, samples, micro=micro, effective=len(samples))
     result = loop.reference_step(bundle, step)
     loop.check(bundle, result, 0)
     if request.reference_loss is None or request.reference_grad_norm is None:

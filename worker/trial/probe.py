@@ -136,7 +136,7 @@ def evaluation_step(bundle: Bundle, size: int) -> tuple[int, int]:
         float(bundle.model(**batch).loss)
         if score:
             longest = min(LONGEST_GENERATED, batch["input_ids"].shape[1] // 2)
-            generated_ids(bundle.model, batch["input_ids"][:, :-longest].tolist(), longest, bundle.pad)
+            generated_ids(bundle.model, batch["input_ids"][:, :-longest].tolist(), longest, bundle.pad, longest)
     bundle.device.synchronize()
     return bundle.device.peak(), 0
 
@@ -235,22 +235,23 @@ class Search:
     def _room(self, size: int) -> float:
         """How many samples more than `size` the line has room for."""
         assert self.line is not None
-        return (self._device.capacity() - self.line.at(size)) / self.line.slope_bytes
+        return (self._device.capacity() - self.line.rest_bytes) / self.line.slope_bytes - size
 
     def _first(self, confirm: bool) -> int:
         """Half of what earlier trials promise, or of what failed; else 1.
 
-        Where nothing is to be confirmed, no more than will be timed.
+        Where nothing is to be confirmed, no more than will be timed, which on a CPU is little.
         """
         if self._sizes:
             return max(1, self._limit // 2)
         if self._hint is None:
             return 1
         half = max(1, self.predict(self._hint) // 2)
-        if confirm:
+        if confirm or self._device.torch.type != "cpu":
             return half
-        longest = self._bundle.width(self._bundle.data.facts.longest)
-        return min(half, max(1, ENOUGH_TOKENS // longest))
+        bundle = self._bundle
+        row = bundle.spec.dataset.max_length if bundle.rows_are_packed() else bundle.data.facts.longest
+        return min(half, max(1, ENOUGH_TOKENS // row))
 
     def _next(self, confirm: bool) -> int | None:
         """The next size, or None when the last one is close enough."""

@@ -92,5 +92,5 @@ def _keep(model: Any, kept: Path, seconds: float) -> None:
             model.save_pretrained(partial)
         (partial / TIMES).write_text(json.dumps({"seconds": seconds}))
         partial.rename(kept)
-    except (OSError, SafetensorError):  # no room, or another worker was faster
+    except (OSError, ValueError, SafetensorError):  # no room, another worker was faster, or it cannot be saved
         shutil.rmtree(partial, ignore_errors=True)

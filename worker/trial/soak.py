@@ -114,6 +114,7 @@ def soak(
     state.segments += 1
     plan, middle = soak_plan(bundle, micro, steps, seed)
     first, rising = state.done, 0
+    loaded = loop.loaded(bundle, plan[first:])
     for number in range(first, len(plan)):
         if number > first and state.evaluation and time.perf_counter() - started > seconds:
             break
@@ -121,7 +122,7 @@ def soak(
             state.evaluation = evaluate(bundle, evaluation_size)
             state.saved = save(bundle)
         before = device.retries()
-        _step(bundle, plan[number], number, state)
+        _step(bundle, next(loaded), number, state)
         rising = rising + 1 if device.retries() > before else 0
         state.retries += device.retries() - before
         if rising >= 2:
@@ -129,6 +130,7 @@ def soak(
         check_growth(state.live)
         if state.done % SAVE_EVERY == 0:
             state.save(file)
+    loaded.close()
     state.save(file)
     seen = state.evaluation or evaluate(bundle, evaluation_size)
     return Soak(
@@ -140,6 +142,7 @@ def soak(
         evaluation_loss=seen.loss,
         evaluation_accuracy=seen.accuracy,
         evaluation_scores=seen.scores,
+        evaluation_rows=min(len(bundle.data.validation), MOST_EVALUATED[bundle.spec.search.verify]),
         evaluation_seconds=seen.seconds,
         generation_seconds=seen.generating,
         saved_bytes=state.saved,
@@ -150,9 +153,10 @@ def soak(
     )
 
 
-def _step(bundle: Bundle, step: arrange.Step, number: int, state: State) -> None:
+def _step(bundle: Bundle, step: loop.Loaded, number: int, state: State) -> None:
+    batches, items, _ = step
     bundle.device.reset_peak()
-    loss, norm = loop.optimizer_step(bundle, *loop.prepare(bundle, step))
+    loss, norm = loop.optimizer_step(bundle, batches, items)
     bundle.device.synchronize()
     result = loop.StepResult(float(loss), float(norm))
     loop.check(bundle, result, number)

@@ -16,13 +16,11 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from service.contract.measurement import Timing
-from worker.tasks.base import Batch
 from worker.trial import loop, sizes
 from worker.trial.arrange import Step
 from worker.trial.build import Bundle
 
 MOST_OTHERS = 0.10
-Loaded = tuple[list[Batch], int, int]  # a step's batches, the terms of its loss, its tokens
 WINDOW_SECONDS = 0.3
 BOOTSTRAP = 1000
 
@@ -117,7 +115,7 @@ class Unit:
         self.passes += 1
         return True
 
-    def _step(self, number: int, step: Loaded, steps: Generator[Loaded]) -> Loaded:
+    def _step(self, number: int, step: loop.Loaded, steps: Generator[loop.Loaded]) -> loop.Loaded:
         """One step; the next one's batches. What the device waited for them is part of the update's piece."""
         batches, items, _ = step
         self.shapes_of[number] = [tuple(batch["input_ids"].shape) for batch in batches]

@@ -12,8 +12,6 @@ from worker.trial.data import work_unit
 from worker.trial.measure import unit_size
 from worker.trial.timing import Unit, time_unit
 
-MOST_EVALUATED = {"quick": 64, "full": 1024}
-
 
 def run_block(spec: JobSpec, candidate: Measurement, block: int, seed: int, device: Device, limits: Limits) -> Block:
     """Train the unit once under another seed; losses and timing. Unstable passes through."""

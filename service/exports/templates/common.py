@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -59,7 +58,9 @@ def gradient_norm(model: Any, optimizer: Any, most: float) -> torch.Tensor:
         found: torch.Tensor = optimizer.norm()
         return found
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.nn.utils.clip_grad_norm_(trained, most or math.inf).detach()
+    if most:
+        return torch.nn.utils.clip_grad_norm_(trained, most).detach()
+    return torch.nn.utils.get_total_norm([one.grad for one in trained if one.grad is not None]).detach()
 
 
 def is_classifier() -> bool:

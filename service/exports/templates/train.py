@@ -241,7 +241,7 @@ def main(argv: list[str] | None = None) -> None:
         def report(step: int) -> float:
             """Evaluate and say so; the loss."""
             found = evaluate(model, held, tokenizer, device)
-            write(log, found)
+            write(log, {"step": step, **found})
             kind = "accuracy" if is_classifier() else f"{'masked' if is_masked() else 'next'}-token accuracy"
             loss, accuracy, *more = found.values()
             scores = "".join(f", {name} {score:.1f}" for name, score in zip(list(found)[2:], more, strict=True))

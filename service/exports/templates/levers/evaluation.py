@@ -53,7 +53,7 @@ def with_generation(model: Any, generated: int) -> Iterator[Score | None]:
             longest = min(LONGEST_GENERATED, max(len(answer) for _, answer in part), most - len(part[-1][0]))
             answers += generated_ids(model, [asked for asked, _ in part], longest, tokenizer.pad_token_id)
         said = tokenizer.batch_decode(answers, skip_special_tokens=True)
-        wanted = tokenizer.batch_decode([answer for _, answer in pairs], skip_special_tokens=True)
+        wanted = tokenizer.batch_decode([answer[:LONGEST_GENERATED] for _, answer in pairs], skip_special_tokens=True)
         scorer = rouge_scorer.RougeScorer(["rougeL"])
         rouge = [scorer.score(target, one)["rougeL"].fmeasure for target, one in zip(wanted, said, strict=True)]
         return {"bleu": float(sacrebleu.corpus_bleu(said, [wanted]).score), "rouge_l": 100 * sum(rouge) / len(rouge)}
@@ -62,17 +62,19 @@ def with_generation(model: Any, generated: int) -> Iterator[Score | None]:
 
 
 def asked_and_answer(sample: Sample) -> tuple[list[int], list[int]]:
-    """A sample's tokens before the first that is learnt, and the rest, which is to be answered."""
+    """What is before the last stretch of tokens that is learnt (nothing, where that is one token), and that stretch."""
     ids, labels = sample
-    first = next((at for at, label in enumerate(labels) if label != IGNORED), len(ids))
-    return list(ids[:first]), list(ids[first:])
+    end = next((at for at in range(len(ids), 0, -1) if labels[at - 1] != IGNORED), 0)
+    first = next((at for at in range(end, 0, -1) if labels[at - 1] == IGNORED), 0)
+    return list(ids[:first]) if first > 1 else [], list(ids[first:end])
 
 
-def generated_ids(model: Any, prompts: list[list[int]], longest: int, pad: int) -> list[list[int]]:
+def generated_ids(model: Any, prompts: list[list[int]], longest: int, pad: int, shortest: int = 0) -> list[list[int]]:
     """Greedy completions of at most `longest` tokens, with the KV cache; prompts are padded on the left."""
     width, device = max(map(len, prompts)), next(model.parameters()).device
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-    options = {"max_new_tokens": longest, "do_sample": False, "use_cache": True, "pad_token_id": pad}
+    options = {"max_new_tokens": longest, "min_new_tokens": shortest, "num_beams": 1, "do_sample": False}
+    options |= {"use_cache": True, "pad_token_id": pad}
     found: list[list[int]] = model.generate(input_ids=ids, attention_mask=mask, **options)[:, width:].tolist()
     return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from service.exports.templates.segments import pinned
@@ -32,4 +34,8 @@ class Steps(Dataset):  # type: ignore[misc]
 def made_by_workers(steps: Iterable[Any], make: Callable[[Any], Made], pin: bool, workers: int) -> Generator[Made]:
     """In processes of their own, each two steps ahead, which last over all epochs; pinned by a thread for a GPU."""
     options: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 2, "pin_memory": pin}
+    options |= {"multiprocessing_context": "fork"}  # what is made is a closure, which no other way takes along
+    options |= {"generator": torch.Generator()}  # or each start draws from the generator that dropout draws from
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each tensor on its way is an open file
     yield from DataLoader(Steps(make), batch_size=None, sampler=steps, collate_fn=lambda step: step, **options)

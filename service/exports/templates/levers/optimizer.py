@@ -99,8 +99,8 @@ class OffloadedAdamW(torch.optim.Optimizer):  # type: ignore[misc]
                 theirs.grad = self._host(ours.grad)
             else:
                 theirs.grad.copy_(ours.grad, non_blocking=True)
-        if any(ours.device.type == "cuda" for ours, _ in self._pairs):
-            torch.cuda.synchronize()  # the update reads what the copies write
+        for device in {ours.device for ours, _ in self._pairs if ours.device.type == "cuda"}:
+            torch.cuda.synchronize(device)  # the update reads what the copies write
         self._adamw.step()
         for ours, theirs in self._pairs:
             ours.copy_(theirs, non_blocking=True)
@@ -133,18 +133,19 @@ class InBackwardAdamW(torch.optim.Optimizer):  # type: ignore[misc]
         inner.state = self.state
 
         def update(one: torch.Tensor) -> None:
-            if self._held or one.grad is None:
+            if one.grad is None:
                 return
-            self._squares.append(one.grad.detach().float().square().sum())
-            inner.param_groups[0]["lr"] = group["lr"]
-            inner.step()
+            self._squares.append(torch.linalg.vector_norm(one.grad, dtype=torch.float32).square())
+            if not self._held:
+                inner.param_groups[0]["lr"] = group["lr"]
+                inner.step()
             one.grad = None
 
         return update
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Within, gradients accumulate and nothing is updated."""
+        """Within, gradients are measured and dropped, and nothing is updated."""
         self._held = True
         try:
             yield

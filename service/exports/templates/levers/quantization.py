@@ -14,8 +14,12 @@ def quantised_by_bitsandbytes(whole: list[str] | None, compute: Any, **options: 
 
 
 def quantised_by_torchao(whole: list[str] | None, compute: Any, name: str) -> Any:
-    """transformers' TorchAoConfig around one of torchao.quantization's; it computes in whatever format comes in."""
+    """transformers' TorchAoConfig around one of torchao.quantization's; it computes in whatever format comes in.
+
+    torchao would also set the compiler and float32 matmuls as it sees fit.
+    """
     from transformers import TorchAoConfig
 
     del compute
-    return TorchAoConfig(getattr(import_module("torchao.quantization"), name)(), modules_to_not_convert=whole)
+    made = getattr(import_module("torchao.quantization"), name)(set_inductor_config=False)
+    return TorchAoConfig(made, modules_to_not_convert=whole)
