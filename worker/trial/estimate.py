@@ -1,6 +1,6 @@
 """Estimates a job's memory without its weights and without its hardware: `dynotune estimate`.
 
-The model is drawn on fake tensors and trains three steps of its real code; weights, gradients, activations and
+The model is drawn on fake tensors and trains a few steps of its real code; weights, gradients, activations and
 temporaries are read off. What is not torch's (optimizer state, NF4 storage, the framework itself) is worked out. A
 measured line of the same model corrects both ends of the estimated one.
 """
@@ -112,7 +112,7 @@ def drawable(levers: dict[str, str]) -> dict[str, str]:
 
 
 class _Estimator:
-    """One job's estimates. LoRA and QLoRA take the same step, so it is drawn once."""
+    """One job's estimates. Each draws a line at small batches, and one near the largest that it promises."""
 
     def __init__(self, spec: JobSpec, device: str, limits: Limits) -> None:
         self._spec, self._device, self._limits = spec, device, limits

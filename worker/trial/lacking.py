@@ -1,4 +1,4 @@
-"""What a model has no use for: found on the baseline's model, so that no trial is spent on it."""
+"""What a model has no use for: the first trial finds it, so that no other is spent on it."""
 
 from __future__ import annotations
 
