@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from service.contract.configuration import Configuration
+from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome
 from service.levers import LEVERS
@@ -104,6 +105,29 @@ def speeds(spec: JobSpec, bench: Bench, blocks: int) -> dict[str, list[float]]:
     return seen
 
 
+def compared(file: Path, options: argparse.Namespace, facts: HardwareFacts, home: Path) -> dict[str, Any]:
+    """All arrangements of a file's samples, printed."""
+    model = with_chat(options.model.resolve(), home)
+    roots = (file.parent, model, home, ROOT)
+    spec = JobSpec.model_validate(
+        {
+            "name": file.stem,
+            "model": {"source": str(model), "weights": "random"},
+            "dataset": {"source": str(file), "max_length": options.length},
+            "training": {"effective_batch_size": EFFECTIVE},
+            "search": {"verify": "quick"},
+        }
+    )
+    bench = Bench(Sandbox(facts.device), facts, home, roots, home / "hub")
+    full = fills(spec, roots)
+    seen = speeds(spec, bench, 1 if options.quick else options.blocks)
+    medians = {name: statistics.median(values) for name, values in seen.items()}
+    print(f"\n{file.name:24} {'fill':>7} {'tokens/s':>9} {'of padded':>9}")
+    for name, speed in sorted(medians.items(), key=lambda one: -one[1]):
+        print(f"{name:24} {full[name]:7.1%} {speed:9,.0f} {speed / medians['padded']:8.2f}x")
+    return {"fill": full, "tokens_per_second": seen, "medians": medians}
+
+
 def main() -> None:
     """Run, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -124,26 +148,8 @@ def main() -> None:
     }
     print(f"{facts.name}, {result['date']}, rows of {options.length} tokens")
     for file in options.data:
-        home = Path(tempfile.mkdtemp(prefix="dynotune-packing-"))
-        model = with_chat(options.model.resolve(), home)
-        roots = (file.resolve().parent, model, home, ROOT)
-        spec = JobSpec.model_validate(
-            {
-                "name": file.stem,
-                "model": {"source": str(model), "weights": "random"},
-                "dataset": {"source": str(file.resolve()), "max_length": options.length},
-                "training": {"effective_batch_size": EFFECTIVE},
-                "search": {"verify": "quick"},
-            }
-        )
-        bench = Bench(Sandbox(facts.device), facts, home, roots, home / "hub")
-        full = fills(spec, roots)
-        seen = speeds(spec, bench, 1 if options.quick else options.blocks)
-        medians = {name: statistics.median(values) for name, values in seen.items()}
-        result["data"][file.name] = {"fill": full, "tokens_per_second": seen, "medians": medians}
-        print(f"\n{file.name:24} {'fill':>7} {'tokens/s':>9} {'of padded':>9}")
-        for name, speed in sorted(medians.items(), key=lambda one: -one[1]):
-            print(f"{name:24} {full[name]:7.1%} {speed:9,.0f} {speed / medians['padded']:8.2f}x")
+        with tempfile.TemporaryDirectory(prefix="dynotune-packing-") as scratch:
+            result["data"][file.name] = compared(file.resolve(), options, facts, Path(scratch))
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 

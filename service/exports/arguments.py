@@ -9,6 +9,7 @@ from service.contract.recommendation import RecommendedConfiguration
 from service.levers import LEVERS
 from service.levers.adapter import ATTENTION
 from service.levers.batching import BUDGETED
+from service.levers.quantization import HEADS
 
 PEFT_TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS", "masked-lm": None}
 SCHEDULES = {"constant": "constant_with_warmup"}  # transformers' `constant` would leave the warm-up out
@@ -99,8 +100,7 @@ def quantization(spec: JobSpec, configuration: RecommendedConfiguration) -> dict
     if choice.not_expressible:
         return None
     precision = LEVERS["precision"].choice(configuration.levers["precision"])
-    # A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
-    heads = {"llm_int8_skip_modules": ["classifier", "score"]} if spec.task == "sequence-classification" else {}
+    heads = {"llm_int8_skip_modules": HEADS} if spec.task == "sequence-classification" else {}
     return heads | {
         **choice.options,
         "bnb_4bit_compute_dtype": precision.options.get("autocast", "float32"),

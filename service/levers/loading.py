@@ -13,6 +13,22 @@ def cores(workers: int) -> Need:
     )
 
 
+def by_workers(count: int, summary: str) -> Choice:
+    """Batches made by so many processes."""
+    return Choice(
+        f"workers-{count}",
+        summary,
+        needs=(cores(count),),
+        function="made_by_workers",
+        options={"workers": count},
+        training_arguments={
+            "dataloader_num_workers": count,
+            "dataloader_prefetch_factor": 2,
+            "dataloader_persistent_workers": True,
+        },
+    )
+
+
 LEVER = Lever(
     name="loading",
     summary="Where batches are made and how far ahead; the time that the device waits for them is in every timing.",
@@ -33,29 +49,7 @@ LEVER = Lever(
             options={"pins": False},
             training_arguments={"dataloader_pin_memory": False},
         ),
-        Choice(
-            "workers-2",
-            "by two processes that last, two steps ahead each",
-            needs=(cores(2),),
-            function="made_by_workers",
-            options={"workers": 2},
-            training_arguments={
-                "dataloader_num_workers": 2,
-                "dataloader_prefetch_factor": 2,
-                "dataloader_persistent_workers": True,
-            },
-        ),
-        Choice(
-            "workers-4",
-            "by four processes",
-            needs=(cores(4),),
-            function="made_by_workers",
-            options={"workers": 4},
-            training_arguments={
-                "dataloader_num_workers": 4,
-                "dataloader_prefetch_factor": 2,
-                "dataloader_persistent_workers": True,
-            },
-        ),
+        by_workers(2, "by two processes that last, two steps ahead each"),
+        by_workers(4, "by four processes"),
     ),
 )

@@ -2,6 +2,8 @@
 
 from service.levers.base import Choice, Lever, package
 
+# A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
+HEADS = ["classifier", "score"]
 TORCHAO = package("torchao", "weight-only formats")
 OBJECT = "torchao's formats are objects, which JSON cannot hold; train.py makes them"
 

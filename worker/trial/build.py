@@ -21,6 +21,7 @@ from service.levers import LEVERS
 from service.levers.adapter import ATTENTION
 from service.levers.base import Choice
 from service.levers.batching import ROWS
+from service.levers.quantization import HEADS
 from worker import levers as lever_room
 from worker.devices import Device
 from worker.devices.base import is_out_of_memory
@@ -30,9 +31,6 @@ from worker.trial import data as data_room
 from worker.trial import quantised, sources
 from worker.trial.lacking import WITHOUT_DROPOUT, attention_dropout
 from worker.trial.problem import JobProblem, TrialProblem
-
-# A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
-HEADS = ["classifier", "score"]
 
 
 @dataclass(frozen=True)

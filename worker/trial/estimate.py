@@ -20,11 +20,12 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import METHODS, JobSpec, Method
 from service.contract.measurement import MemoryLine
 from service.levers import LEVERS
+from service.levers.quantization import HEADS
 from worker.devices.base import proc_status
 from worker.levers import batching, precision
 from worker.tasks import TASKS
 from worker.trial import sources
-from worker.trial.build import HEADS, Limits, adapted, check_length, load_options
+from worker.trial.build import Limits, adapted, check_length, load_options
 from worker.trial.fake import Storages, fake_tensors, real_shapes
 
 GIB = 2**30
