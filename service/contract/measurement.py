@@ -99,6 +99,10 @@ class Timing(Contract):
     waiting_seconds: float = Field(default=0.0, description="Of `seconds`, what the device waited for data.")
     clean_share: float = Field(description="Share of timings that had the device to themselves.")
     largest_share_of_others: float
+    clock_mhz: tuple[int, int] | None = Field(
+        default=None, description="Lowest and highest clock of the GPU's multiprocessors that was seen meanwhile."
+    )
+    slowed_by: tuple[str, ...] = Field(default=(), description="Why the GPU lowered its clock, a power cap aside.")
 
 
 class Measurement(Contract):

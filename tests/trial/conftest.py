@@ -10,13 +10,18 @@ import torch
 
 from tests.trial import tiny
 
+SDPA = ("flash", "mem_efficient", "cudnn", "math")
+
 
 @pytest.fixture(autouse=True)
 def _process_settings() -> Iterator[None]:
-    """One thread: more only spin on models this small. A bundle sets that and the fp32 precision: put both back."""
+    """One thread: more only spin on models this small. A bundle sets that, the fp32 precision and sdpa's kernels."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    kernels = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDPA}
     torch.set_num_threads(1)
     yield
+    for name, on in kernels.items():
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
 

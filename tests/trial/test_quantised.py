@@ -11,7 +11,6 @@ import torch
 
 from tests.factory import configuration
 from tests.trial import tiny
-from worker.devices.cpu import Cpu
 from worker.trial import quantised
 from worker.trial.build import build
 
@@ -26,7 +25,7 @@ def test_kept_weights_are_the_same_and_nothing_is_quantised_again(
     made = configuration("qlora", 8, precision="fp32", quantization=choice)
 
     def states() -> tuple[dict[str, Any], Any]:
-        bundle = build(spec, made, Cpu(), limits, seed=0)
+        bundle = build(spec, made, tiny.device(), limits, seed=0)
         return bundle.model.state_dict(), bundle
 
     first, bundle = states()
@@ -58,12 +57,18 @@ def test_what_is_broken_is_made_anew(llama: Path, functions: Path, tmp_path: Pat
     spec = tiny.job(llama, functions, method="qlora")
     limits = replace(tiny.limits(llama, functions.parent), quantised=tmp_path / "kept")
     made = configuration("qlora", 8, precision="fp32")
-    build(spec, made, Cpu(), limits, seed=0)
+    build(spec, made, tiny.device(), limits, seed=0)
     (kept,) = (tmp_path / "kept").iterdir()
     (kept / "model.safetensors").write_bytes(b"not weights")
-    build(spec, made, Cpu(), limits, seed=0)
+    build(spec, made, tiny.device(), limits, seed=0)
     assert (kept / "model.safetensors").stat().st_size > 1000
-    build(spec, made.model_copy(update={"levers": made.levers | {"precision": "bf16-mixed"}}), Cpu(), limits, seed=0)
+    build(
+        spec,
+        made.model_copy(update={"levers": made.levers | {"precision": "bf16-mixed"}}),
+        tiny.device(),
+        limits,
+        seed=0,
+    )
     assert len(list((tmp_path / "kept").iterdir())) == 2, "the parts that stay unquantised are kept in another format"
 
 

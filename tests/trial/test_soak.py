@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.trial import tiny
-from worker.devices.cpu import Cpu
 from worker.trial import soak
 from worker.trial.build import Bundle
 from worker.trial.problem import Unsafe, Unstable
@@ -22,7 +21,7 @@ def bundle(llama: Path, tmp_path: Path) -> Bundle:
     data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(60, most=40))
     training = {"effective_batch_size": EFFECTIVE}
     spec = tiny.job(llama, data, max_length=32, training=training, search={"verify": "quick"})
-    return tiny.bundle(spec, "lora", Cpu(), EFFECTIVE)
+    return tiny.bundle(spec, "lora", effective=EFFECTIVE)
 
 
 def test_the_longest_come_first_and_again_after_the_save(bundle: Bundle) -> None:

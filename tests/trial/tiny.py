@@ -1,8 +1,12 @@
-"""Tiny random models, data and jobs for the tests of a trial: real ones, small enough for two slow cores."""
+"""Tiny random models, data and jobs for the tests of a trial: real ones, small enough for two slow cores.
+
+DYNOTUNE_TEST_DEVICE=cuda builds what they train on the GPU: benchmarks/gpu_acceptance.py runs them so.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import warnings
@@ -15,9 +19,10 @@ from service.contract.job import JobSpec
 from service.contract.paths import Roots
 from tests.conftest import ROOT
 from tests.factory import configuration
-from worker.devices.cpu import Cpu
+from worker.devices import open_device
 from worker.trial.build import Bundle, Limits, build
 
+DEVICE = os.environ.get("DYNOTUNE_TEST_DEVICE", "cpu")
 VOCAB = 8192
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -127,16 +132,21 @@ def limits(*folders: Path, cache: Path | None = None) -> Limits:
     return Limits(Roots(folders, folders[0]), cache)
 
 
-def bundle(spec: JobSpec, method: str = "lora", device: Any = None, effective: int = 8, **levers: str) -> Bundle:
+def device() -> Any:
+    """What the tests train on."""
+    return open_device(DEVICE)
+
+
+def bundle(spec: JobSpec, method: str = "lora", on: Any = None, effective: int = 8, **levers: str) -> Bundle:
     """What a trial trains, in fp32 unless said otherwise."""
     made = configuration(method, effective, **({"precision": "fp32"} | levers))
     folders = (Path(spec.model.source), Path(spec.dataset.source).parent)
-    device = device or Cpu()
+    trained_on = on or device()
     torch.set_num_threads(1)  # the device takes all cores
     with warnings.catch_warnings():
         # peft 0.21 and the lever use the names that transformers before 5.23 has; 5.23 calls them deprecated.
         warnings.filterwarnings("ignore", ".(is_)?gradient_checkpointing(_enable)?. is deprecated", FutureWarning)
-        return build(spec, made, device, limits(*folders), seed=0)
+        return build(spec, made, trained_on, limits(*folders), seed=0)
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:

@@ -72,6 +72,9 @@ class Device(Protocol):
     def others_share(self, first: Any, last: Any) -> float:
         """The share of the device that went to others between two readings, 0 to 1."""
 
+    def clock(self, reading: Any) -> tuple[int, tuple[str, ...]] | None:
+        """A reading's clock in MHz, and why it was lowered; None where the device does not tell."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out. An illegal access and the like are not counted as it."""

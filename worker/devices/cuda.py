@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any
 
 import torch
+
+from worker.devices.nvml import Nvml, Reading
 
 KEPT_BACK = 256 << 20
 
@@ -19,7 +19,8 @@ class Cuda:
         torch.cuda.set_device(self.torch)
         self._cap = 0
         self._others_before = 0
-        self._nvml = _nvml_handle(index)
+        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+        self._nvml = Nvml(str(uuid) if uuid else None)
 
     def limit(self, cap_bytes: int | None) -> None:
         """Cap the allocator; what others hold and the context itself are left out of it."""
@@ -80,37 +81,14 @@ class Cuda:
         """Device seconds between two events."""
         return float(first.elapsed_time(last)) / 1e3
 
-    def neighbours(self) -> float:
-        """A point in wall-clock, in microseconds, as NVML's samples are stamped."""
-        return time.time() * 1e6
+    def neighbours(self) -> Reading:
+        """NVML's reading."""
+        return self._nvml.reading()
 
-    def others_share(self, first: float, last: float) -> float:
-        """The largest share of the multiprocessors that other processes used since `first`, as NVML samples it."""
-        if self._nvml is None:
-            return 0.0
-        import pynvml
+    def others_share(self, first: Reading, last: Reading) -> float:
+        """As NVML samples it; all of it while the GPU is throttled."""
+        return self._nvml.others_share(first, last)
 
-        try:
-            known = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self._nvml)}
-            if os.getpid() not in known:  # NVML sees the host's process ids, not this container's: nobody to tell apart
-                return 0.0
-            samples = pynvml.nvmlDeviceGetProcessUtilization(self._nvml, int(first))
-        except pynvml.NVMLError:  # no sample since, or not supported here
-            return 0.0
-        return max((sample.smUtil for sample in samples if sample.pid not in (0, os.getpid())), default=0) / 100
-
-
-def _nvml_handle(index: int) -> Any:
-    """NVML's handle of a torch device, matched by UUID because CUDA_VISIBLE_DEVICES renumbers; None without NVML."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
-        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    except (ImportError, AttributeError, OSError):
-        return None
-    except Exception as error:  # NVMLError's classes are made at run time, so the name is what can be checked
-        if type(error).__name__.startswith("NVMLError"):
-            return None
-        raise
+    def clock(self, reading: Reading) -> tuple[int, tuple[str, ...]] | None:
+        """The multiprocessors' clock, and why it was lowered."""
+        return None if reading.clock_mhz is None else (reading.clock_mhz, reading.slowed_by())

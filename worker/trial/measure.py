@@ -129,10 +129,9 @@ def run_trial(
     every, trained = parameter_counts(bundle.model)
     timing = best.timing()
     if timing.clean_share < 0.5:
-        share = f"{timing.largest_share_of_others:.0%}"
-        notes.append(
-            f"Others used up to {share} of the device meanwhile; this timing is less sure than its interval says."
-        )
+        heat = f"The GPU lowered its clock meanwhile ({', '.join(timing.slowed_by)})"
+        others = f"Others used up to {timing.largest_share_of_others:.0%} of the device meanwhile"
+        notes.append(f"{heat if timing.slowed_by else others}; this timing is less sure than its interval says.")
     return Measurement(
         **base,
         outcome=Outcome.ok,

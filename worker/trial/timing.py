@@ -14,6 +14,9 @@ import statistics
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from service.contract.measurement import Timing
 from worker.trial import loop, sizes
@@ -85,6 +88,31 @@ def interval(
 
 
 @dataclass
+class Window:
+    """The steps since the device was last waited for: their marks, and readings of who else was on it."""
+
+    readings: list[tuple[int, Any]]
+    began: float
+    marks: list[tuple[tuple[int, int], Any, Any]] = field(default_factory=list)
+    waits: list[tuple[int, Any, Any]] = field(default_factory=list)
+    results: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def read(self, reading: Any) -> None:
+        """Note a reading at the last mark."""
+        self.readings.append((len(self.marks), reading))
+        self.began = time.perf_counter()
+
+    def is_long(self) -> bool:
+        """Whether enough time has passed since the last reading for another one to tell something."""
+        return time.perf_counter() - self.began >= WINDOW_SECONDS
+
+    def spans(self) -> list[tuple[int, int, Any, Any]]:
+        """(first mark, mark after the last, reading before, reading after), one after the other."""
+        pairs = zip(self.readings, self.readings[1:], strict=False)
+        return [(first, last, before, after) for (first, before), (last, after) in pairs]
+
+
+@dataclass
 class Unit:
     """The work unit arranged for one micro batch, its timings and losses gathered."""
 
@@ -96,6 +124,7 @@ class Unit:
     grad_norms: list[float | None] = field(default_factory=list)
     shapes_of: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     waits: dict[int, list[float]] = field(default_factory=dict)
+    clocks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     passes: int = 0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -104,54 +133,73 @@ class Unit:
         """One pass over the unit, training all along; False when the deadline (perf_counter) cut it short.
 
         As in a run, the next step's batches are made while the device computes, and those after the last are the
-        first's; a pass begins with the first ones ready.
+        first's; a pass begins with the first ones ready. The device is waited for once a window, not once a step.
         """
+        device = self.bundle.device
+        before, window = None, Window([(0, device.neighbours())], time.perf_counter())
         with contextlib.closing(loop.loaded(self.bundle, itertools.chain(self.plan, self.plan[:1]))) as steps:
             upcoming = next(steps)
             for number in range(len(self.plan)):
                 if deadline is not None and time.perf_counter() > deadline:
+                    self._settle(window, before)
                     return False
-                upcoming = self._step(number, upcoming, steps)
+                upcoming = self._step(window, number, upcoming, steps)
+                if window.is_long() or len(window.readings) > 1:
+                    self._settle(window, before)
+                    before, window = window, Window([(0, device.neighbours())], time.perf_counter())
+        self._settle(window, before)
         self.passes += 1
         return True
 
-    def _step(self, number: int, step: loop.Loaded, steps: Generator[loop.Loaded]) -> loop.Loaded:
-        """One step; the next one's batches. What the device waited for them is part of the update's piece."""
+    def _step(self, window: Window, number: int, step: loop.Loaded, steps: Generator[loop.Loaded]) -> loop.Loaded:
+        """One step, not waited for; the next one's batches."""
         batches, items, _ = step
         self.shapes_of[number] = [tuple(batch["input_ids"].shape) for batch in batches]
-        device, began = self.bundle.device, time.perf_counter()
-        marks = [device.mark()]
-        readings = [(0, device.neighbours())]
-        wall = time.perf_counter()
+        device, pieces = self.bundle.device, itertools.count()
+        last = device.mark()
 
         def mark() -> None:
-            nonlocal wall
-            marks.append(device.mark())
-            if time.perf_counter() - wall >= WINDOW_SECONDS:
-                readings.append((len(marks) - 1, device.neighbours()))
-                wall = time.perf_counter()
+            nonlocal last
+            at, before, last = next(pieces), last, device.mark()
+            window.marks.append(((number, at), before, last))
+            if at < len(batches) and window.is_long():
+                window.read(device.neighbours())
 
-        loss, norm = loop.optimizer_step(self.bundle, batches, items, mark)
+        window.results.append(loop.optimizer_step(self.bundle, batches, items, mark))
         upcoming = next(steps)
-        ready = time.perf_counter() - began
-        device.synchronize()
-        if readings[-1][0] != len(marks) - 1:
-            if len(readings) > 1:
-                readings.pop()  # the rest is short: it is read together with the window before it
-            readings.append((len(marks) - 1, device.neighbours()))
-        result = loop.StepResult(float(loss), float(norm))
-        self.losses.append(result.loss)
-        # A gradient scaler's skipped step has no norm, and infinity is not JSON.
-        self.grad_norms.append(result.grad_norm if math.isfinite(result.grad_norm) else None)
-        loop.check(self.bundle, result, len(self.losses) - 1)
-        waited = max(0.0, ready - device.between(marks[0], marks[-1]))
-        self.waits.setdefault(number, []).append(waited)
-        for (first, before), (last, after) in zip(readings, readings[1:], strict=False):
-            share = device.others_share(before, after)
-            for at in range(first, last):
-                seconds = device.between(marks[at], marks[at + 1])
-                self.pieces.add((number, at), seconds + (waited if at == len(batches) else 0.0), share)
+        window.waits.append((number, last, device.mark()))
         return upcoming
+
+    def _settle(self, window: Window, before: Window | None) -> None:
+        """Wait for the device, then note what the window's marks and results say; Unstable when a step went wrong.
+
+        A short rest is judged together with the window before it: too little time passed to tell who else was there.
+        """
+        device = self.bundle.device
+        device.synchronize()
+        if not window.marks:
+            return
+        short = not window.is_long()
+        if short and len(window.readings) > 1:
+            window.readings.pop()
+        elif short and before is not None:
+            window.readings[0] = (0, before.readings[-2][1])
+        window.read(device.neighbours())
+        self.clocks += filter(None, (device.clock(reading) for _, reading in window.readings))
+        for loss, norm in window.results:
+            result = loop.StepResult(float(loss), float(norm))
+            self.losses.append(result.loss)
+            # A gradient scaler's skipped step has no norm, and infinity is not JSON.
+            self.grad_norms.append(result.grad_norm if math.isfinite(result.grad_norm) else None)
+            loop.check(self.bundle, result, len(self.losses) - 1)
+        waited = {number: device.between(first, last) for number, first, last in window.waits}
+        for number, seconds in waited.items():
+            self.waits.setdefault(number, []).append(seconds)
+        for first, last, earlier, later in window.spans():
+            share = device.others_share(earlier, later)
+            for piece, begun, ended in window.marks[first:last]:
+                is_update = piece[1] == len(self.plan[piece[0]])
+                self.pieces.add(piece, device.between(begun, ended) + is_update * waited[piece[0]], share)
 
     def piece_count(self) -> int:
         """Micro batches and updates of the unit."""
@@ -163,6 +211,7 @@ class Unit:
         lengths = self.bundle.data.lengths
         samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
         shapes = [shape for shapes in self.shapes_of.values() for shape in shapes]
+        clocks = [clock for clock, _ in self.clocks]
         return Timing(
             micro_batch_size=self.micro,
             seconds=seconds,
@@ -178,6 +227,8 @@ class Unit:
             reserved_bytes=self.reserved_bytes,
             clean_share=self.pieces.clean_share(),
             largest_share_of_others=self.pieces.worst_share,
+            clock_mhz=(min(clocks), max(clocks)) if clocks else None,
+            slowed_by=tuple(sorted({reason for _, reasons in self.clocks for reason in reasons})),
         )
 
     def _away(self) -> list[float]:

@@ -1,0 +1,91 @@
+"""NVML's view of a GPU: who else computes on it, its clock, and why that was lowered.
+
+Source: https://docs.nvidia.com/deploy/nvml-api/, device queries (process utilization, clocks event reasons).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+# Bits of the clocks event reasons. A power cap (0x04) is how a busy GPU works at its best, so it is not among them.
+REASONS = {
+    0x08: "hardware slowdown",
+    0x20: "thermal slowdown by the driver",
+    0x40: "thermal slowdown by the hardware",
+    0x80: "power brake",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A point in wall-clock (microseconds, as NVML stamps its samples), the clock in MHz and the reasons' bits."""
+
+    stamp: float
+    clock_mhz: int | None = None
+    reasons: int = 0
+
+    def slowed_by(self) -> tuple[str, ...]:
+        """The reasons in words."""
+        return tuple(name for bit, name in REASONS.items() if self.reasons & bit)
+
+
+class Nvml:
+    """One GPU through NVML; what NVML or the machine does not tell counts as nothing seen."""
+
+    def __init__(self, uuid: str | None) -> None:
+        """`uuid` as torch has it: CUDA_VISIBLE_DEVICES renumbers devices, so an index would name another one."""
+        self._handle = _handle(uuid)
+
+    def reading(self) -> Reading:
+        """Now."""
+        stamp = time.time() * 1e6
+        if self._handle is None:
+            return Reading(stamp)
+        import pynvml
+
+        try:
+            clock = int(pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM))
+            # Its name before 12.2, which every version still has.
+            reasons = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+        except pynvml.NVMLError:
+            return Reading(stamp)
+        return Reading(stamp, clock, reasons)
+
+    def others_share(self, first: Reading, last: Reading) -> float:
+        """The largest share of the multiprocessors that other processes used between two readings.
+
+        1 where the GPU had to lower its clock for heat or for want of power: a timing then says nothing of the GPU.
+        """
+        if first.slowed_by() or last.slowed_by():
+            return 1.0
+        if self._handle is None:
+            return 0.0
+        import pynvml
+
+        try:
+            known = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
+            if os.getpid() not in known:  # NVML sees the host's process ids, not this container's: nobody to tell apart
+                return 0.0
+            samples = pynvml.nvmlDeviceGetProcessUtilization(self._handle, int(first.stamp))
+        except pynvml.NVMLError:  # no sample since, or not supported here
+            return 0.0
+        theirs = (one.smUtil for one in samples if one.pid not in (0, os.getpid()) and one.timeStamp <= last.stamp)
+        return max(theirs, default=0) / 100
+
+
+def _handle(uuid: str | None) -> Any:
+    """NVML's handle, or None without NVML."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") if uuid else None
+    except (ImportError, OSError):
+        return None
+    except Exception as error:  # NVMLError's classes are made at run time, so the name is what can be checked
+        if type(error).__name__.startswith("NVMLError"):
+            return None
+        raise
