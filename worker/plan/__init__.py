@@ -82,7 +82,7 @@ class _Plan:
             confirm_largest=configuration.micro_batch_size is None and not (quick and confirmed),
             memory_line=expected(configuration, good, self.spec.dataset.max_length),
             curve=not quick,
-            passes=1 if quick and origin == "baseline" else 2,
+            passes=1 if quick else 2,  # what matters is timed again in blocks
             seconds_limit=self.budget.trial_limit(configuration, origin),
             best_seconds=min((one.timing.seconds for one in good if one.timing), default=None),
             reference_loss=reference.check_loss if reference else None,
