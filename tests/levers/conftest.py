@@ -1,5 +1,5 @@
 """The tiny models of tests/trial."""
 
-from tests.trial.conftest import _process_settings, functions, llama, reviews
+from tests.trial.conftest import _process_settings, bert, functions, llama, reviews
 
-__all__ = ["_process_settings", "functions", "llama", "reviews"]
+__all__ = ["_process_settings", "bert", "functions", "llama", "reviews"]

@@ -5,6 +5,8 @@ A new lever or choice is picked up here without a line.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts, Package
+from service.contract.job import JobSpec
 from service.contract.recommendation import RecommendedConfiguration
 from service.contract.task import TrialRequest
 from service.exports.arguments import arguments
@@ -22,15 +26,16 @@ from service.levers.adapter import ATTENTION
 from service.levers.optimizer import WHOLE_STEP
 from tests.trial import tiny
 from worker.levers import function
+from worker.main import discover
 from worker.trial import loop
 from worker.trial.build import Bundle
 from worker.trial.curve import plan_of
-from worker.trial.measure import EXACT, LEARNS_OTHERWISE, ROUNDED, check_reference
+from worker.trial.measure import LEARNS_OTHERWISE, check_reference
 from worker.trial.problem import Unstable
 
 METHODS = tuple(METHOD_NEEDS)
 SAMPLES = list(range(8))
-HERE = HardwareFacts(
+CPU = HardwareFacts(
     host="here",
     device="cpu",
     name="this CPU",
@@ -40,39 +45,55 @@ HERE = HardwareFacts(
     versions={"python": "3.11"},
     packages={name: Package(version="1") for name in ("peft", "bitsandbytes")},
 )
+HERE = CPU if tiny.DEVICE == "cpu" else discover()[0]
 EVERY = [(lever.name, choice.name) for lever in LEVERS.values() for choice in lever.choices]
 # Asked for by name, a choice whose needs are only soft runs here as well.
 RUNNABLE = [(name, choice) for name, choice in EVERY if LEVERS[name].choice(choice).missing(HERE, asked=True) is None]
-POINT = {lever.name: lever.baseline for lever in LEVERS.values()} | {"precision": "fp32", "task": "causal-lm"}
+POINT = {lever.name: lever.baseline for lever in LEVERS.values()} | {"precision": "fp32"}
+TASKS = {"llama": "causal-lm", "bert": "sequence-classification"}
 APPLIED = [
-    (method, name, choice)
+    (model, method, name, choice)
+    for model, task in TASKS.items()
     for method in METHODS
     for name, choice in RUNNABLE
     # Compiling takes long and is the same for every method: once. What is excluded is excluded.
     if (choice == "off" or name != "compile" or method == "lora")
-    and LEVERS[name].applies(method, "causal-lm")
+    and LEVERS[name].applies(method, task)
     and name != "experts"  # tests/levers/test_families.py has models with experts
-    and excluded(POINT | {name: choice, "method": method}) is None
+    and excluded(POINT | {name: choice, "method": method, "task": task}) is None
 ]
-REFERENCES: dict[str, loop.StepResult] = {}
+# How far step 0 may be from the reference's (loss, gradient norm). The suite says so, not the lever.
+EXACT, ROUNDED = (1e-5, 1e-5), (1e-3, 1e-2)
+STEPS = 5
+REFERENCES: dict[tuple[str, str], loop.StepResult] = {}
 
 
 @pytest.fixture
-def build(llama: Path, functions: Path) -> Callable[..., Bundle]:
-    """Builds the tiny Llama with some levers changed."""
-    spec = tiny.job(llama, functions)
-    return lambda method, **levers: tiny.bundle(spec, method, **levers)
+def models(llama: Path, functions: Path, bert: Path, reviews: Path, tmp_path: Path) -> dict[str, JobSpec]:
+    """The Llama's job and the BERT's, which has no dropout: its losses are to fall, and kernels have none."""
+    folder = Path(shutil.copytree(bert, tmp_path / "bert"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+    )
+    return {"llama": tiny.job(llama, functions), "bert": tiny.job(folder, reviews, task=TASKS["bert"])}
 
 
 @pytest.fixture
-def reference(build: Callable[..., Bundle]) -> Callable[[str], loop.StepResult]:
+def build(models: dict[str, JobSpec]) -> Callable[..., Bundle]:
+    """Builds a tiny model, the Llama unless said otherwise, with some levers changed."""
+    return lambda method, model="llama", **levers: tiny.bundle(models[model], method, **levers)
+
+
+@pytest.fixture
+def reference(build: Callable[..., Bundle]) -> Callable[[str, str], loop.StepResult]:
     """Step 0 of a method in fp32, padded, with every other lever at its baseline."""
 
-    def of(method: str) -> loop.StepResult:
-        if method not in REFERENCES:
-            bundle = build(method)
-            REFERENCES[method] = check_reference(bundle, SAMPLES, request(bundle, None), 4, [])
-        return REFERENCES[method]
+    def of(model: str, method: str) -> loop.StepResult:
+        if (model, method) not in REFERENCES:
+            bundle = build(method, model)
+            REFERENCES[model, method] = check_reference(bundle, SAMPLES, request(bundle, None), 4, [])
+        return REFERENCES[model, method]
 
     return of
 
@@ -133,6 +154,7 @@ def test_exclusions_name_what_exists() -> None:
         assert excluded({name: values[0] for name, values in exclusion.when.items()}) is exclusion
 
 
+@pytest.mark.skipif(tiny.DEVICE != "cpu", reason="a GPU runs more")
 def test_this_cpu_runs_all_that_needs_neither_a_gpu_nor_an_optional_package() -> None:
     """Guards the tests below: a need that is wrongly unmet must not make them pass by running nothing."""
     gpu = HERE.model_copy(update={"device": "cuda", "capability": (9, 0), "bf16_native": True})
@@ -146,20 +168,23 @@ def test_this_cpu_runs_all_that_needs_neither_a_gpu_nor_an_optional_package() ->
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
-@pytest.mark.parametrize(("method", "name", "choice"), APPLIED)
+@pytest.mark.parametrize(("model", "method", "name", "choice"), APPLIED)
 def test_a_choice_starts_from_the_reference_and_learns(
     build: Callable[..., Bundle],
-    reference: Callable[[str], loop.StepResult],
+    reference: Callable[[str, str], loop.StepResult],
+    model: str,
     method: str,
     name: str,
     choice: str,
 ) -> None:
-    bundle = build(method, **{name: choice})
+    bundle = build(method, model, **{name: choice})
+    assert Configuration.model_validate_json(bundle.configuration.model_dump_json()) == bundle.configuration
     if bundle.compiled():
         bundle.compile()
-    expected = reference(method)
+    expected = reference(model, method)
     chosen = LEVERS[name].choice(choice)
-    loss, norm = ROUNDED if chosen.changes_numerics else EXACT
+    # Another precision is rounded otherwise, and so is what is quantised, which is held to its own weights below.
+    loss, norm = ROUNDED if chosen.changes_numerics or name in ("precision", "quantization") else EXACT
     if chosen.changes_learning:
         loss, norm = LEARNS_OTHERWISE
     found = check_reference(bundle, SAMPLES, request(bundle, expected), 4, [])  # Unstable when it is away
@@ -168,14 +193,14 @@ def test_a_choice_starts_from_the_reference_and_learns(
     frozen = {key: value.clone() for key, value in bundle.model.named_parameters() if not value.requires_grad}
     assert bool(frozen) is (method != "full")
     sums, losses = [loop.trained_sum(bundle.model)], []
-    for number in range(3):
+    for number in range(STEPS):
         (step,) = plan_of(bundle, SAMPLES, micro=8 if choice in WHOLE_STEP else 4, effective=8)
         result = loop.StepResult(*map(float, loop.optimizer_step(bundle, *loop.prepare(bundle, step))))
         loop.check(bundle, result, number)
         losses.append(result.loss)
         sums.append(loop.trained_sum(bundle.model))
-    assert len(set(sums)) == 4, "the weights change at every step"
-    assert losses[-1] < losses[0], "the same samples thrice: their loss falls"
+    assert len(set(sums)) == 1 + STEPS, "the weights change at every step"
+    assert losses[-1] < losses[0], "the same samples again and again: their loss falls"
     assert all(torch.equal(value, frozen[key]) for key, value in bundle.model.named_parameters() if key in frozen)
 
 
@@ -221,6 +246,28 @@ def test_precision_sets_the_weights_and_autocast(build: Callable[..., Bundle]) -
         bundle = build("lora", precision=precision)
         with bundle.autocast():
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is expected
+
+
+@pytest.mark.parametrize("choice", [one for name, one in RUNNABLE if name == "quantization"])
+def test_a_quantised_base_computes_what_its_dequantised_weights_do(build: Callable[..., Bundle], choice: str) -> None:
+    """int8 rounds what goes in as well, so it is further away."""
+    import bitsandbytes as bnb
+
+    if choice.startswith("torchao"):
+        pytest.skip("its tensors are plain once dequantised: compared by hand with torchao 0.18")
+    quantised, plain = build("qlora", quantization=choice), build("lora")
+    weights = dict(plain.model.named_parameters())
+    for name, one in quantised.model.named_parameters():
+        if type(one).__name__ == "Params4bit":
+            weights[name].data.copy_(bnb.functional.dequantize_4bit(one.data, one.quant_state))
+        elif type(one).__name__ == "Int8Params":
+            weights[name].data.copy_(one.CB.float() * one.SCB.float()[:, None] / 127)
+        else:
+            weights[name].data.copy_(one.data)
+    found, expected = (loop.reference_step(one, plan_of(one, SAMPLES, 4, 8)[0]) for one in (quantised, plain))
+    most = (5e-3, 3e-2) if choice == "int8" else (1e-5, 1e-4)
+    assert found.loss == pytest.approx(expected.loss, rel=most[0])
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=most[1])
 
 
 def test_qlora_weights_are_nf4_doubly_quantised(build: Callable[..., Bundle]) -> None:
