@@ -30,14 +30,12 @@ from typing import Any
 
 from finders import estimates
 from finders.cases import CASES, QUICK, ROOT, Case, prepare
-from finders.ours import Machine, Row, dynotune, peer, truth, warm
+from finders.ours import MALLOC, Machine, Row, dynotune, peer, truth, warm
 from finders.soaks import LONG, LONG_STEPS, QUICK_STEPS, SOAKED, STEPS, sizes, soak
 
 from worker.main import discover, environment
 from worker.sandbox import Sandbox
 
-# glibc reads these when a process starts: tensors are mapped and given back one by one.
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 FINDERS = ("dynotune", "accelerate", "lightning-power", "lightning-binsearch")
 SECONDS, QUICK_SECONDS = 150.0, 60.0
 FIRST_GUESS = 16

@@ -37,9 +37,11 @@ ROOT = Path(__file__).parent.parent
 SECONDS = 900.0
 LEARNT = 0.3  # accuracy of the first row from which on others can be compared: twice what guessing gives
 RUN_STEPS, STEPS_AN_EVALUATION = 1000, 1000
+LOSS_ABOVE = 0.05  # of the first row's last loss
 WORSE = 0.03  # accuracy below the first row's that counts as unstable
 
 Found = dict[str, Any]
+SHOWN = (("accuracy", ".3f"), ("wall", ".0f"))
 
 
 def unavailable(table: Table, made: Configuration, spec: JobSpec, facts: HardwareFacts) -> str | None:
@@ -61,7 +63,7 @@ def run(bench: Bench, table: Table, row: Row, size: Size) -> Found:
         configuration=made,
         origin="baseline",
         number=1,
-        passes=2,
+        passes=1 if table.shows == "memory" else 2,
         seconds_limit=SECONDS,
         confirm_largest=row.batch is None,
     )
@@ -105,34 +107,39 @@ def trained(bench: Bench, table: Table, row: Row, found: Measurement, spec: Any)
 
 
 def show(table: Table, rows: list[Found]) -> None:
-    """Print a table beside what was published."""
+    """Print a table beside what was published; `wall` is a training of the size's steps, load and evaluation in it."""
     print(f"\n{table.title}")
-    unit = "samples/s" if table.shows == "speed" else "peak MiB"
-    print(
-        f"{'':44} {'batch':>5} {'rate':>8} {unit:>10} {'ratio':>6} {'published':>9} {'accuracy':>8}  stable (published)"
+    ratio = "of samples/s" if table.shows == "speed" else "of peak"
+    head = (
+        f"{'':38} {'batch':>5} {'rate':>7} {'samples/s':>9} {'peak MiB':>8} {'wall s':>6} {ratio:>12} {'published':>9}"
     )
+    print(f"{head} {'accuracy':>8}  stable (published)")
     first = next((one for one in rows if "reason" not in one), None)
     for row, one in zip(table.rows, rows, strict=True):
         published = f"{row.published:.2f}" if row.published else "-"
         if "reason" in one or first is None:
-            print(f"{row.name:44} {'':>32} {published:>9}  {one.get('reason', '')[:100]}")
+            print(f"{row.name:38} {'':>52} {published:>9}  {one.get('reason', '')[:100]}")
             continue
         key = "samples_per_second" if table.shows == "speed" else "peak_bytes"
-        value = one[key] if table.shows == "speed" else one[key] / 2**20
-        accuracy = f"{one['accuracy']:.3f}" if one.get("accuracy") is not None else "-"
+        accuracy, wall = (f"{one[name]:{form}}" if one.get(name) is not None else "-" for name, form in SHOWN)
         said = "" if row.stable is None else f" ({'yes' if row.stable else 'no'})"
-        ratio = one[key] / first[key]
-        figures = f"{one['batch']:5} {one['rate']:8.1e} {value:10.1f} {ratio:6.2f} {published:>9} {accuracy:>8}"
+        mib = one["peak_bytes"] / 2**20
+        figures = f"{one['batch']:5} {one['rate']:7.1e} {one['samples_per_second']:9.1f} {mib:8.0f}"
+        ratios = f"{wall:>6} {one[key] / first[key]:12.2f} {published:>9} {accuracy:>8}"
         whole = f"whole run {first['whole'] / one['whole']:.2f}  " if "whole" in one and "whole" in first else ""
-        print(f"{row.name:44} {figures}  {stable(one, first)}{said}  {whole}{row.note}".rstrip())
+        print(f"{row.name:38} {figures} {ratios}  {stable(one, first)}{said}  {whole}{row.note}".rstrip())
 
 
 def stable(one: Found, first: Found) -> str:
-    """Whether it learnt as well as the first row; '-' where the first has not learnt in so few steps either."""
+    """Whether it learnt as the first row did: `yes`, `no`, or `loss` where so few steps show in the loss only."""
     if "unstable" in one:
         return "no"
-    if one.get("accuracy") is None or (first.get("accuracy") or 0.0) < LEARNT:
+    if one.get("last_loss") is None or first.get("last_loss") is None:
         return "-"
+    if one["last_loss"] > first["last_loss"] * (1 + LOSS_ABOVE):
+        return "no"
+    if one.get("accuracy") is None or (first.get("accuracy") or 0.0) < LEARNT:
+        return "loss"
     return "yes" if one["accuracy"] >= first["accuracy"] - WORSE else "no"
 
 

@@ -37,29 +37,32 @@ MODELS: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration under one cap."""
+    """One configuration under one cap; None is all the memory that the device has."""
 
     model: str
     method: str
     precision: str
-    gib: float
+    gib: float | None
     length: int
+    device: str = "cpu"
+    weights: str = "random"
 
     @property
     def name(self) -> str:
         """As the table shows it, and as `--case` takes it."""
-        return f"{self.model} {self.method} {self.precision} {self.gib:g}GiB {self.length}"
+        cap = "" if self.gib is None else f" {self.gib:g}GiB"
+        return f"{self.model} {self.method} {self.precision}{cap} {self.length}"
 
     def spec(self, home: Path) -> JobSpec:
         """The job whose largest batch is wanted."""
         return JobSpec.model_validate(
             {
-                "model": {"source": str(home / "models" / self.model), "weights": "random"},
+                "model": {"source": str(home / "models" / self.model), "weights": self.weights},
                 "dataset": {"source": str(home / "data" / "functions.jsonl"), "max_length": self.length},
                 "method": self.method,
                 "training": {"effective_batch_size": EFFECTIVE, "learning_rate": 1e-4},
                 "search": {"verify": "quick"},
-                "hardware": {"device": "cpu", "memory_gib": self.gib},
+                "hardware": {"device": self.device, "memory_gib": self.gib},
             }
         )
 

@@ -43,8 +43,8 @@ def _run(request: dict[str, Any], send: Callable[[dict[str, Any]], None], scratc
 
     spec = JobSpec.model_validate(request["spec"])
     configuration = Configuration.model_validate(request["configuration"])
-    device = open_device("cpu")
-    device.limit(int((spec.hardware.memory_gib or 0) * 2**30))
+    device = open_device(request["device"], request["index"])
+    device.limit(int(spec.hardware.memory_gib * 2**30) if spec.hardware.memory_gib else None)
     roots = Roots(tuple(Path(root) for root in request["data_roots"]), Path(request["hub_cache"]))
     limits = Limits(roots, Path(request["cache"]))
 

@@ -20,9 +20,11 @@ def estimated(machine: Machine, case: Case, measured: Row, true: int) -> Row:
     configuration = case.configuration()
     spec = case.spec(machine.home)
     search = spec.search.model_copy(update={"fixed": configuration.levers})
-    request = EstimateRequest(spec=spec.model_copy(update={"search": search}), memory_gib=case.gib)
+    request = EstimateRequest(
+        spec=spec.model_copy(update={"search": search}), memory_gib=case.gib or machine.facts.memory_bytes / 2**30
+    )
     claim = EstimateClaim(id=case.cache, attempt=1, request=request, known=())
-    found, why = answer(machine.bench(Sandbox("cpu")), claim)
+    found, why = answer(machine.bench(Sandbox(case.device)), claim)
     if found is None:
         raise RuntimeError(f"{case.name}: {why}")
     idle = machine.child(case, "idle")

@@ -17,14 +17,16 @@ from worker.measuring import Bench, measure
 from worker.sandbox import Ending, Sandbox
 
 CHILD = "finders.child:main"
+# glibc reads these when a process starts: tensors are mapped and given back one by one.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 Row = dict[str, Any]
 
 
 class Recording(Sandbox):
     """A sandbox that keeps how each of its children ended."""
 
-    def __init__(self, entry: str = "worker.trial.child:main") -> None:
-        super().__init__("cpu", entry)
+    def __init__(self, device: str, entry: str = "worker.trial.child:main") -> None:
+        super().__init__(device, entry)
         self.endings: list[Ending] = []
 
     def run(self, *args: Any, **more: Any) -> Ending:
@@ -48,7 +50,7 @@ class Machine:
 
     def child(self, case: Case, finder: str, **more: Any) -> Ending:
         """One fresh child of the benchmark's own."""
-        sandbox = Sandbox("cpu", CHILD)
+        sandbox = Sandbox(case.device, CHILD)
         configuration = case.configuration().model_dump(mode="json")
         request = self.bench(sandbox).request(
             case.spec(self.home), case.cache, finder=finder, configuration=configuration, **more
@@ -58,7 +60,7 @@ class Machine:
 
 def dynotune(machine: Machine, case: Case) -> Row:
     """The probe of a trial, with a new child after each out-of-memory error."""
-    sandbox = Recording()
+    sandbox = Recording(case.device)
     request = TrialRequest(
         configuration=case.configuration(), origin="baseline", number=1, seconds_limit=machine.seconds
     )

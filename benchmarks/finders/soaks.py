@@ -37,7 +37,7 @@ def soak(machine: Machine, case: Case, micro: int, steps: int) -> Row:
         update={"effective_batch_size": ACCUMULATION * micro, "micro_batch_size": micro}
     )
     candidate = Measurement(configuration=configuration, outcome=Outcome.ok, micro_batch_size=micro)
-    sandbox = Sandbox("cpu")
+    sandbox = Sandbox(case.device)
     bench = machine.bench(sandbox)
     request = bench.request(
         spec, case.cache, mode="soak", candidate=candidate.model_dump(mode="json"), seed=1, seconds=SECONDS

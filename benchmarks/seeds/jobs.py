@@ -34,7 +34,7 @@ class Size:
     divide: int
 
 
-SIZES = {"tiny": Size(128, 2, 4, 64, 24, 8), "full": Size(768, 12, 12, 256, 400, 1)}
+SIZES = {"tiny": Size(128, 2, 4, 64, 24, 8), "full": Size(768, 12, 12, 256, 200, 1)}
 
 
 def config(model: str, size: Size) -> dict[str, Any]:

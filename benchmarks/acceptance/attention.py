@@ -1,0 +1,146 @@
+"""Part `attention`: every kernel, forward and backward, on whole rows, padded rows and packed rows.
+
+All three hold the same number of computed tokens: `whole` rows of one sample each, causal; `padded` rows whose samples
+are between a quarter and all of the length, with a mask where the kernel needs one; `packed` rows of four samples,
+which must not see each other. Milliseconds of forward plus backward, bf16, 32 query heads, 8 key heads, size 128.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from acceptance.place import Part, Place, Row, Step
+
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+SDPA = ("default", "flash", "efficient", "cudnn", "math")
+KERNELS = (*SDPA, "flex", "varlen")
+LAYOUTS = ("whole", "padded", "packed")
+SAMPLES_A_ROW = 4
+MOST_DENSE = 4096  # the math kernel's scores of longer rows do not fit beside the rest
+
+
+def child(length: int, tokens: int, heads: int) -> Row:
+    """Milliseconds, or a reason, by layout and kernel."""
+    import torch
+
+    from acceptance.clock import median_seconds, pick_device
+
+    device = pick_device()
+    rows = max(1, tokens // length)
+    torch.manual_seed(0)
+    q = torch.randn(rows, heads, length, 128, device=device, dtype=torch.bfloat16, requires_grad=True)
+    k, v = (
+        torch.randn(rows, heads // 4, length, 128, device=device, dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(2)
+    )
+    found: Row = {}
+    for layout in LAYOUTS:
+        ends = boundaries(layout, rows, length)
+        for kernel in KERNELS:
+            try:
+                if kernel == "math" and length > MOST_DENSE:
+                    raise RuntimeError(f"not tried beyond {MOST_DENSE} tokens")
+                forward = attention(kernel, layout, q, k, v, ends)
+
+                def both(forward: Callable[[], torch.Tensor] = forward) -> None:
+                    forward().sum().backward()
+
+                found[f"{layout}/{kernel}"] = median_seconds(both, device) * 1e3
+            except (RuntimeError, ValueError, NotImplementedError, torch.OutOfMemoryError) as error:
+                found[f"{layout}/{kernel}"] = str(error).strip().splitlines()[0][:120]
+    return found
+
+
+def boundaries(layout: str, rows: int, length: int) -> list[int]:
+    """Where samples end in the flattened rows, padding being one too, as the kernel for them wants it."""
+    ends = [0]
+    for row in range(rows):
+        if layout == "packed":
+            cuts = [length // SAMPLES_A_ROW * at for at in range(1, SAMPLES_A_ROW)]
+        elif layout == "padded":
+            cuts = [length - (3 * length // 4) * row // max(1, rows - 1)] if row else []
+        else:
+            cuts = []
+        ends += [row * length + cut for cut in [*cuts, length]]
+    return ends
+
+
+def attention(kernel: str, layout: str, q: Any, k: Any, v: Any, ends: list[int]) -> Callable[[], Any]:
+    """The forward pass of a kernel on a layout."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    rows, _, length, _ = q.shape
+    device = q.device
+    numbers = torch.zeros(rows * length, dtype=torch.long, device=device)
+    numbers[torch.tensor(ends[1:-1], device=device)] = 1
+    sample = numbers.cumsum(0).view(rows, length)
+    if kernel == "varlen":
+        from types import SimpleNamespace
+
+        from service.exports.templates.levers.attention import varlen_attention
+
+        told = {
+            "cu_seq_lens_q": torch.tensor(ends, dtype=torch.int32, device=device),
+            "max_length_q": max(last - first for first, last in zip(ends, ends[1:], strict=False)),
+        }
+        return lambda: varlen_attention(SimpleNamespace(is_causal=True), q, k, v, **told)[0]
+    if kernel == "flex":
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        def allowed(row: Any, _head: Any, at: Any, to: Any) -> Any:
+            return (at >= to) & (sample[row, at] == sample[row, to])
+
+        mask = create_block_mask(allowed, rows, None, length, length, device=device)
+        flex = torch.compile(flex_attention)
+        return lambda: flex(q, k, v, block_mask=mask, enable_gqa=True)
+    backends = {
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "math": SDPBackend.MATH,
+    }
+    mask = None
+    if layout != "whole":
+        mask = (sample[:, None, :, None] == sample[:, None, None, :]).tril()
+
+    def forward() -> Any:
+        options = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": True}
+        if kernel == "default":
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+        with sdpa_kernel([backends[kernel]]):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+    return forward
+
+
+def steps(place: Place) -> list[Step]:
+    """One a length."""
+
+    def step(length: int) -> Step:
+        arguments = (length, place.pick(32_768, 128), place.pick(32, 4))
+        return Step(f"attention/{length}", 60, lambda here: here.child("attention", *arguments))
+
+    return [step(length) for length in place.pick(LENGTHS, (64,))]
+
+
+def show(_: Place, rows: dict[str, Row]) -> list[str]:
+    """Milliseconds by length; a kernel that cannot is a dash, its reason is in the JSON."""
+    lines = [f"{'tokens':>6} {'rows':8}" + "".join(f"{kernel:>10}" for kernel in KERNELS) + "   (ms, forward+backward)"]
+    for key, row in rows.items():
+        if "reason" in row:
+            continue
+        for layout in LAYOUTS:
+            times = [row[f"{layout}/{kernel}"] for kernel in KERNELS]
+            figures = "".join(f"{'-' if isinstance(one, str) else f'{one:.2f}':>10}" for one in times)
+            lines.append(f"{key.rpartition('/')[2]:>6} {layout:8}{figures}")
+    return lines
+
+
+PART = Part("attention", steps, show)
+
+if __name__ == "__main__":
+    print(json.dumps(child(*map(int, sys.argv[1:]))))

@@ -1,0 +1,69 @@
+"""Part `conformance`: the lever and trial tests with CUDA in place of the CPU, a file a step."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from functools import partial
+
+from acceptance.place import ROOT, Failed, Part, Place, Row, Step
+
+# file -> seconds that it may need
+FILES = {
+    "tests/levers/test_conformance.py": 420,
+    "tests/levers/test_families.py": 240,
+    "tests/levers/test_optimizers.py": 60,
+    "tests/levers/test_evaluation.py": 60,
+    "tests/trial/test_packing.py": 90,
+    "tests/trial/test_loop.py": 60,
+    "tests/trial/test_timing.py": 60,
+    "tests/trial/test_quantised.py": 60,
+    "tests/trial/test_soak.py": 90,
+}
+PROCESSES = "4"
+
+
+def tested(place: Place, file: str) -> Row:
+    """Counts, and the names of what failed, with the last line of each reason."""
+    report = place.home / "conformance.xml"
+    report.unlink(missing_ok=True)
+    # The pins differ on a GPU machine, so its libraries may warn of what ours do not.
+    options = ["-q", "-W", "default", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    options += place.pick(["-n", PROCESSES], ["-k", "adamw-fused and full", "-p", "no:xdist"])
+    try:
+        place.python("-m", "pytest", *options, str(ROOT / file), environment={"DYNOTUNE_TEST_DEVICE": place.device})
+    except Failed as error:
+        if not report.exists():
+            raise
+        said = str(error).splitlines()[-1]
+    else:
+        said = ""
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    failed = {
+        case.get("name", "?"): (problem.get("message") or "").strip().splitlines()[0:1]
+        for case in cases
+        for problem in (*case.iter("failure"), *case.iter("error"))
+    }
+    skipped = sum(1 for case in cases if case.find("skipped") is not None)
+    if not cases:
+        raise Failed(f"no test ran: {said}")
+    return {"passed": len(cases) - len(failed) - skipped, "skipped": skipped, "failed": failed}
+
+
+def steps(place: Place) -> list[Step]:
+    """One a file; in a dry run a test or two of the first."""
+    chosen = list(FILES.items())[: place.pick(None, 1)]
+    return [Step(f"conformance/{file}", seconds, partial(tested, file=file)) for file, seconds in chosen]
+
+
+def show(_: Place, rows: dict[str, Row]) -> list[str]:
+    """A line a file, and one a failure."""
+    lines = []
+    for key, row in rows.items():
+        if "passed" in row:
+            counts = f"{row['passed']} passed, {len(row['failed'])} failed, {row['skipped']} skipped"
+            lines.append(f"{key.partition('/')[2]}: {counts}")
+            lines += [f"  FAILED {name}: {' '.join(reason)[:100]}" for name, reason in row["failed"].items()]
+    return lines
+
+
+PART = Part("conformance", steps, show)

@@ -1,0 +1,129 @@
+"""Models of published shapes with random weights, and rows of the lengths that are wanted, from Python's library."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from acceptance.place import ROOT, Place
+
+EXAMPLE = ROOT / "examples" / "llama-13m"
+IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+BERT: dict[str, Any] = {
+    "architectures": ["BertForMaskedLM"],
+    "model_type": "bert",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+}
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "num_attention_heads": 32,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "bert-base": BERT,
+    # Flash kernels have no attention dropout, so what they bring shows on this one only.
+    "bert-base-no-attention-dropout": BERT | {"attention_probs_dropout_prob": 0.0},
+    "llama-1b": LLAMA
+    | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "tie_word_embeddings": True},
+    "llama-8b": LLAMA
+    | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "tie_word_embeddings": False},
+}
+SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+# For `python -c`: drawn where it is fast, kept as a checkpoint keeps it, so that loading is as a user's.
+DRAW = (
+    "import sys, torch; from transformers import AutoConfig, AutoModelForCausalLM;"
+    "torch.set_default_device('cuda' if torch.cuda.is_available() else 'cpu');"
+    "config = AutoConfig.from_pretrained(sys.argv[1]);"
+    "AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(sys.argv[1])"
+)
+
+
+def model(place: Place, name: str) -> Path:
+    """The folder of a model; a Llama's has weights in it."""
+    folder = place.home / "models" / name
+    shape = SHAPES[name] | IDS
+    if place.dry:
+        shape |= SMALL | {"vocab_size": 8192} | ({"num_key_value_heads": 2} if "llama" in name else {})
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EXAMPLE / file, folder / file)
+    if not (folder / "config.json").exists():
+        (folder / "config.json").write_text(json.dumps(shape))
+    if "llama" in name and not any(folder.glob("*.safetensors")):
+        place.python("-c", DRAW, str(folder))
+    return folder
+
+
+def data(place: Place, name: str) -> Path:
+    """A file of rows: `functions`, `short`, `reviews`, `varying`, or `long`."""
+    folder = place.home / "data"
+    if not (folder / "functions.jsonl").exists():
+        place.python(str(ROOT / "examples" / "stdlib_data.py"), "--out", str(folder))
+    file = folder / f"{name}.jsonl"
+    if file.exists():
+        return file
+    make = {"short": short, "reviews": reviews, "varying": varying, "long": longest}[name]
+    rows = make(place, folder, random.Random(0))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@lru_cache
+def read(file: Path) -> list[dict[str, Any]]:
+    """A jsonl file's rows."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def short(place: Place, folder: Path, _rng: random.Random) -> list[dict[str, Any]]:
+    """Docstrings' first sentences and the package they are from: about as long as short reviews, 20 words."""
+    rows = read(folder / "packages.jsonl")[: place.pick(None, 160)]
+    return [{"text": row["text"].partition(". ")[0], "label": row["label"]} for row in rows]
+
+
+def reviews(place: Place, folder: Path, rng: random.Random) -> list[dict[str, Any]]:
+    """Docstrings of one package joined to the lengths of IMDB's reviews: 174 words in the median, 234 in the mean."""
+    by_label: dict[int, list[str]] = {}
+    for row in read(folder / "packages.jsonl"):
+        by_label.setdefault(row["label"], []).append(row["text"])
+    rows = []
+    for _ in range(place.pick(4000, 160)):
+        label, words = rng.choice(sorted(by_label)), int(rng.lognormvariate(5.16, 0.77)) // place.pick(1, 8)
+        text: list[str] = []
+        while len(text) < words:
+            text += rng.choice(by_label[label]).split()
+        rows.append({"text": " ".join(text[: max(words, 5)]), "label": label})
+    return rows
+
+
+def _functions(folder: Path, rng: random.Random, characters: int) -> str:
+    """Functions one after the other, so many characters of them."""
+    source, text = read(folder / "functions.jsonl")[:1000], ""
+    while len(text) < characters:
+        row = rng.choice(source)
+        text += row["prompt"] + row["completion"] + "\n\n"
+    return text[:characters]
+
+
+def varying(place: Place, folder: Path, rng: random.Random) -> list[dict[str, Any]]:
+    """Source code of very different lengths, about 400 tokens in the median and up to 2,048."""
+    most = place.pick(7000, 400)
+    lengths = [min(most, int(rng.lognormvariate(7.2, 1.0)) // place.pick(1, 10)) for _ in range(place.pick(1500, 160))]
+    return [{"text": _functions(folder, rng, max(40, length))} for length in lengths]
+
+
+def longest(place: Place, folder: Path, rng: random.Random) -> list[dict[str, Any]]:
+    """Source code that fills rows of 4,096 tokens."""
+    return [{"text": _functions(folder, rng, place.pick(24_000, 1200))} for _ in range(place.pick(500, 96))]

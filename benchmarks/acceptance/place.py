@@ -1,0 +1,109 @@
+"""Where the parts run, what they have found so far, and how long they may go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from service.contract.hardware import HardwareFacts
+
+ROOT = Path(__file__).parent.parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+Row = dict[str, Any]
+# Dense bf16 TFLOP/s of the data sheets.
+NOMINAL = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
+
+
+def say(text: str) -> None:
+    """Progress, beside the table."""
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+
+
+class Failed(Exception):
+    """A step did not give a row; the text says why."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device, a folder for models, data and results, and the end of this call."""
+
+    facts: HardwareFacts
+    home: Path
+    dry: bool
+    deadline: float
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        """`cuda` or `cpu`."""
+        return self.facts.device
+
+    def left(self) -> float:
+        """Seconds until this call has to end."""
+        return self.deadline - time.monotonic()
+
+    def pick(self, real: Any, dry: Any) -> Any:
+        """What a dry run has in place of the real size."""
+        return dry if self.dry else real
+
+    def python(self, *arguments: str, seconds: float | None = None, environment: dict[str, str] | None = None) -> str:
+        """A Python process's standard output; Failed with the end of its errors, or when it takes too long."""
+        paths = [str(ROOT), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
+        more = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "DYNOTUNE_HOME": str(self.home / "state")}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", *arguments],
+                capture_output=True,
+                text=True,
+                cwd=ROOT,
+                env=os.environ | more | (environment or {}),
+                timeout=seconds or max(1.0, self.left()),
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"cut off after {error.timeout:.0f} s") from error
+        if done.returncode:
+            raise Failed("\n".join((done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-12:]))
+        return done.stdout
+
+    def child(self, module: str, *arguments: Any) -> Any:
+        """What a module of this folder printed as JSON in its last line, in a process of its own that may use CUDA."""
+        return json.loads(self.python("-m", f"acceptance.{module}", *map(str, arguments)).splitlines()[-1])
+
+    def peak_flops(self) -> dict[str, float]:
+        """FLOP/s to hold a speed against: as measured by the part `peak`, and the data sheet's."""
+        found = {name: value * 1e12 for name, value in NOMINAL.items() if name in self.facts.name}
+        peaks = {"nominal": next(iter(found.values()))} if found else {}
+        measured = self.rows.get("peak/matmul", {}).get("tflops")
+        return peaks | ({"measured": measured * 1e12} if measured else {})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One result: its key, the seconds that have to be left to begin it, and what makes it."""
+
+    key: str
+    seconds: float
+    make: Callable[[Place], Row]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part: its steps on a place, and the lines that show their rows, which may be few."""
+
+    name: str
+    steps: Callable[[Place], list[Step]]
+    show: Callable[[Place, dict[str, Row]], list[str]]
+
+
+def against(value: float | None, wanted: float, text: str) -> str:
+    """A figure beside what was wanted of it."""
+    if value is None:
+        return f"{text}: not measured ({wanted:g} wanted)"
+    return f"{text}: {value:.3g} ({wanted:g} wanted{'' if value >= wanted else ': NOT REACHED'})"

@@ -1,0 +1,36 @@
+"""Part `seed-tables`: the published tables, by benchmarks/seed_tables.py, a table a step."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from seeds.published import TABLES
+
+from acceptance.place import BENCHMARKS, Part, Place, Row, Step
+
+SECONDS = {"warner": 420, "warner-mlm": 150, "lightning": 200, "predibase": 420, "memory": 150, "states": 90}
+
+
+def table(place: Place, name: str) -> Row:
+    """A table's printed lines and rows. Its own folder keeps the rows that are done when it is cut off."""
+    file = place.home / f"{name}.json"
+    home = place.home / "seed-tables"
+    size = place.pick("full", "tiny")
+    options = ["--size", size, "--table", name, "--home", str(home), "--json", str(file)]
+    printed = place.python(str(BENCHMARKS / "seed_tables.py"), *options)
+    return {"printed": printed.splitlines(), "table": json.loads(file.read_text())["tables"][name]}
+
+
+def steps(place: Place) -> list[Step]:
+    """One a table."""
+    names = place.pick([*(one.name for one in TABLES), "generation"], ["states"])
+    return [Step(f"seed-tables/{name}", SECONDS.get(name, 90), partial(table, name=name)) for name in names]
+
+
+def show(_: Place, rows: dict[str, Row]) -> list[str]:
+    """As the benchmark printed them."""
+    return [line for row in rows.values() for line in row.get("printed", ())]
+
+
+PART = Part("seed-tables", steps, show)

@@ -1,0 +1,133 @@
+"""All that only a GPU can show, part by part, within the minutes given.
+
+    python benchmarks/gpu_acceptance.py [--part NAME ...] [--minutes 9] [--home FOLDER] [--json FILE] [--dry-run]
+
+Runs on a machine with torch, transformers and peft, no network, and the wheels of `make wheelhouse` installed or on
+PYTHONPATH. Results are kept in --home as they come: the next call goes on where this one stopped, and what failed is
+tried again. `--dry-run` walks the same code at tiny sizes, on whatever device is there. The table comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from acceptance import attention, conformance, lora_kernels, memory, overhead, peak, seeding, tuning
+from acceptance.place import ROOT, Failed, Part, Place, Step, say
+
+from worker.main import discover, environment
+
+PARTS = {
+    part.name: part
+    for part in (
+        peak.PART,
+        conformance.PART,
+        memory.PART,
+        attention.PART,
+        tuning.TUNE_BERT,
+        tuning.TUNE_1B,
+        tuning.TUNE_8B,
+        overhead.PART,
+        lora_kernels.PART,
+        seeding.PART,
+    )
+}
+
+
+def store(place: Place, file: Path) -> None:
+    """Write all rows, in a file that is replaced whole."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(place.rows, indent=1))
+    partial.replace(file)
+
+
+def run(place: Place, step: Step) -> None:
+    """Make a step's row; what goes wrong is a row as well."""
+    say(f"{step.key}: starting, {place.left():.0f} s left")
+    started = time.monotonic()
+    try:
+        row = step.make(place)
+    except Failed as error:
+        row = {"reason": str(error)}
+    except Exception as error:  # noqa: BLE001 - one step's trouble must not cost the others' results
+        traceback.print_exc()
+        row = {"reason": f"{type(error).__name__}: {error}"}
+    place.rows[step.key] = row | {"wall_seconds": round(time.monotonic() - started, 1)}
+    say(f"{step.key}: {'FAILED: ' + row['reason'] if 'reason' in row else 'done'}")
+
+
+def walk(place: Place, parts: list[Part], file: Path) -> list[str]:
+    """Run what is not there yet and fits into the time; keys of what did not."""
+    late = []
+    for part in parts:
+        for step in part.steps(place):
+            if "reason" not in place.rows.get(step.key, {"reason": ""}):
+                say(f"{step.key}: from an earlier call")
+            elif not place.dry and place.left() < step.seconds:
+                late.append(step.key)
+            else:
+                run(place, step)
+                store(place, file)
+    return late
+
+
+def show(place: Place, parts: list[Part], late: list[str]) -> None:
+    """The table: every part's lines, what failed, and what is left."""
+    print(f"\n{place.facts.name}, driver {place.facts.driver}, {time.strftime('%Y-%m-%d')}{', DRY RUN' * place.dry}")
+    for part in parts:
+        rows = {key: row for key, row in place.rows.items() if key.partition("/")[0] == part.name}
+        print(f"\n{part.name}")
+        for line in part.show(place, rows):
+            print(f"  {line}")
+        for key, row in rows.items():
+            if "reason" in row:
+                print(f"  {key} FAILED: {row['reason'].splitlines()[-1][:150]}")
+    if late:
+        print(f"\nleft for the next call: {', '.join(late)}")
+
+
+def main() -> int:
+    """Run, print, write; 1 when a step failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--home", type=Path, default=ROOT / "dynotune-out" / "gpu-acceptance")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--dry-run", action="store_true")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.minutes * 60
+    os.environ.update(environment())
+    facts = discover()[0]
+    if facts.device != "cuda" and not options.dry_run:
+        sys.exit("gpu_acceptance: this machine has no NVIDIA GPU that torch sees; --dry-run walks the code without one")
+    home = options.home.resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    file = home / "results.json"
+    rows: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    place = Place(facts, home, options.dry_run, deadline, rows)
+    parts = [PARTS[name] for name in options.part]
+    late = walk(place, parts, file)
+    show(place, parts, late)
+    if options.json:
+        machine = {"name": facts.name, "driver": facts.driver, "os": platform.platform(), "versions": facts.versions}
+        result = {
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": machine,
+            "dry_run": place.dry,
+            "rows": rows,
+            "left": late,
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    return int(any("reason" in row for row in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

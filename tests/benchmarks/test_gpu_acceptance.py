@@ -1,0 +1,63 @@
+"""benchmarks/gpu_acceptance.py, walked without a GPU: every part gives its rows, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+PARTS = (
+    *("peak", "conformance", "memory", "attention", "tune-bert", "tune-1b", "tune-8b"),
+    *("overhead", "lora-kernels", "seed-tables"),
+)
+COMMAND = [sys.executable, str(ROOT / "benchmarks" / "gpu_acceptance.py")]
+
+
+def walked(home: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """The call, and the rows in its JSON."""
+    file = home / "out.json"
+    done = subprocess.run(
+        [*COMMAND, "--home", str(home / "home"), "--json", str(file), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    return done, json.loads(file.read_text()) if file.exists() else {}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_runs_at_tiny_sizes(tmp_path: Path, part: str) -> None:
+    done, found = walked(tmp_path, "--dry-run", "--part", part)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["dry_run"] is True and not found["left"]
+    assert found["rows"] and all("reason" not in row for row in found["rows"].values())
+    assert {key.partition("/")[0] for key in found["rows"]} == {part}
+    away = [value for row in found["rows"].values() for name, value in row.items() if name.endswith("/away")]
+    assert max(away, default=0.0) < 0.02, "the fused LoRA computes what peft computes, in bf16"
+    printed = done.stdout.partition(f"\n{part}\n")[2].splitlines()
+    assert printed and printed[0].startswith("  "), "the part's lines are in the table"
+
+
+def test_the_next_call_goes_on_and_tries_again_what_failed(tmp_path: Path) -> None:
+    walked(tmp_path, "--dry-run", "--part", "peak")
+    results = tmp_path / "home" / "results.json"
+    rows = json.loads(results.read_text())
+    done, _ = walked(tmp_path, "--dry-run", "--part", "peak")
+    assert "from an earlier call" in done.stderr and json.loads(results.read_text()) == rows
+    results.write_text(json.dumps({"peak/matmul": {"reason": "it failed"}}))
+    done, found = walked(tmp_path, "--dry-run", "--part", "peak")
+    assert done.returncode == 0 and found["rows"]["peak/matmul"]["tflops"] > 0
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    done, _ = walked(tmp_path)
+    assert done.returncode == 1 and "no NVIDIA GPU" in done.stderr and "--dry-run" in done.stderr
