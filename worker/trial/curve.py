@@ -73,13 +73,18 @@ class Curve:
         self._timed: dict[int, Unit] = {}
         self._shapes: list[sizes.Shape] = []
         self._candidates: list[int] = []
+        self._proven, self._rest = 0, 0.0
         self.notes: list[str] = []
         self.losses: tuple[float, ...] = ()
         self.grad_norms: tuple[float | None, ...] = ()
 
-    def run(self, largest: int) -> Unit:
-        """Time a few sizes up to `largest`, the fastest again; TimeoutError when not even one pass ended."""
-        self._candidates = candidates(self._bundle, largest)
+    def run(self, largest: int, proven: int) -> Unit:
+        """Time a few sizes up to `largest`, the fastest again; TimeoutError when not even one pass ended.
+
+        Beyond `proven`, which a probe has run, only sizes for which the peaks seen while timing leave room.
+        """
+        self._candidates, self._proven = candidates(self._bundle, largest), proven
+        self._rest = float(self._bundle.device.used())
         fixed = self._bundle.configuration.micro_batch_size
         if fixed is not None:
             self._time(self._fixed(fixed))
@@ -153,12 +158,22 @@ class Curve:
         promised: dict[int, Any] = {
             size: sizes.predict(model, plan_of(self._bundle, self._samples, size), self._bundle.data.lengths) + updates
             for size in self._candidates
-            if size not in self._timed
+            if size not in self._timed and self._has_room(size)
         }
         if not promised:
             return None
         size = min(promised, key=lambda one: promised[one])
         return size if promised[size] < best * WORTH_TRYING else None
+
+    def _has_room(self, size: int) -> bool:
+        """Whether a size fits as it would be timed: an allocator that keeps what it had takes more than a probe."""
+        peaks = {timed: float(unit.peak_bytes or 0) for timed, unit in self._timed.items()}
+        most = max(peaks)
+        if size <= max(self._proven, most):
+            return True
+        below = max((timed for timed in peaks if timed < most), default=0)
+        slope = max(0.0, peaks[most] - peaks.get(below, self._rest)) / (most - below)
+        return peaks[most] + slope * (size - most) <= self._bundle.device.capacity()
 
 
 def warm_compiled(bundle: Bundle, largest: int, tell: probe.Tell) -> float:

@@ -90,7 +90,8 @@ def run_trial(
     # nothing follows from what training takes.
     apart = any(request.configuration.levers[name] != LEVERS[name].baseline for name in ("head", "evaluation"))
     if apart or (request.confirm_largest and found.largest and spec.search.verify == "full"):
-        evaluation = probe.evaluation(bundle, tell, 1 if apart else found.largest, learnt)
+        trained = 1 if apart else found.largest
+        evaluation = probe.evaluation(bundle, tell, trained, learnt, request.confirm_largest)
     bundle.new_optimizer()
     spent.phase("probe")
     base: dict[str, Any] = {
@@ -121,7 +122,7 @@ def run_trial(
     spent.phase("check")
     weights = loop.trained_sum(bundle.model)
     times = curve.Curve(bundle, unit, request, tell, started)
-    best = times.run(found.predicted)
+    best = times.run(found.predicted, found.largest)
     notes += times.notes
     spent.phase("timing")
     if loop.trained_sum(bundle.model) == weights:

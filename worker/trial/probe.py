@@ -316,17 +316,20 @@ def recompiled(bundle: Bundle, tell: Tell, eager: Found, known: Known) -> Found:
     return found
 
 
-def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = None) -> int:
-    """A batch to evaluate with: half of the largest by forward only, or the training's largest, which fits."""
+def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = None, confirm: bool = True) -> int:
+    """A batch to evaluate with: half of the largest by forward only, or the training's largest, which fits.
+
+    Without `confirm` it is a quarter of what the line promises.
+    """
     rows = bundle.data.facts.validation_rows
     limit = min((rows, "dataset size"), (MOST_EVALUATED, "no gain past it"))
     search = Search(bundle, "evaluation", evaluation_step, limit, tell, known or Known())
     bundle.device.exact_memory(True)
     bundle.model.eval()
     try:
-        largest = search.search(first=trained).largest
+        found = search.search(confirm, first=trained)
         # Speed has saturated long before, and a run's memory is not as tidy as a probe's: no need to go to the edge.
-        return max(1, trained, largest // 2)
+        return max(1, trained, found.largest // 2, 0 if confirm else found.predicted // 4)
     finally:
         bundle.model.train()
         bundle.device.exact_memory(False)
