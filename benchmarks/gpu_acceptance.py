@@ -107,7 +107,7 @@ def main() -> int:
     facts = discover()[0]
     if facts.device != "cuda" and not options.dry_run:
         sys.exit("gpu_acceptance: this machine has no NVIDIA GPU that torch sees; --dry-run walks the code without one")
-    home = options.home.resolve()
+    home = options.home.resolve() / ("dry" if options.dry_run else "real")
     home.mkdir(parents=True, exist_ok=True)
     file = home / "results.json"
     rows: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}

@@ -4,8 +4,8 @@
 
 Models are drawn at random in the published shapes (`--size full`) or much smaller (`tiny`, under 10 minutes on 2
 cores), data come from Python's own library: ratios are to be compared, not figures. A row that this device cannot run
-says why; on a CPU, which has no fp16 autocast, bf16 stands for it. Rows that were done are kept in --home, so that a
-run that was cut off goes on.
+says why; on a CPU, which has no fp16 autocast, bf16 stands for it, and at the size `tiny` aot_eager for inductor,
+whose code takes a minute or two a row to make. Rows that were done are kept in --home: a run that was cut off goes on.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def run(bench: Bench, table: Table, row: Row, size: Size) -> Found:
         configuration=made,
         origin="baseline",
         number=1,
-        passes=1 if table.shows == "memory" else 2,
+        passes=1 if table.shows == "memory" or size.divide > 1 else 2,
         seconds_limit=SECONDS,
         confirm_largest=row.batch is None,
     )
@@ -90,7 +90,9 @@ def trained(bench: Bench, table: Table, row: Row, found: Measurement, spec: Any)
     if table.shows != "speed":
         return {}
     candidate = found.model_dump(mode="json")
-    request = bench.request(spec, table.name, mode="soak", candidate=candidate, seed=1, seconds=SECONDS)
+    # Under a name of its own: two rows may be one configuration, and a soak goes on where its like has stopped.
+    name = f"{table.name}-{table.rows.index(row)}"
+    request = bench.request(spec, name, mode="soak", candidate=candidate, seed=1, seconds=SECONDS)
     started = time.perf_counter()
     ending = bench.sandbox.run(request, SECONDS, lambda _: None, lambda: False)
     if ending.kind != "result":

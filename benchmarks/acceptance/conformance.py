@@ -1,4 +1,7 @@
-"""Part `conformance`: the lever and trial tests with CUDA in place of the CPU, a file a step."""
+"""Part `conformance`: the lever and trial tests with CUDA in place of the CPU.
+
+It needs pytest with pytest-xdist and pytest-timeout beside the wheels.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,32 @@ from functools import partial
 
 from acceptance.place import ROOT, Failed, Part, Place, Row, Step
 
-# file -> seconds that it may need
+LEVERS = "tests/levers/test_conformance.py"
+# (file, which of its tests), seconds that they may need; a report is written at the end only, so none is long.
 FILES = {
-    "tests/levers/test_conformance.py": 420,
-    "tests/levers/test_families.py": 240,
-    "tests/levers/test_optimizers.py": 60,
-    "tests/levers/test_evaluation.py": 60,
-    "tests/trial/test_packing.py": 90,
-    "tests/trial/test_loop.py": 60,
-    "tests/trial/test_timing.py": 60,
-    "tests/trial/test_quantised.py": 60,
-    "tests/trial/test_soak.py": 90,
+    (LEVERS, "reference and llama and not compile"): 150,
+    (LEVERS, "reference and bert and not compile"): 150,
+    (LEVERS, "reference and compile"): 240,
+    (LEVERS, "not reference"): 150,
+    ("tests/levers/test_families.py", "not compiled"): 150,
+    ("tests/levers/test_families.py", "compiled"): 150,
+    ("tests/levers/test_optimizers.py", ""): 60,
+    ("tests/levers/test_evaluation.py", ""): 60,
+    ("tests/trial/test_loop.py", ""): 60,
+    ("tests/trial/test_timing.py", ""): 60,
+    ("tests/trial/test_quantised.py", ""): 60,
+    ("tests/trial/test_soak.py", ""): 90,
 }
 PROCESSES = "4"
 
 
-def tested(place: Place, file: str) -> Row:
+def tested(place: Place, file: str, which: str) -> Row:
     """Counts, and the names of what failed, with the last line of each reason."""
     report = place.home / "conformance.xml"
     report.unlink(missing_ok=True)
     # The pins differ on a GPU machine, so its libraries may warn of what ours do not.
     options = ["-q", "-W", "default", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    options += place.pick(["-n", PROCESSES], ["-k", "adamw-fused and full", "-p", "no:xdist"])
+    options += place.pick(["-n", PROCESSES, "-k", which], ["-k", "adamw-fused and full", "-p", "no:xdist"])
     try:
         place.python("-m", "pytest", *options, str(ROOT / file), environment={"DYNOTUNE_TEST_DEVICE": place.device})
     except Failed as error:
@@ -50,9 +57,12 @@ def tested(place: Place, file: str) -> Row:
 
 
 def steps(place: Place) -> list[Step]:
-    """One a file; in a dry run a test or two of the first."""
+    """One a file, or a part of one; in a dry run a test or two of the first."""
     chosen = list(FILES.items())[: place.pick(None, 1)]
-    return [Step(f"conformance/{file}", seconds, partial(tested, file=file)) for file, seconds in chosen]
+    return [
+        Step(f"conformance/{file} {which}".strip(), seconds, partial(tested, file=file, which=which))
+        for (file, which), seconds in chosen
+    ]
 
 
 def show(_: Place, rows: dict[str, Row]) -> list[str]:

@@ -34,7 +34,7 @@ def machine(place: Place) -> Machine:
     if place.device == "cpu":
         os.environ.update(MALLOC)
     Sandbox(place.device)  # sets what the fork server imports, which all children begin with
-    return Machine(place.facts, place.home, max(60.0, place.left()))
+    return Machine(place.facts, place.home, 600.0, deadline=place.deadline)
 
 
 def prepared(place: Place, case: Case) -> Machine:
@@ -47,38 +47,50 @@ def prepared(place: Place, case: Case) -> Machine:
 
 
 def found(place: Place, case: Case) -> Row:
-    """The finder and the truth around what it found."""
-    made = prepared(place, case)
-    row = dynotune(made, case)
+    """What the finder says."""
+    row = dynotune(prepared(place, case), case)
     if not row["found"]:
         raise Failed(row["note"])
-    real = truth(made, case, row["found"], say)
-    return row | {"true": real["true"], "fitted": real["fitted"]}
+    return row
+
+
+def largest(place: Place, case: Case) -> int:
+    """What the finder said; Failed before it has."""
+    size = place.rows.get(f"memory/{case.name}", {}).get("found")
+    if not size:
+        raise Failed("its largest batch is not known yet")
+    return int(size)
+
+
+def real(place: Place, case: Case) -> Row:
+    """The truth, by brute force around what was found."""
+    return truth(prepared(place, case), case, largest(place, case), say)
 
 
 def soaked(place: Place, case: Case) -> Row:
-    """A soak at what was found, which has to hold."""
-    largest = place.rows.get(f"memory/{case.name}", {}).get("found")
-    if not largest:
-        raise Failed("its largest batch is not known yet")
-    return soak(prepared(place, case), case, largest, place.pick(SOAK_STEPS, 3))
+    """A soak at what was found, which has to hold; cut off, the next call goes on with it."""
+    row = soak(prepared(place, case), case, largest(place, case), place.pick(SOAK_STEPS, 3))
+    if row["outcome"] not in ("held", "out_of_memory"):
+        raise Failed(f"{row['outcome']}: {row['note']}")
+    return row
 
 
 def estimated(place: Place, case: Case) -> Row:
     """The estimate, without running a step, beside the probe's peaks."""
-    measured = place.rows.get(f"memory/{case.name}", {})
-    if not measured.get("found"):
-        raise Failed("its largest batch is not known yet")
-    return estimates.estimated(prepared(place, case), case, measured, measured["true"])
+    measured, true = (place.rows.get(f"memory/{case.name}{end}", {}) for end in ("", "/truth"))
+    if "true" not in true:
+        raise Failed("its true maximum is not known yet")
+    return estimates.estimated(prepared(place, case), case, measured, true["true"])
 
 
 def steps(place: Place) -> list[Step]:
-    """Three a case; the truth takes a child a size, so it needs the most."""
+    """Four a case; the truth takes a child a size, so it needs the most."""
     made = []
     for case in cases(place):
         name = f"memory/{case.name}"
-        made.append(Step(name, 240, partial(found, case=case)))
-        made.append(Step(f"{name}/soak", 200, partial(soaked, case=case)))
+        made.append(Step(name, 150, partial(found, case=case)))
+        made.append(Step(f"{name}/truth", 240, partial(real, case=case)))
+        made.append(Step(f"{name}/soak", 120, partial(soaked, case=case)))
         made.append(Step(f"{name}/estimate", 60, partial(estimated, case=case)))
     return made
 
@@ -87,12 +99,13 @@ def show(place: Place, rows: dict[str, Row]) -> list[str]:
     """Three lines a case."""
     lines = []
     for case in cases(place):
-        row, held, guess = (rows.get(f"memory/{case.name}{end}", {}) for end in ("", "/soak", "/estimate"))
-        if "found" in row:
-            share = row["found"] / max(1, row["true"])
+        ends = ("", "/truth", "/soak", "/estimate")
+        row, true, held, guess = (rows.get(f"memory/{case.name}{end}", {}) for end in ends)
+        if "found" in row and "true" in true:
+            share = row["found"] / max(1, true["true"])
             probes = f"{row['probes']} probes{'' if row['probes'] <= MOST_PROBES else ' (TOO MANY)'}"
             lines.append(
-                against(share, 0.97, f"{case.name}: {row['found']} of {row['true']} rows, {probes}, found/true")
+                against(share, 0.97, f"{case.name}: {row['found']} of {true['true']} rows, {probes}, found/true")
             )
         if "outcome" in held:
             lines.append(f"{case.name}: soak of {held['steps']} steps: {held['outcome']} {held['note']}".rstrip())

@@ -47,7 +47,7 @@ DRAW = (
     "import sys, torch; from transformers import AutoConfig, AutoModelForCausalLM;"
     "torch.set_default_device('cuda' if torch.cuda.is_available() else 'cpu');"
     "config = AutoConfig.from_pretrained(sys.argv[1]);"
-    "AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(sys.argv[1])"
+    "AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(sys.argv[2])"
 )
 
 
@@ -63,7 +63,10 @@ def model(place: Place, name: str) -> Path:
     if not (folder / "config.json").exists():
         (folder / "config.json").write_text(json.dumps(shape))
     if "llama" in name and not any(folder.glob("*.safetensors")):
-        place.python("-c", DRAW, str(folder))
+        drawn = folder.with_name(f"{name}-drawn")  # whole, or not there: it may be cut off
+        place.python("-c", DRAW, str(folder), str(drawn))
+        for file in drawn.iterdir():
+            file.replace(folder / file.name)
     return folder
 
 
@@ -77,8 +80,9 @@ def data(place: Place, name: str) -> Path:
         return file
     make = {"short": short, "reviews": reviews, "varying": varying, "long": longest}[name]
     rows = make(place, folder, random.Random(0))
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+    partial = file.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return partial.replace(file)
 
 
 @lru_cache

@@ -37,6 +37,7 @@ def request(place: Place, name: str) -> dict[str, Any]:
     levers = {lever.name: lever.baseline for lever in LEVERS.values()}
     levers |= {"precision": "bf16-mixed", "optimizer": "adamw-fused"}
     spec = {
+        "name": name,
         "model": {"source": str(model(place, source)), "weights": "pretrained" if "llama" in source else "random"},
         "dataset": {"source": str(data(place, rows)), "max_length": length},
         "task": task,
@@ -77,7 +78,7 @@ def child(way: str, asked: dict[str, Any]) -> Row:
     device, home = open_device(asked["device"]), Path(asked["home"])
     device.limit(None)
     roots = Roots((home, Path.cwd()), home / "hub")
-    bundle = build(spec, configuration, device, Limits(roots, home / "cache" / f"overhead-{spec.task}"), 0)
+    bundle = build(spec, configuration, device, Limits(roots, home / "cache" / f"overhead-{spec.name}"), 0)
     count = (WARM + asked["steps"]) * configuration.effective_batch_size
     samples = [at % len(bundle.data.lengths) for at in range(count)]
     plan = plan_of(bundle, samples, configuration.micro_batch_size or 1)

@@ -35,14 +35,15 @@ class Job:
 
     def body(self, place: Place) -> dict[str, Any]:
         """What is submitted; a dry run's is over in seconds."""
+        source, rows = model(place, self.model), data(place, self.data)  # made first: that takes of the time left
         minutes = min(MOST_MINUTES, (place.left() - OUTSIDE_SECONDS) / 60)
         return {
             "name": self.name,
             "model": {
-                "source": str(model(place, self.model)),
+                "source": str(source),
                 "weights": "pretrained" if "llama" in self.model else "random",
             },
-            "dataset": {"source": str(data(place, self.data)), "max_length": place.pick(self.length, 64)},
+            "dataset": {"source": str(rows), "max_length": place.pick(self.length, 64)},
             "task": self.task,
             "method": self.methods if not place.dry else self.methods[:1],
             "training": {"effective_batch_size": place.pick(self.effective, 8), "learning_rate": 1e-4, "epochs": 1},
@@ -120,11 +121,10 @@ def lines_of(place: Place, job: Job, row: Row) -> list[str]:
     if row["stable"] is not True:
         lines.append(f"{job.name}: NOT SEEN STABLE: {row['statement'][:100]}")
     for name, one in row["methods"].items():
-        rate = one["tokens_per_second"] * one["flops_a_token"]
+        factor, rate = TRAINED_FLOPS[name], one["tokens_per_second"] * one["flops_a_token"]
         shares = ", ".join(f"{rate / peak:.0%} of the {kind} peak" for kind, peak in place.peak_flops().items())
-        lines.append(
-            f"{job.name} {name}: {one['tokens_per_second']:,.0f} tokens/s{f', MFU {shares}' if shares else ''}"
-        )
+        mfu = f", MFU ({factor}N) {shares}" if shares else ""
+        lines.append(f"{job.name} {name}: {one['tokens_per_second']:,.0f} tokens/s{mfu}")
     if job.tokens:
         lines.append(against(row["methods"].get("lora", row)["tokens_per_second"], job.tokens, f"{job.name}: tokens/s"))
     return lines
@@ -139,9 +139,9 @@ def part(name: str, jobs: tuple[Job, ...]) -> Part:
     def show(place: Place, rows: dict[str, Row]) -> list[str]:
         found = {job.name: rows.get(f"{name}/{job.name}", {}) for job in jobs}
         lines = [line for job in jobs for line in lines_of(place, job, found[job.name])]
-        first, *again = [row["tokens_per_second"] for row in found.values() if "tokens_per_second" in row] or [0]
-        if name == "tune-1b" and again:
-            lines.append(against(first / max(first, *again), 0.97, "1b: the first search against the best of all"))
+        speeds = [row["tokens_per_second"] for row in found.values() if "tokens_per_second" in row]
+        if name == "tune-1b" and len(speeds) == len(jobs) > 1:
+            lines.append(against(speeds[0] / max(speeds), 0.97, "1b: the first search against the best of all"))
         methods = found[jobs[0].name].get("methods", {})
         if {"lora", "qlora"} <= set(methods):
             share = methods["qlora"]["tokens_per_second"] / methods["lora"]["tokens_per_second"]

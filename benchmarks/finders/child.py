@@ -72,6 +72,7 @@ def _idle(made: Callable[[], Any], device: Any) -> dict[str, Any]:
         probe.full_step(bundle, 1)
     del bundle
     gc.collect()
+    device.reset_peak()  # and with it what an allocator keeps for later
     return {"bytes": device.used()}
 
 

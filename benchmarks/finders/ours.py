@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ class Machine:
     home: Path
     seconds: float
     at_once: int = 1
+    deadline: float = math.inf  # by time.monotonic(), past which no child begins or goes on
 
     def bench(self, sandbox: Sandbox) -> Bench:
         """What every child is given."""
@@ -55,14 +57,21 @@ class Machine:
         request = self.bench(sandbox).request(
             case.spec(self.home), case.cache, finder=finder, configuration=configuration, **more
         )
-        return sandbox.run(request, self.seconds, lambda _: None, lambda: False)
+        return sandbox.run(request, self.limit(self.seconds), lambda _: None, lambda: False)
+
+    def limit(self, seconds: float) -> float:
+        """So many seconds, or what is left until the deadline; TimeoutError past it."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the minutes are over")
+        return min(seconds, left)
 
 
 def dynotune(machine: Machine, case: Case) -> Row:
     """The probe of a trial, with a new child after each out-of-memory error."""
     sandbox = Recording(case.device)
     request = TrialRequest(
-        configuration=case.configuration(), origin="baseline", number=1, seconds_limit=machine.seconds
+        configuration=case.configuration(), origin="baseline", number=1, seconds_limit=machine.limit(machine.seconds)
     )
     started = time.perf_counter()
     found, _ = measure(

@@ -39,11 +39,12 @@ def soak(machine: Machine, case: Case, micro: int, steps: int) -> Row:
     candidate = Measurement(configuration=configuration, outcome=Outcome.ok, micro_batch_size=micro)
     sandbox = Sandbox(case.device)
     bench = machine.bench(sandbox)
+    seconds = machine.limit(SECONDS)
     request = bench.request(
-        spec, case.cache, mode="soak", candidate=candidate.model_dump(mode="json"), seed=1, seconds=SECONDS
+        spec, case.cache, mode="soak", candidate=candidate.model_dump(mode="json"), seed=1, seconds=seconds
     )
     started = time.perf_counter()
-    ending = sandbox.run(request, SECONDS, lambda _: None, lambda: False, None, bench.host_cap(spec))
+    ending = sandbox.run(request, seconds, lambda _: None, lambda: False, None, bench.host_cap(spec))
     row: Row = {"case": case.name, "micro": micro, "steps": steps, "seconds": time.perf_counter() - started}
     if ending.kind != "result":
         return row | {"outcome": ending.kind, "done": None, "note": ending.reason}

@@ -34,7 +34,7 @@ class Size:
     divide: int
 
 
-SIZES = {"tiny": Size(128, 2, 4, 64, 24, 8), "full": Size(768, 12, 12, 256, 200, 1)}
+SIZES = {"tiny": Size(64, 2, 4, 32, 24, 8), "full": Size(768, 12, 12, 256, 200, 1)}
 
 
 def config(model: str, size: Size) -> dict[str, Any]:
@@ -103,6 +103,8 @@ def configuration(table: Table, row: Row, size: Size, device: str) -> Configurat
     wanted = dict(row.levers)
     if device == "cpu" and wanted.get("precision") == "fp16-mixed":
         wanted["precision"] = "bf16-mixed"
+    if size.divide > 1 and wanted.get("compile"):
+        wanted["compile"] = "per-layer-aot-eager"
     padding = "max" if table.task != "causal-lm" else "longest"
     levers = {name: lever.baseline for name, lever in LEVERS.items()} | {"precision": "fp32", "padding": padding}
     micro = None if row.batch is None else max(1, row.batch // (size.divide if table.effective is None else 1))

@@ -49,7 +49,7 @@ def test_every_part_runs_at_tiny_sizes(tmp_path: Path, part: str) -> None:
 
 def test_the_next_call_goes_on_and_tries_again_what_failed(tmp_path: Path) -> None:
     walked(tmp_path, "--dry-run", "--part", "peak")
-    results = tmp_path / "home" / "results.json"
+    results = tmp_path / "home" / "dry" / "results.json"
     rows = json.loads(results.read_text())
     done, _ = walked(tmp_path, "--dry-run", "--part", "peak")
     assert "from an earlier call" in done.stderr and json.loads(results.read_text()) == rows

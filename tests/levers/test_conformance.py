@@ -245,7 +245,8 @@ def test_precision_sets_the_weights_and_autocast(build: Callable[..., Bundle]) -
     for precision, expected in (("fp32", torch.float32), ("bf16-mixed", torch.bfloat16)):
         bundle = build("lora", precision=precision)
         with bundle.autocast():
-            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is expected
+            ones = torch.ones(2, 2, device=tiny.DEVICE)
+            assert (ones @ ones).dtype is expected
 
 
 @pytest.mark.parametrize("choice", [one for name, one in RUNNABLE if name == "quantization"])

@@ -213,7 +213,7 @@ def test_what_the_device_waits_for_data_is_counted(
     made: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock of our own: making a step's batches takes a second, each of its three pieces half a one."""
-    bundle = made()
+    bundle = made(device=Cpu())
     clock = [0.0]
     prepare = loop.prepare
 

@@ -84,6 +84,7 @@ class Curve:
         Beyond `proven`, which a probe has run, only sizes for which the peaks seen while timing leave room.
         """
         self._candidates, self._proven = candidates(self._bundle, largest), proven
+        self._bundle.device.reset_peak()
         self._rest = float(self._bundle.device.used())
         fixed = self._bundle.configuration.micro_batch_size
         if fixed is not None:

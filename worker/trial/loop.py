@@ -105,7 +105,7 @@ def optimizer_step(
     """A whole step; (loss, gradient norm), not synchronised. `mark` is called after each micro batch and the update."""
     if len(batches) > 1 and hasattr(bundle.optimizer, "held"):
         raise TrialProblem("an optimizer that steps in the backward pass takes a step in one micro batch")
-    count = torch.tensor(items, device=bundle.device.torch)
+    count = torch.full((), items, device=bundle.device.torch)  # a kernel: a copy would wait for the device
     losses = []
     for batch in batches:
         losses.append(forward_backward(bundle, batch, count))

@@ -183,6 +183,7 @@ class Search:
         if retries[-1] > retries[-2] and len(retries) == 2:
             self._step(self._bundle, size)
             retries.append(self._device.retries())
+        self._device.reset_peak()  # what an allocator keeps for later is not at rest
         self._rest = float(self._device.used())
         probe = Probe(
             micro_batch_size=size,

@@ -162,7 +162,8 @@ class Unit:
             nonlocal last
             at, before, last = next(pieces), last, device.mark()
             window.marks.append(((number, at), before, last))
-            if at < len(batches) and window.is_long():
+            # Within a step only where the host is not ahead of the device.
+            if at < len(batches) and device.torch.type == "cpu" and window.is_long():
                 window.read(device.neighbours())
 
         window.results.append(loop.optimizer_step(self.bundle, batches, items, mark))
