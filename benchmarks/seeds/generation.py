@@ -23,8 +23,10 @@ def child(folder: str, kind: str, tokens: int) -> None:
 
     device = open_device("cuda" if torch.cuda.is_available() else "cpu")
     device.limit(None)
-    options: dict[str, Any] = {"dtype": getattr(torch, kind, torch.bfloat16 if device.torch.type == "cuda" else None)}
-    if kind in ("int8", "nf4"):
+    quantised = kind in ("int8", "nf4")
+    half = torch.bfloat16 if device.torch.type == "cuda" else torch.float32
+    options: dict[str, Any] = {"dtype": half if quantised else getattr(torch, kind)}
+    if quantised:
         four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": options["dtype"]}
         options["quantization_config"] = BitsAndBytesConfig(**(four if kind == "nf4" else {"load_in_8bit": True}))
     before = device.used()

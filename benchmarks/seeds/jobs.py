@@ -24,7 +24,7 @@ IDS: dict[str, Any] = {"vocab_size": 8192, "pad_token_id": 0, "bos_token_id": 1,
 
 @dataclass(frozen=True)
 class Size:
-    """How large the models are, how long the rows, how many steps are trained, and a batch's divisor."""
+    """How large the models are, how long the rows, steps that are trained, a batch's divisor, which rows are kept."""
 
     hidden: int
     layers: int
@@ -32,9 +32,10 @@ class Size:
     length: int
     steps: int
     divide: int
+    every: int
 
 
-SIZES = {"tiny": Size(64, 2, 4, 32, 24, 8), "full": Size(768, 12, 12, 256, 200, 1)}
+SIZES = {"tiny": Size(64, 2, 4, 32, 12, 8, 7), "full": Size(768, 12, 12, 256, 200, 1, 1)}
 
 
 def config(model: str, size: Size) -> dict[str, Any]:
@@ -66,6 +67,10 @@ def prepare(home: Path, size: Size) -> None:
     if not (home / "data" / "functions.jsonl").exists():
         maker = ROOT / "examples" / "stdlib_data.py"
         subprocess.run([sys.executable, str(maker), "--out", str(home / "data")], check=True, stdout=sys.stderr)
+        for name in ("packages", "functions") if size.every > 1 else ():
+            file = home / "data" / f"{name}.jsonl"
+            rows = file.read_text().splitlines(keepends=True)
+            file.write_text("".join(rows[:: size.every]))
 
 
 def job(table: Table, row: Row, size: Size, home: Path, device: str) -> JobSpec:

@@ -40,6 +40,9 @@ class Machine:
     def used(self) -> int:
         return int(self.rest)
 
+    def reset_peak(self) -> None:
+        return None
+
     def reserved(self) -> None:
         return None
 
