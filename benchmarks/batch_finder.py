@@ -30,8 +30,9 @@ from typing import Any
 
 from finders import estimates
 from finders.cases import CASES, QUICK, ROOT, Case, prepare
-from finders.ours import MALLOC, Machine, Row, dynotune, peer, truth, warm
+from finders.ours import MALLOC, Machine, dynotune, peer, truth, warm
 from finders.soaks import LONG, LONG_STEPS, QUICK_STEPS, SOAKED, STEPS, sizes, soak
+from store import Row, Store, say
 
 from worker.main import discover, environment
 from worker.sandbox import Sandbox
@@ -41,37 +42,12 @@ SECONDS, QUICK_SECONDS = 150.0, 60.0
 FIRST_GUESS = 16
 
 
-class Store:
-    """Results so far, in a file that is replaced whole."""
-
-    def __init__(self, file: Path, fresh: bool) -> None:
-        self._file = file
-        self._rows: dict[str, Row] = json.loads(file.read_text()) if file.exists() and not fresh else {}
-
-    def get(self, key: str) -> Row | None:
-        """A row, or None when it has not been made."""
-        return self._rows.get(key)
-
-    def put(self, key: str, row: Row) -> Row:
-        """Keep a row."""
-        self._rows[key] = row
-        partial = self._file.with_suffix(".partial")
-        partial.write_text(json.dumps(self._rows, indent=1))
-        partial.replace(self._file)
-        return row
-
-
 def code() -> str:
     """A digest of worker/: dynotune's rows hold for the code that made them."""
     digest = hashlib.sha256()
     for file in sorted((ROOT / "worker").rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def say(text: str) -> None:
-    """Progress, beside the table."""
-    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

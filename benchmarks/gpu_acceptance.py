@@ -17,10 +17,10 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 from acceptance import attention, conformance, lora_kernels, memory, overhead, peak, seeding, tuning
-from acceptance.place import ROOT, Failed, Part, Place, Step, say
+from acceptance.place import ROOT, Failed, Part, Place, Step
+from store import Row, Store, say
 
 from worker.main import discover, environment
 
@@ -41,15 +41,8 @@ PARTS = {
 }
 
 
-def store(place: Place, file: Path) -> None:
-    """Write all rows, in a file that is replaced whole."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(place.rows, indent=1))
-    partial.replace(file)
-
-
-def run(place: Place, step: Step) -> None:
-    """Make a step's row; what goes wrong is a row as well."""
+def run(place: Place, step: Step) -> Row:
+    """A step's row; what goes wrong is a row as well."""
     say(f"{step.key}: starting, {place.left():.0f} s left")
     started = time.monotonic()
     try:
@@ -59,11 +52,11 @@ def run(place: Place, step: Step) -> None:
     except Exception as error:  # noqa: BLE001 - one step's trouble must not cost the others' results
         traceback.print_exc()
         row = {"reason": f"{type(error).__name__}: {error}"}
-    place.rows[step.key] = row | {"wall_seconds": round(time.monotonic() - started, 1)}
     say(f"{step.key}: {'FAILED: ' + row['reason'] if 'reason' in row else 'done'}")
+    return row | {"wall_seconds": round(time.monotonic() - started, 1)}
 
 
-def walk(place: Place, parts: list[Part], file: Path) -> list[str]:
+def walk(place: Place, parts: list[Part], store: Store) -> list[str]:
     """Run what is not there yet and fits into the time; keys of what did not."""
     late = []
     for part in parts:
@@ -73,8 +66,7 @@ def walk(place: Place, parts: list[Part], file: Path) -> list[str]:
             elif not place.dry and place.left() < step.seconds:
                 late.append(step.key)
             else:
-                run(place, step)
-                store(place, file)
+                store.put(step.key, run(place, step))
     return late
 
 
@@ -109,11 +101,10 @@ def main() -> int:
         sys.exit("gpu_acceptance: this machine has no NVIDIA GPU that torch sees; --dry-run walks the code without one")
     home = options.home.resolve() / ("dry" if options.dry_run else "real")
     home.mkdir(parents=True, exist_ok=True)
-    file = home / "results.json"
-    rows: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    place = Place(facts, home, options.dry_run, deadline, rows)
+    store = Store(home / "results.json")
+    place = Place(facts, home, options.dry_run, deadline, store.rows)
     parts = [PARTS[name] for name in options.part]
-    late = walk(place, parts, file)
+    late = walk(place, parts, store)
     show(place, parts, late)
     if options.json:
         machine = {"name": facts.name, "driver": facts.driver, "os": platform.platform(), "versions": facts.versions}
@@ -121,12 +112,12 @@ def main() -> int:
             "date": time.strftime("%Y-%m-%d"),
             "machine": machine,
             "dry_run": place.dry,
-            "rows": rows,
+            "rows": store.rows,
             "left": late,
         }
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=2) + "\n")
-    return int(any("reason" in row for row in rows.values()))
+    return int(any("reason" in row for row in store.rows.values()))
 
 
 if __name__ == "__main__":

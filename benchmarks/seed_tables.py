@@ -22,6 +22,7 @@ from typing import Any
 from seeds.generation import generate
 from seeds.jobs import SIZES, WEIGHTS, Size, configuration, job, prepare
 from seeds.published import TABLES, Row, Table
+from store import Store
 
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
@@ -177,8 +178,7 @@ def main() -> None:
     wanted = options.table or (
         ["lightning", "states"] if options.quick else [*(one.name for one in TABLES), "generation"]
     )
-    store = home / "rows.json"
-    done: dict[str, Found] = json.loads(store.read_text()) if store.exists() else {}
+    store = Store(home / "rows.json")
     bench = Bench(Sandbox(facts.device), facts, home, (home, ROOT), home / "hub")
     print(f"{facts.name}, {time.strftime('%Y-%m-%d')}, size {options.size}")
     result: dict[str, Any] = {
@@ -196,10 +196,7 @@ def main() -> None:
         rows = []
         for row in table.rows:
             key = f"{table.name}/{row.name}"
-            if key not in done:
-                done[key] = run(bench, table, row, size)
-                store.write_text(json.dumps(done))
-            rows.append(done[key])
+            rows.append(store.get(key) or store.put(key, run(bench, table, row, size)))
         show(table, rows)
         result["tables"][table.name] = [
             {**one, "published": row.published} for row, one in zip(table.rows, rows, strict=True)

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from acceptance.place import Part, Place, Row, Step
+from store import Row
+
+from acceptance.place import Part, Place, Step
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 SDPA = ("default", "flash", "efficient", "cudnn", "math")
@@ -28,7 +30,8 @@ def child(length: int, tokens: int, heads: int) -> Row:
 
     from acceptance.clock import median_seconds, pick_device
 
-    device = pick_device()
+    clock = pick_device()
+    device = clock.torch
     rows = max(1, tokens // length)
     torch.manual_seed(0)
     q = torch.randn(rows, heads, length, 128, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -48,7 +51,7 @@ def child(length: int, tokens: int, heads: int) -> Row:
                 def both(forward: Callable[[], torch.Tensor] = forward) -> None:
                     forward().sum().backward()
 
-                found[f"{layout}/{kernel}"] = median_seconds(both, device) * 1e3
+                found[f"{layout}/{kernel}"] = median_seconds(both, clock) * 1e3
             except Exception as error:  # noqa: BLE001 - a kernel that cannot must not cost the others
                 found[f"{layout}/{kernel}"] = repr(error)[:160]
     return found

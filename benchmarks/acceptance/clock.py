@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from worker.devices import Device, open_device
+
 LEAST_CALLS, LEAST_SECONDS = 5, 0.3
 
 
-def pick_device() -> torch.device:
+def pick_device() -> Device:
     """The GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return open_device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _once(function: Callable[[], Any], device: torch.device) -> float:
-    if device.type == "cpu":
-        started = time.perf_counter()
-        function()
-        return time.perf_counter() - started
-    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    first.record()
+def _once(function: Callable[[], Any], device: Device) -> float:
+    first = device.mark()
     function()
-    last.record()
-    last.synchronize()
-    return first.elapsed_time(last) / 1e3
+    last = device.mark()
+    device.synchronize()
+    return device.between(first, last)
 
 
-def median_seconds(function: Callable[[], Any], device: torch.device) -> float:
+def median_seconds(function: Callable[[], Any], device: Device) -> float:
     """The median of at least five calls and a third of a second, after two that are not counted."""
     for _ in range(2):
         function()

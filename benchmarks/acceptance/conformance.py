@@ -8,7 +8,9 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from functools import partial
 
-from acceptance.place import ROOT, Failed, Part, Place, Row, Step
+from store import Row
+
+from acceptance.place import ROOT, Failed, Part, Place, Step
 
 LEVERS = "tests/levers/test_conformance.py"
 # (file, which of its tests), seconds that they may need; a report is written at the end only, so none is long.

@@ -10,8 +10,10 @@ import json
 import sys
 from typing import Any
 
+from store import Row
+
 from acceptance.models import SHAPES
-from acceptance.place import Part, Place, Row, Step
+from acceptance.place import Part, Place, Step
 
 RANK, ALPHA = 16, 32
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -64,7 +66,8 @@ def child(name: str, tokens: int, dry: int) -> Row:
 
     from acceptance.clock import median_seconds, pick_device
 
-    device = pick_device()
+    clock = pick_device()
+    device = clock.torch
     torch.manual_seed(0)
     shape = {key: value for key, value in SHAPES[name].items() if key not in ("architectures", "model_type")}
     made = layer(shape | (SMALL if dry else {}), device)
@@ -79,7 +82,7 @@ def child(name: str, tokens: int, dry: int) -> Row:
                     out = forward(x)
                 out.float().square().mean().backward()
 
-            found[f"{group}/{way}"] = median_seconds(both, device) * 1e3
+            found[f"{group}/{way}"] = median_seconds(both, clock) * 1e3
             made.zero_grad()
             x.grad = None
             both()

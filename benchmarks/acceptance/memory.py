@@ -9,9 +9,10 @@ from finders import estimates
 from finders.cases import Case
 from finders.ours import MALLOC, Machine, dynotune, truth, warm
 from finders.soaks import soak
+from store import Row, say
 
 from acceptance.models import data, model
-from acceptance.place import Failed, Part, Place, Row, Step, against, say
+from acceptance.place import Failed, Part, Place, Step, against
 from worker.sandbox import Sandbox
 
 SOAK_STEPS = 300

@@ -14,8 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from store import Row
+
 from acceptance.models import data, model
-from acceptance.place import Part, Place, Row, Step
+from acceptance.place import Part, Place, Step
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.levers import LEVERS

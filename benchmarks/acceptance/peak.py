@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from acceptance.place import Part, Place, Row, Step
+from store import Row
+
+from acceptance.place import Part, Place, Step
 
 
 def child(size: int) -> Row:
@@ -14,12 +16,13 @@ def child(size: int) -> Row:
 
     from acceptance.clock import median_seconds, pick_device
 
-    device = pick_device()
+    clock = pick_device()
+    device = clock.torch
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     source = torch.randn(4 * size, size, device=device)
     target = torch.empty_like(source)
-    product = median_seconds(lambda: a @ b, device)
-    copied = median_seconds(lambda: target.copy_(source), device)
+    product = median_seconds(lambda: a @ b, clock)
+    copied = median_seconds(lambda: target.copy_(source), clock)
     return {"tflops": 2 * size**3 / product / 1e12, "copy_tb_s": 2 * source.nbytes / copied / 1e12, "size": size}
 
 

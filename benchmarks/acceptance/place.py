@@ -12,18 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from store import Row
+
 from service.contract.hardware import HardwareFacts
 
 ROOT = Path(__file__).parent.parent.parent
 BENCHMARKS = ROOT / "benchmarks"
-Row = dict[str, Any]
 # Dense bf16 TFLOP/s of the data sheets.
 NOMINAL = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
-
-
-def say(text: str) -> None:
-    """Progress, beside the table."""
-    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
 class Failed(Exception):
@@ -53,7 +49,7 @@ class Place:
         """What a dry run has in place of the real size."""
         return dry if self.dry else real
 
-    def python(self, *arguments: str, seconds: float | None = None, environment: dict[str, str] | None = None) -> str:
+    def python(self, *arguments: str, environment: dict[str, str] | None = None) -> str:
         """A Python process's standard output; Failed with the end of its errors, or when it takes too long."""
         paths = [str(ROOT), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
         more = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "DYNOTUNE_HOME": str(self.home / "state")}
@@ -64,7 +60,7 @@ class Place:
                 text=True,
                 cwd=ROOT,
                 env=os.environ | more | (environment or {}),
-                timeout=seconds or max(1.0, self.left()),
+                timeout=max(1.0, self.left()),
             )
         except subprocess.TimeoutExpired as error:
             raise Failed(f"cut off after {error.timeout:.0f} s") from error

@@ -6,8 +6,9 @@ import json
 from functools import partial
 
 from seeds.published import TABLES
+from store import Row
 
-from acceptance.place import BENCHMARKS, Part, Place, Row, Step
+from acceptance.place import BENCHMARKS, Part, Place, Step
 
 SECONDS = {"warner": 420, "warner-mlm": 150, "lightning": 200, "predibase": 420, "memory": 150, "states": 90}
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from store import Row
+
 from acceptance.models import data, model
-from acceptance.place import Part, Place, Row, Step, against
+from acceptance.place import Part, Place, Step, against
 from service.contract.recommendation import Recommendation
 
 MOST_MINUTES = 7.5
@@ -30,7 +32,6 @@ class Job:
     seed: int = 0
     speedup: float | None = None
     tokens: float | None = None
-    search: dict[str, Any] = field(default_factory=dict)
     baseline: Any = "default"
 
     def body(self, place: Place) -> dict[str, Any]:
@@ -47,9 +48,12 @@ class Job:
             "task": self.task,
             "method": self.methods if not place.dry else self.methods[:1],
             "training": {"effective_batch_size": place.pick(self.effective, 8), "learning_rate": 1e-4, "epochs": 1},
-            "search": {"minutes": place.pick(minutes, 0.5), "trials": place.pick(200, 2), "seed": self.seed}
-            | {"verify": "quick"}
-            | self.search,
+            "search": {
+                "minutes": place.pick(minutes, 0.5),
+                "trials": place.pick(200, 2),
+                "seed": self.seed,
+                "verify": "quick",
+            },
             "hardware": {"device": place.device} | place.pick({}, {"memory_gib": 3}),
             "baseline": self.baseline,
         }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 
+from store import Row
+
 from finders.cases import Case
-from finders.ours import Machine, Row
+from finders.ours import Machine
 from service.contract.estimate import EstimateClaim, EstimateRequest
 from worker.estimating import answer
 from worker.sandbox import Sandbox

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from store import Row
+
 from finders.cases import Case
 from finders.truth import Truth
 from service.contract.hardware import HardwareFacts
@@ -20,7 +22,6 @@ from worker.sandbox import Ending, Sandbox
 CHILD = "finders.child:main"
 # glibc reads these when a process starts: tensors are mapped and given back one by one.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-Row = dict[str, Any]
 
 
 class Recording(Sandbox):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 
+from store import Row
+
 from finders.cases import Case
-from finders.ours import Machine, Row
+from finders.ours import Machine
 from service.contract.measurement import Measurement, Outcome, Soak
 from worker.sandbox import Sandbox
 

@@ -90,8 +90,8 @@ def run_trial(
     # nothing follows from what training takes.
     apart = any(request.configuration.levers[name] != LEVERS[name].baseline for name in ("head", "evaluation"))
     if apart or (request.confirm_largest and found.largest and spec.search.verify == "full"):
-        trained = 1 if apart else found.largest
-        evaluation = probe.evaluation(bundle, tell, trained, learnt, request.confirm_largest)
+        first = 1 if apart else found.largest
+        evaluation = probe.evaluation(bundle, tell, first, learnt, request.confirm_largest)
     bundle.new_optimizer()
     spent.phase("probe")
     base: dict[str, Any] = {

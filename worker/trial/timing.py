@@ -199,8 +199,9 @@ class Unit:
         for first, last, earlier, later in window.spans():
             share = device.others_share(earlier, later)
             for piece, begun, ended in window.marks[first:last]:
-                is_update = piece[1] == len(self.plan[piece[0]])
-                self.pieces.add(piece, device.between(begun, ended) + is_update * waited[piece[0]], share)
+                number, at = piece
+                wait = waited[number] if at == len(self.plan[number]) else 0.0
+                self.pieces.add(piece, device.between(begun, ended) + wait, share)
 
     def piece_count(self) -> int:
         """Micro batches and updates of the unit."""
