@@ -1,12 +1,16 @@
-"""Which micro batches are timed: none that nobody ran and for which timing has left no room."""
+"""Which micro batches are timed, and what is run before: none without room, none that promise too little."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from service.contract.task import TrialRequest
+from tests.trial import tiny
+from worker.trial import probe, sizes
 from worker.trial.curve import Curve
 
 GIB = 1 << 30
@@ -31,3 +35,38 @@ def test_two_timed_sizes_make_the_line_and_what_a_probe_ran_is_tried_anyway(curv
     assert not curve._has_room(9)
     curve._proven = 12
     assert curve._has_room(12) and not curve._has_room(13)
+
+
+def test_a_probed_size_is_timed_at_once_and_another_after_its_worst_case(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the probe has run is warm; its peak counts, since the unit alone need not hold the worst case."""
+    data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(24))
+    bundle = tiny.bundle(tiny.job(llama, data))
+    request = TrialRequest(configuration=bundle.configuration, origin="recipe", number=2, curve=False, passes=1)
+    made = Curve(bundle, list(range(16)), request, probe.Tell(lambda _: None), 0.0)
+    made._deadline = float("inf")
+    made._candidates, made._warm = [1, 2, 4], {2: 1 << 50}
+    ran: list[int] = []
+    monkeypatch.setattr(probe, "fits", lambda _, size: ran.append(size))
+    assert made._time(2) and made._time(4)
+    assert ran == [4]
+    assert made._timed[2].peak_bytes == 1 << 50 > (made._timed[4].peak_bytes or 0)
+
+
+@pytest.mark.parametrize(("whole", "promised", "tried"), [(True, 9.7, True), (False, 9.7, False), (False, 8.9, True)])
+def test_a_quick_search_times_another_size_for_a_tenth_only(
+    curve: Any, whole: bool, promised: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = SimpleNamespace(
+        peak_bytes=GIB,
+        plan=[[0]],
+        timing=lambda: SimpleNamespace(seconds=10.0),
+        pieces=SimpleNamespace(best=lambda: {(0, 1): [0.0]}),
+    )
+    curve._timed, curve._shapes, curve._samples, curve._candidates = {4: timed}, [], [], [1, 4]
+    curve._request, curve._bundle.data = SimpleNamespace(curve=whole), SimpleNamespace(lengths=[])
+    monkeypatch.setattr(sizes, "cost_model", lambda _: None)
+    monkeypatch.setattr(sizes, "predict", lambda *_: promised)
+    monkeypatch.setattr("worker.trial.curve.plan_of", lambda *_: [])
+    assert curve._promising() == (1 if tried else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -206,3 +207,21 @@ def test_a_worst_case_step_at_rate_zero_leaves_the_weights(made: Callable[..., B
     bundle.optimizer.param_groups[0]["lr"] = bundle.optimizer.param_groups[1]["lr"] = 0.0
     full_step(bundle, 2)
     assert loop.trained_sum(bundle.model) == before and bundle.optimizer.state
+
+
+@pytest.mark.parametrize(("optimizer", "there"), [("adamw-fused", True), ("adamw-in-backward", False)])
+def test_a_worst_case_step_has_the_gradients_of_an_earlier_micro_batch(
+    made: Callable[..., Bundle], optimizer: str, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a step accumulates; an optimizer that steps in the backward pass never does."""
+    bundle, seen = made(optimizer=optimizer), []
+    original = loop.forward_backward
+
+    def looked(bundle: Bundle, *arguments: Any) -> torch.Tensor:
+        trained = [one for one in bundle.model.parameters() if one.requires_grad]
+        seen.append({one.grad is not None and not one.grad.any() for one in trained})
+        return original(bundle, *arguments)
+
+    monkeypatch.setattr(loop, "forward_backward", looked)
+    full_step(bundle, 2)
+    assert seen == [{there}]

@@ -19,7 +19,8 @@ from worker.trial.problem import TrialProblem
 from worker.trial.timing import Unit, time_unit
 
 CLEARLY_SLOWER = 1.25
-WORTH_TRYING = 0.98
+# What another size has to promise, of the best one's seconds: in a quick search a whole pass has to be worth it.
+WORTH_TRYING, WORTH_TRYING_QUICKLY = 0.98, 0.9
 MOST_GUIDED = 3
 BELOW_LARGEST = (1.0, 0.75, 0.5)
 
@@ -74,16 +75,19 @@ class Curve:
         self._shapes: list[sizes.Shape] = []
         self._candidates: list[int] = []
         self._proven, self._rest = 0, 0.0
+        self._warm: dict[int, int] = {}  # the worst case's peak at sizes that the probe ran in this process
         self.notes: list[str] = []
         self.losses: tuple[float, ...] = ()
         self.grad_norms: tuple[float | None, ...] = ()
 
-    def run(self, largest: int, proven: int) -> Unit:
-        """Time a few sizes up to `largest`, the fastest again; TimeoutError when not even one pass ended.
+    def run(self, found: probe.Found) -> Unit:
+        """Time a few sizes up to the predicted, the fastest again; TimeoutError when not even one pass ended.
 
-        Beyond `proven`, which a probe has run, only sizes for which the peaks seen while timing leave room.
+        Beyond the largest, which a probe has run, only sizes for which the peaks seen while timing leave room.
         """
-        self._candidates, self._proven = candidates(self._bundle, largest), proven
+        self._candidates, self._proven = candidates(self._bundle, found.predicted), found.largest
+        if not self._bundle.compiled():
+            self._warm = {one.micro_batch_size: one.peak_bytes or 0 for one in found.probes}
         self._bundle.device.reset_peak()
         self._rest = float(self._bundle.device.used())
         fixed = self._bundle.configuration.micro_batch_size
@@ -91,7 +95,7 @@ class Curve:
             self._time(self._fixed(fixed))
         else:
             going = self._time(first_size(self._bundle, self._candidates))
-            for below in self._below_largest(largest) if self._request.curve else ():
+            for below in self._below_largest(found.predicted) if self._request.curve else ():
                 going = going and (below in self._timed or self._time(below))
             for _ in range(MOST_GUIDED - 1):
                 size = self._promising()
@@ -129,7 +133,9 @@ class Curve:
         bundle, device = self._bundle, self._bundle.device
         self._tell.send({"kind": "progress", "text": f"timing micro batch {size}"})
         device.reset_peak()
-        probe.fits(bundle, size, self._tell)
+        self._tell.begun(size)
+        if size not in self._warm:
+            probe.fits(bundle, size)
         if not self._timed:
             bundle.new_optimizer()
         unit = Unit(bundle, size, plan_of(bundle, self._samples, size))
@@ -137,7 +143,7 @@ class Curve:
             if not self._timed:
                 raise TimeoutError(f"one pass over {len(self._samples)} samples did not end in time")
             return False
-        unit.peak_bytes, unit.reserved_bytes = device.peak(), device.reserved()
+        unit.peak_bytes, unit.reserved_bytes = max(device.peak(), self._warm.get(size, 0)), device.reserved()
         self._timed[size] = unit
         self._shapes += unit.shapes()
         return True
@@ -149,7 +155,7 @@ class Curve:
         return self._timed[min(near)]
 
     def _promising(self) -> int | None:
-        """The untimed size that promises at least 2% over the best timed one, or None."""
+        """The untimed size that promises enough over the best timed one, or None."""
         model = sizes.cost_model(self._shapes)
         best = min(unit.timing().seconds for unit in self._timed.values())
         updates = min(
@@ -164,7 +170,8 @@ class Curve:
         if not promised:
             return None
         size = min(promised, key=lambda one: promised[one])
-        return size if promised[size] < best * WORTH_TRYING else None
+        worth = WORTH_TRYING if self._request.curve else WORTH_TRYING_QUICKLY
+        return size if promised[size] < best * worth else None
 
     def _has_room(self, size: int) -> bool:
         """Whether a size fits as it would be timed: an allocator that keeps what it had takes more than a probe."""

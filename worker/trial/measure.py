@@ -122,7 +122,7 @@ def run_trial(
     spent.phase("check")
     weights = loop.trained_sum(bundle.model)
     times = curve.Curve(bundle, unit, request, tell, started)
-    best = times.run(found.predicted, found.largest)
+    best = times.run(found)
     notes += times.notes
     spent.phase("timing")
     if loop.trained_sum(bundle.model) == weights:

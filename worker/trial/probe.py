@@ -112,9 +112,10 @@ def bound(bundle: Bundle) -> tuple[int, str]:
 def full_step(bundle: Bundle, micro: int) -> tuple[int, int]:
     """One step at the worst case; (peak bytes of forward and backward, peak bytes of the update)."""
     device = bundle.device
-    if micro < bound(bundle)[0]:
-        batch, items = worst_case(bundle, 1)
-        loop.forward_backward(bundle, batch, torch.tensor(items, device=device.torch))
+    if micro < bound(bundle)[0] and not hasattr(bundle.optimizer, "held"):
+        for parameter in bundle.model.parameters():
+            if parameter.requires_grad:  # as an earlier micro batch of the step leaves it
+                parameter.grad = torch.zeros_like(parameter)
     batch, items = worst_case(bundle, micro)
     device.reset_peak()
     loop.forward_backward(bundle, batch, torch.tensor(items, device=device.torch))
@@ -171,16 +172,16 @@ class Search:
         self.fitted = {size: probe for size, probe in self.fitted.items() if size < failed}
 
     def run(self, size: int) -> None:
-        """A step of `size`, twice at first, because the first one makes the optimizer's state."""
+        """A step of `size`, after one of a single sample that makes the optimizer's state and what kernels keep."""
         self._tell.begun(size, self._phase)
+        if self._rest is None and self._phase != "compiled":  # that one follows steps, and 1 would compile apart
+            self._step(self._bundle, 1)
         retries = [self._device.retries()]
         started = time.perf_counter()
-        for _ in range(2 if self._rest is None else 1):
-            started = time.perf_counter()
-            peak, update = self._step(self._bundle, size)
-            retries.append(self._device.retries())
+        peak, update = self._step(self._bundle, size)
         seconds = time.perf_counter() - started
-        if retries[-1] > retries[-2] and len(retries) == 2:
+        retries.append(self._device.retries())
+        if retries[-1] > retries[-2]:
             self._step(self._bundle, size)
             retries.append(self._device.retries())
         self._device.reset_peak()  # what an allocator keeps for later is not at rest
