@@ -9,8 +9,8 @@ is what is allocated. The true maximum is the largest size that 5 of 5 fresh chi
 `--soak` runs, in place of that, 200 steps on the real data in four cases at what dynotune found, which must hold, and
 at a tenth more, which should not; `--long` makes it 1,000 in one of them. `--estimate` compares what is
 estimated from fake tensors with what was measured.
-What is done is kept in --home, so that a run that was killed goes on; dynotune's rows are made again when worker/ has
-changed. Memory does not depend on what else the machine does; seconds do.
+What is done is kept in --home, so that a run that was killed goes on; rows are made again when worker/ has changed.
+Memory does not depend on what else the machine does; seconds do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FIRST_GUESS = 16
 
 
 def code() -> str:
-    """A digest of worker/: dynotune's rows hold for the code that made them."""
+    """A digest of worker/: rows hold for the code that made them, the truth as well: a process holds its data."""
     digest = hashlib.sha256()
     for file in sorted((ROOT / "worker").rglob("*.py")):
         digest.update(file.read_bytes())
@@ -59,11 +59,11 @@ class Runs:
 
     def found(self, case: Case, finder: str) -> Row:
         """What a finder did in a case."""
-        ours = finder == "dynotune"
-        key = f"{case.name}/{finder}/{code() if ours else self.machine.seconds}"
+        key = f"{case.name}/{finder}/{code()}/{self.machine.seconds}"
         row = self.store.get(key)
         if row is None:
             warm(self.machine, case)
+            ours = finder == "dynotune"
             row = self.store.put(key, dynotune(self.machine, case) if ours else peer(self.machine, case, finder))
         text = f"found {row['found']} in {row['probes']} probes, {row['seconds']:.0f} s {row['note']}"
         say(f"{case.name}: {finder} {text}")
@@ -71,11 +71,11 @@ class Runs:
 
     def true(self, case: Case) -> Row:
         """The truth of a case, looked for around what dynotune found where that is known."""
-        key = f"{case.name}/truth"
+        key = f"{case.name}/truth/{code()}"
         row = self.store.get(key)
         if row is None:
             warm(self.machine, case)
-            ours = self.store.get(f"{case.name}/dynotune/{code()}")
+            ours = self.store.get(f"{case.name}/dynotune/{code()}/{self.machine.seconds}")
             row = self.store.put(key, truth(self.machine, case, ours["found"] if ours else FIRST_GUESS, say))
         say(f"{case.name}: the true maximum is {row['true']}")
         return row

@@ -26,6 +26,7 @@ from service.recommend import recommend
 from tests.conftest import ROOT
 
 CHANCE = 1 / 8
+TRAINED = 960  # of 1,600 samples: both scripts train on them on a CPU
 
 
 def minilm() -> Path:
@@ -37,6 +38,14 @@ def minilm() -> Path:
 
 def environment(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_HOME": str(tmp_path / "home")}
+
+
+def some_of(packages: Path, file: Path) -> Path:
+    """The first of the training samples, which are in random order, and all of the validation samples."""
+    rows = [json.loads(line) for line in packages.read_text().splitlines()]
+    train, validation = ([row for row in rows if row["split"] == split] for split in ("train", "validation"))
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*train[:TRAINED], *validation]))
+    return file
 
 
 def accuracy(script: str, folder: Path, tmp_path: Path) -> float:
@@ -60,7 +69,7 @@ def test_faster_and_as_good(tmp_path: Path, facts: Callable[..., HardwareFacts])
         "model": {"source": str(minilm())},
         "task": "sequence-classification",
         "dataset": {
-            "source": str(tmp_path / "data" / "packages.jsonl"),
+            "source": str(some_of(tmp_path / "data" / "packages.jsonl", tmp_path / "packages.jsonl")),
             "max_length": 512,
             "splits": {"column": "split", "train": "train", "validation": "validation"},
         },
