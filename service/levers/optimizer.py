@@ -7,6 +7,7 @@ PAGED = Need(
     lambda facts: facts.device == "cuda",
     "needs CUDA's managed memory; on a CPU bitsandbytes falls back to the unpaged one, a choice of its own",
 )
+EMBEDDINGS = "Trainer keeps the 8-bit optimizer's states of trained embeddings in 32 bits; train.py in 8"
 
 IN_BACKWARD = "adamw-in-backward"
 WHOLE_STEP = (IN_BACKWARD,)  # a step is one micro batch
@@ -66,6 +67,18 @@ LEVER = Lever(
             function="bitsandbytes_optimizer",
             options={"name": "AdamW8bit"},
             training_arguments={"optim": "adamw_bnb_8bit"},
+            not_expressible=EMBEDDINGS,
+        ),
+        Choice(
+            "adamw-8bit-stable-embedding",
+            "adamw-8bit, the states of trained embeddings in 32 bits, as in bitsandbytes' StableEmbedding (without its "
+            "norm, which a trained model has no use for)",
+            needs=(package("bitsandbytes", "8-bit optimizer states"),),
+            changes_numerics=True,
+            searched=False,
+            function="stable_embedding_optimizer",
+            options={"name": "AdamW8bit"},
+            training_arguments={"optim": "adamw_bnb_8bit"},
         ),
         Choice(
             "paged-adamw-8bit",
@@ -75,6 +88,7 @@ LEVER = Lever(
             function="bitsandbytes_optimizer",
             options={"name": "PagedAdamW8bit"},
             training_arguments={"optim": "paged_adamw_8bit"},
+            not_expressible=EMBEDDINGS,
         ),
         Choice(
             "adamw-bnb-32bit",

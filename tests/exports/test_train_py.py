@@ -184,6 +184,7 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
     "packed full": ({"method": "full", "batching": "packed", "optimizer": "adamw-foreach"}, "causal-lm", {}),
     "packed lora": ({"method": "lora", "batching": "packed", "checkpointing": "full"}, "causal-lm", {}),
     "packed lora bf16": ({"method": "lora", "batching": "packed", "precision": "bf16-mixed"}, "causal-lm", {}),
+    "stable embedding": ({"method": "full", "optimizer": "adamw-8bit-stable-embedding"}, "causal-lm", {}),
     "packed qlora": ({"method": "qlora", "batching": "packed", "optimizer": "adamw-8bit"}, "causal-lm", {}),
     "classify full": ({"method": "full", "batching": "padded", "precision": "fp32"}, "sequence-classification", {}),
     "classify lora": ({"method": "lora", "batching": "sorted"}, "sequence-classification", {}),

@@ -27,7 +27,7 @@ from service.levers.optimizer import WHOLE_STEP
 from tests.trial import tiny
 from worker.levers import function
 from worker.main import discover
-from worker.trial import loop
+from worker.trial import loop, probe
 from worker.trial.build import Bundle
 from worker.trial.curve import plan_of
 from worker.trial.measure import LEARNS_OTHERWISE, check_reference
@@ -234,6 +234,21 @@ def test_switches_are_really_set(build: Callable[..., Bundle]) -> None:
         assert type(build("full", optimizer=choice).optimizer).__name__ == kind
     flags = [build("full", optimizer=choice).optimizer.defaults for choice in ("adamw-foreach", "adamw-fused")]
     assert [(one["foreach"], one["fused"]) for one in flags] == [(True, None), (None, True)]
+
+
+@pytest.mark.parametrize(
+    ("choice", "embedded"), [("adamw-8bit", torch.uint8), ("adamw-8bit-stable-embedding", torch.float32)]
+)
+def test_the_states_of_embeddings_are_in_32_bits_where_asked(
+    build: Callable[..., Bundle], choice: str, embedded: torch.dtype
+) -> None:
+    bundle = build("full", optimizer=choice)
+    probe.full_step(bundle, 1)
+    states = {name: bundle.optimizer.state[one]["state1"].dtype for name, one in bundle.model.named_parameters()}
+    large = {name for name, one in bundle.model.named_parameters() if one.numel() >= 4096}
+    assert len(large) > 2 and "model.embed_tokens.weight" in large
+    wanted = dict.fromkeys(large, torch.uint8) | {"model.embed_tokens.weight": embedded}
+    assert {name: states[name] for name in large} == wanted
 
 
 def test_precision_sets_the_weights_and_autocast(build: Callable[..., Bundle]) -> None:

@@ -218,6 +218,10 @@ def test_the_users_own_baseline(spec: Spec, facts: Facts) -> None:
     decision = plan(known(spec(baseline=mine), facts()))
     (request,) = decision.trials
     levers = request.configuration.levers
-    assert (levers["precision"], levers["optimizer"], levers["checkpointing"]) == ("bf16-mixed", "adamw-8bit", "full")
+    assert (levers["precision"], levers["optimizer"], levers["checkpointing"]) == (
+        "bf16-mixed",
+        "adamw-8bit-stable-embedding",
+        "full",
+    )
     assert request.configuration.micro_batch_size == 4 and request.configuration.effective_batch_size == 32
     assert any("logging_steps" in note for note in decision.notes) and any("became" in note for note in decision.notes)

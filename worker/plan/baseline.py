@@ -15,7 +15,7 @@ OPTIMIZERS = {
     choice.training_arguments["optim"]: choice.name
     for choice in LEVERS["optimizer"].choices
     if "optim" in choice.training_arguments
-} | {"adamw_8bit": "adamw-8bit", "adamw_torch": "adamw-foreach"}
+} | {"adamw_8bit": "adamw-8bit-stable-embedding", "adamw_torch": "adamw-foreach"}
 READ = {
     "per_device_train_batch_size",
     "gradient_accumulation_steps",

@@ -19,6 +19,7 @@ from service.contract.estimate import Estimate, EstimateRequest, Known, MethodEs
 from service.contract.hardware import HardwareFacts
 from service.contract.job import METHODS, JobSpec, Method
 from service.contract.measurement import MemoryLine
+from service.exports.templates.common import parameter_groups
 from service.levers import LEVERS
 from service.levers.quantization import HEADS
 from worker.devices.base import proc_status
@@ -30,9 +31,11 @@ from worker.trial.fake import Storages, fake_tensors, real_shapes
 
 GIB = 2**30
 CUDA_OVERHEAD = 0.5 * GIB  # context and libraries; a measurement replaces it
+STABLE = "adamw-8bit-stable-embedding"
 # Bytes a trained parameter, 8 where not named; paged and offloaded state is the host's, Adafactor's a row and a column.
 STATE_BYTES = {
     "adamw-8bit": 2.06,
+    STABLE: 2.06,
     "adamw-torchao-8bit": 2.06,
     "adamw-torchao-fp8": 2.06,
     "adamw-torchao-4bit": 1.06,
@@ -63,6 +66,7 @@ class Sizes:
 
     parameters: int
     trainable: int
+    embedded: int  # of the trainable, those in embeddings
     weights: float
     gradients: float
     peaks: tuple[float, float]  # of micro batches 1 and 2
@@ -196,7 +200,9 @@ class _Estimator:
 
 def _state(sizes: Sizes, levers: dict[str, str]) -> float:
     """Bytes of the optimizer's state."""
-    return sizes.trainable * STATE_BYTES.get(levers["optimizer"], 8.0)
+    bytes_each = STATE_BYTES.get(levers["optimizer"], 8.0)
+    exempt = sizes.embedded if levers["optimizer"] == STABLE else 0
+    return (sizes.trainable - exempt) * bytes_each + exempt * 8.0
 
 
 def step_sizes(
@@ -217,6 +223,9 @@ def step_sizes(
     return Sizes(
         parameters=sum(one.numel() for one in model.parameters()),
         trainable=sum(one.numel() for one in trained),
+        embedded=sum(
+            group["params"][at].numel() for group in parameter_groups(model, 0.0) for at in group["embeddings"]
+        ),
         weights=float(sum(one.numel() * one.element_size() for one in {*model.parameters(), *model.buffers()})),
         gradients=float(sum(one.numel() * one.element_size() for one in trained)),
         peaks=peaks,

@@ -37,6 +37,7 @@ STEP_BACK = 0.9
 # Small sizes may show half the slope that large ones have (another place in the step is then the peak), so a line that
 # was not put to the test is followed to this share only, unless its sizes span a good part of the way.
 FAR, SPAN = 1.75, 3
+MOST_GUESSED = 8  # times the largest that ran, where two close sizes are all there is: their slope is mostly noise
 MOST_EVALUATED = 256
 ENOUGH_TOKENS = 2048  # padded, of a step that only checks a line that earlier trials have drawn
 Step = Callable[[Bundle, int], tuple[int, int]]
@@ -270,7 +271,7 @@ class Search:
         if not confirm or predicted <= largest * WORTH_ANOTHER:
             return None
         if self._bend is None and not self._trusted and predicted > SPAN * largest:
-            return int(predicted / FAR)
+            return min(int(predicted / FAR), MOST_GUESSED * largest)
         if self._bend is not None and self._room(largest) < ROOM_FOR_TWO:
             return None  # one more at most could fit, by a line that has been put to the test
         if self._failed and not any(probe.phase == self._phase for probe in self.probes):

@@ -43,12 +43,18 @@ def padded_width(longest: int, multiple: int, most: int) -> int:
 
 
 def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """The trained parameters: matrices with decay, vectors (biases, norms) without; no empty group."""
+    """The trained parameters: matrices with decay, vectors (biases, norms) without; no empty group.
+
+    `embeddings` says which of a group's parameters are embeddings' weights.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [one for one in trained if one.ndim >= 2], "weight_decay": weight_decay},
         {"params": [one for one in trained if one.ndim < 2], "weight_decay": 0.0},
     ]
+    embeddings = {id(one.weight) for one in model.modules() if isinstance(one, torch.nn.Embedding)}
+    for group in groups:
+        group["embeddings"] = [at for at, one in enumerate(group["params"]) if id(one) in embeddings]
     return [group for group in groups if group["params"]]
 
 

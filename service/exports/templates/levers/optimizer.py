@@ -28,6 +28,19 @@ def bitsandbytes_optimizer(groups: list[dict[str, Any]], rate: float, name: str)
     return made
 
 
+def stable_embedding_optimizer(groups: list[dict[str, Any]], rate: float, name: str) -> torch.optim.Optimizer:
+    """The same, the states of embeddings in 32 bits, as bitsandbytes' StableEmbedding and Trainer have them."""
+    import bitsandbytes
+
+    class Stable(getattr(bitsandbytes.optim, name)):  # type: ignore[misc]
+        def get_config(self, number: int, at: int, group: dict[str, Any]) -> dict[str, Any]:
+            config: dict[str, Any] = super().get_config(number, at, group)
+            return config | ({"optim_bits": 32} if at in group["embeddings"] else {})
+
+    made: torch.optim.Optimizer = Stable(groups, lr=rate)
+    return made
+
+
 def torchao_optimizer(groups: list[dict[str, Any]], rate: float, name: str, **more: bool) -> torch.optim.Optimizer:
     """An optimizer of torchao by its class name. A scalar learning rate, so that it may change at every step."""
     kind = getattr(import_module("torchao.optim"), name)
