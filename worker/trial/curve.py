@@ -22,6 +22,7 @@ CLEARLY_SLOWER = 1.25
 # What another size has to promise, of the best one's seconds: in a quick search a whole pass has to be worth it.
 WORTH_TRYING, WORTH_TRYING_QUICKLY = 0.98, 0.9
 MOST_GUIDED = 3
+SAFE_SHARE = 0.6  # of what fits by a trial's own line: timed without running the worst case first
 BELOW_LARGEST = (1.0, 0.75, 0.5)
 
 
@@ -74,8 +75,8 @@ class Curve:
         self._timed: dict[int, Unit] = {}
         self._shapes: list[sizes.Shape] = []
         self._candidates: list[int] = []
-        self._proven, self._rest = 0, 0.0
-        self._warm: dict[int, int] = {}  # the worst case's peak at sizes that the probe ran in this process
+        self._found = probe.Found(0, 0, "")
+        self._rest = 0.0
         self.notes: list[str] = []
         self.losses: tuple[float, ...] = ()
         self.grad_norms: tuple[float | None, ...] = ()
@@ -85,9 +86,7 @@ class Curve:
 
         Beyond the largest, which a probe has run, only sizes for which the peaks seen while timing leave room.
         """
-        self._candidates, self._proven = candidates(self._bundle, found.predicted), found.largest
-        if not self._bundle.compiled():
-            self._warm = {one.micro_batch_size: one.peak_bytes or 0 for one in found.probes}
+        self._candidates, self._found = candidates(self._bundle, found.predicted), found
         self._bundle.device.reset_peak()
         self._rest = float(self._bundle.device.used())
         fixed = self._bundle.configuration.micro_batch_size
@@ -134,7 +133,8 @@ class Curve:
         self._tell.send({"kind": "progress", "text": f"timing micro batch {size}"})
         device.reset_peak()
         self._tell.begun(size)
-        if size not in self._warm:
+        worst = self._worst(size)
+        if worst is None:
             probe.fits(bundle, size)
         if not self._timed:
             bundle.new_optimizer()
@@ -143,10 +143,22 @@ class Curve:
             if not self._timed:
                 raise TimeoutError(f"one pass over {len(self._samples)} samples did not end in time")
             return False
-        unit.peak_bytes, unit.reserved_bytes = max(device.peak(), self._warm.get(size, 0)), device.reserved()
+        unit.peak_bytes, unit.reserved_bytes = max(device.peak(), worst or 0), device.reserved()
         self._timed[size] = unit
         self._shapes += unit.shapes()
         return True
+
+    def _worst(self, size: int) -> int | None:
+        """The worst case's peak where it need not run before the unit does: it has run, or is far from what is there.
+
+        The latter in a quick search on a CPU, whose kernels are warm at any size, by the line that this trial drew.
+        """
+        if self._bundle.compiled():
+            return None
+        ran = [one.peak_bytes for one in self._found.probes if one.micro_batch_size == size]
+        if ran or self._request.curve or self._bundle.device.torch.type != "cpu" or self._found.line is None:
+            return ran[0] if ran else None
+        return int(self._found.line.at(size)) if size <= SAFE_SHARE * self._found.predicted else None
 
     def _recommended(self) -> Unit:
         """The fastest, or the smaller one within 1%."""
@@ -177,7 +189,7 @@ class Curve:
         """Whether a size fits as it would be timed: an allocator that keeps what it had takes more than a probe."""
         peaks = {timed: float(unit.peak_bytes or 0) for timed, unit in self._timed.items()}
         most = max(peaks)
-        if size <= max(self._proven, most):
+        if size <= max(self._found.largest, most):
             return True
         below = max((timed for timed in peaks if timed < most), default=0)
         slope = max(0.0, peaks[most] - peaks.get(below, self._rest)) / (most - below)

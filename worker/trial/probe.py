@@ -39,7 +39,7 @@ STEP_BACK = 0.9
 FAR, SPAN = 1.75, 3
 MOST_GUESSED = 8  # times the largest that ran, where two close sizes are all there is: their slope is mostly noise
 MOST_EVALUATED = 256
-ENOUGH_TOKENS = 2048  # padded, of a step that only checks a line that earlier trials have drawn
+ENOUGH_TOKENS = 1024  # padded, of a step that only checks a line that earlier trials have drawn
 Step = Callable[[Bundle, int], tuple[int, int]]
 
 
@@ -243,7 +243,7 @@ class Search:
     def _first(self, confirm: bool) -> int:
         """Half of what earlier trials promise, or of what failed; else 1.
 
-        Where nothing is to be confirmed, no more than will be timed, which on a CPU is little.
+        On a CPU a few rows where nothing is to be confirmed: sizes that are timed there are small.
         """
         if self._sizes:
             return max(1, self._limit // 2)
