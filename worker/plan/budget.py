@@ -9,6 +9,7 @@ from service.contract.task import PlanInput
 
 VERIFY_SHARE = 0.25
 COMPILE_FACTOR = 2.5
+COMPILE_ROOM = 10.0  # usual trials in the time left, for one that compiles: each block of a verification compiles again
 PATIENCE = 3.0
 LEAST_LIMIT = 45.0
 
@@ -33,8 +34,8 @@ class Budget:
         return count < self._known.spec.search.trials and self.left() > self._typical
 
     def affords(self, configuration: Configuration) -> bool:
-        """Whether the time left is enough for this one: compiled trials take longer."""
-        factor = COMPILE_FACTOR if configuration.levers["compile"] != "off" else 1.0
+        """Whether the time left is enough for this one: compiled trials take longer, and so do their verifications."""
+        factor = COMPILE_ROOM if configuration.levers["compile"] != "off" else 1.0
         return self.left() > factor * self._typical
 
     def trial_limit(self, configuration: Configuration, origin: str) -> float:
