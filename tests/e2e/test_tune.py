@@ -42,6 +42,21 @@ def ours(tmp_path: Path) -> list[psutil.Process]:
     return found
 
 
+def children(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The trials' processes: those that the worker's fork server started."""
+    direct = psutil.Process(worker.pid).children()
+    return [one for one in psutil.Process(worker.pid).children(recursive=True) if one not in direct]
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """What it has computed so far; 0 once it is gone."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def test_tune_ends_with_an_answer_that_trains(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path, method=["lora", "full", "qlora"])))
     command = [sys.executable, "-m", "service.cli", "tune", "job.json"]
@@ -115,12 +130,13 @@ def test_a_killed_worker_leaves_no_process_and_a_free_device(tmp_path: Path, fac
 
     def under_way() -> bool:
         with Session(engine) as session:
-            progress = session.scalars(select(Task.progress).where(Task.kind == "trial", Task.state == "running")).all()
-        return any(one and one != "loading" for one in progress)
+            claimed = session.scalars(select(Task).where(Task.kind == "trial", Task.state == "running")).first()
+        return claimed is not None and any(cpu_seconds(one) > 0.5 for one in children(worker))
 
     here = facts(versions={"torch": "x"})
     worker = start_worker(tmp_path, url, here)
-    until(under_way, 60, "a trial under way")
+    until(under_way, 120, "a trial under way")
+    assert ours(tmp_path)
     worker.send_signal(signal.SIGKILL)
     worker.wait()
     _, left = psutil.wait_procs(ours(tmp_path), timeout=20)

@@ -15,6 +15,7 @@ from service.contract.task import PlanInput, TrialRecord
 from service.levers import LEVERS, excluded
 from tests.factory import configuration, failed, history, measured, record
 from worker.plan import plan
+from worker.plan.budget import Budget
 from worker.plan.space import learning_rate, point
 
 Facts = Callable[..., HardwareFacts]
@@ -154,6 +155,14 @@ def test_the_time_budget_ends_the_search(spec: Spec, facts: Facts) -> None:
     assert late.verify.seconds_limit == 151  # what the trials left
     too_late = plan(known(job, facts(), records, elapsed_seconds=590))
     assert too_late.verify is not None and too_late.verify.seconds_limit == 150  # a quarter all the same
+
+
+def test_a_compiled_trial_needs_room_for_ten_usual_ones(spec: Spec, facts: Facts) -> None:
+    job = spec(search={"minutes": 10, "trials": 60})  # 450 s for trials, of which one took 10 s
+    records = history(job, 5.0)
+    early, late = (Budget(known(job, facts(), records, elapsed_seconds=450 - left)) for left in (101, 99))
+    compiled = configuration(compile="per-layer")
+    assert early.affords(compiled) and not late.affords(compiled) and late.affords(configuration())
 
 
 def test_a_trial_may_take_a_few_times_the_longest_so_far(spec: Spec, facts: Facts) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from service import jobs
-from service.models import Job, Task
+from service.models import Job, Task, Worker
 from service.queue import Queue
 from tests.processes import start_worker, until
 
@@ -27,13 +27,19 @@ def trials(engine: Engine, state: str) -> list[Task]:
         return list(session.scalars(select(Task).where(Task.kind == "trial", Task.state == state)))
 
 
+def present(engine: Engine) -> int:
+    with Session(engine) as session:
+        return session.scalar(select(func.count()).select_from(Worker)) or 0
+
+
 def test_both_contribute_and_never_at_once(
     queue: Queue, engine: Engine, database_url: str, tmp_path: Path, facts: Callable[..., Any], spec: Callable[..., Any]
 ) -> None:
     (tmp_path / "locks").mkdir()
-    queue.submit(spec(search={"trials": 24, "minutes": 100, "verify": "quick"}))
     workers = [start_worker(tmp_path, database_url, facts(), "exclusive") for _ in range(2)]
     try:
+        until(lambda: present(engine) == 2, 60, "both workers")
+        queue.submit(spec(search={"trials": 24, "minutes": 100, "verify": "quick"}))
         until(lambda: status(engine) not in ("queued", "running"), 120, "the end of the job")
     finally:
         for worker in workers:

@@ -153,12 +153,14 @@ class Curve:
 
         The latter in a quick search on a CPU, whose kernels are warm at any size, by the line that this trial drew.
         """
-        if self._bundle.compiled():
+        found, bundle = self._found, self._bundle
+        ran = {one.micro_batch_size: one.peak_bytes for one in found.probes}
+        if bundle.compiled():
             return None
-        ran = [one.peak_bytes for one in self._found.probes if one.micro_batch_size == size]
-        if ran or self._request.curve or self._bundle.device.torch.type != "cpu" or self._found.line is None:
-            return ran[0] if ran else None
-        return int(self._found.line.at(size)) if size <= SAFE_SHARE * self._found.predicted else None
+        if size in ran:
+            return ran[size]
+        quick = bundle.device.torch.type == "cpu" and not self._request.curve
+        return int(found.line.at(size)) if quick and found.line and size <= SAFE_SHARE * found.predicted else None
 
     def _recommended(self) -> Unit:
         """The fastest, or the smaller one within 1%."""
