@@ -137,6 +137,16 @@ def test_after_a_shortage_the_next_child_goes_on_from_what_is_known() -> None:
     assert 1 <= short <= 2 and machine.begun.count(1) == 1, "what ran before is not run again"
 
 
+def test_one_size_of_an_earlier_child_is_run_again_before_the_line_goes_on() -> None:
+    """Another phase ran out of memory there: this one is known to fit at 2, and nothing else."""
+    machine = Machine(lambda micro: (100e6 + 50e6 * micro, 120e6))
+    bundle = SimpleNamespace(device=machine)
+    probes = (Probe(micro_batch_size=2, peak_bytes=200_000_000, update_bytes=120_000_000),)
+    search = Search(bundle, "training", machine.step, (1000, "bound"), Tell(machine.send), Known(probes))  # type: ignore[arg-type]
+    found = search.search(confirm=False)
+    assert machine.begun[0] == 2 and found.predicted <= true(machine.memory)
+
+
 def test_nothing_fits() -> None:
     machine = Machine(lambda micro: (4e9, 0.0))
     found, limited_by, short = machine.find()

@@ -6,7 +6,8 @@ The largest is a limit, not the goal: the fastest is recommended, the smaller on
 from __future__ import annotations
 
 import time
-from typing import Any
+
+import torch
 
 from service.contract.measurement import Timing
 from service.contract.objective import SMALLEST_WITHIN
@@ -20,8 +21,10 @@ from worker.trial.timing import Unit, time_unit
 
 CLEARLY_SLOWER = 1.25
 # What another size has to promise, of the best one's seconds: in a quick search a whole pass has to be worth it.
-WORTH_TRYING, WORTH_TRYING_QUICKLY = 0.98, 0.9
+WORTH_TRYING, WORTH_TRYING_QUICKLY = 0.98, 0.8
+NEAR = 2  # times a timed size: batches that are all alike say little of much larger or smaller ones
 MOST_GUIDED = 3
+TOKENS_A_CORE, MOST_TOKENS = 512, 2048  # of a CPU's first micro batch
 SAFE_SHARE = 0.6  # of what fits by a trial's own line: timed without running the worst case first
 BELOW_LARGEST = (1.0, 0.75, 0.5)
 
@@ -55,13 +58,18 @@ def candidates(bundle: Bundle, largest: int) -> list[int]:
 
 
 def first_size(bundle: Bundle, fitting: list[int]) -> int:
-    """Where to begin: on a GPU the largest; on a CPU about 2,000 tokens, past which larger batches gain little."""
+    """Where to begin: on a GPU the largest; on a CPU what keeps its cores busy, past which batches only pad more.
+
+    With 2 cores, 512 tokens took 0.7 ms each and 2,048 took 0.7 to 1.1 (the demo's model, 2026-11-22).
+    """
     if bundle.device.torch.type == "cuda":
         return fitting[-1]
-    typical = bundle.spec.dataset.max_length if bundle.rows_are_packed() else bundle.data.facts.p50
+    facts = bundle.data.facts
+    typical = bundle.spec.dataset.max_length if bundle.rows_are_packed() else facts.tokens / facts.rows
     if bundle.configuration.levers["batching"] in BUDGETED:
-        typical = bundle.data.facts.longest
-    small = [size for size in fitting if size * typical <= 2048]
+        typical = facts.longest
+    enough = min(MOST_TOKENS, TOKENS_A_CORE * torch.get_num_threads())
+    small = [size for size in fitting if size * typical <= enough]
     return small[-1] if small else fitting[0]
 
 
@@ -84,7 +92,7 @@ class Curve:
     def run(self, found: probe.Found) -> Unit:
         """Time a few sizes up to the predicted, the fastest again; TimeoutError when not even one pass ended.
 
-        Beyond the largest, which a probe has run, only sizes for which the peaks seen while timing leave room.
+        Beyond the first, only sizes for which the peaks seen while timing leave room.
         """
         self._candidates, self._found = candidates(self._bundle, found.predicted), found
         self._bundle.device.reset_peak()
@@ -169,29 +177,30 @@ class Curve:
         return self._timed[min(near)]
 
     def _promising(self) -> int | None:
-        """The untimed size that promises enough over the best timed one, or None."""
+        """The untimed size that promises enough over the best timed one, both by the model; or None."""
         model = sizes.cost_model(self._shapes)
-        best = min(unit.timing().seconds for unit in self._timed.values())
+        best = min(self._timed, key=lambda one: self._timed[one].timing().seconds)
         updates = min(
             sum(sum(times) / len(times) for (_, at), times in unit.pieces.best().items() if at == len(unit.plan[0]))
             for unit in self._timed.values()
         )
-        promised: dict[int, Any] = {
+        promised: dict[int, float] = {
             size: sizes.predict(model, plan_of(self._bundle, self._samples, size), self._bundle.data.lengths) + updates
             for size in self._candidates
-            if size not in self._timed and self._has_room(size)
+            if size == best or (size not in self._timed and self._near(size) and self._has_room(size))
         }
-        if not promised:
-            return None
         size = min(promised, key=lambda one: promised[one])
         worth = WORTH_TRYING if self._request.curve else WORTH_TRYING_QUICKLY
-        return size if promised[size] < best * worth else None
+        return size if promised[size] < promised[best] * worth else None
+
+    def _near(self, size: int) -> bool:
+        return any(timed <= NEAR * size and size <= NEAR * timed for timed in self._timed)
 
     def _has_room(self, size: int) -> bool:
         """Whether a size fits as it would be timed: an allocator that keeps what it had takes more than a probe."""
         peaks = {timed: float(unit.peak_bytes or 0) for timed, unit in self._timed.items()}
         most = max(peaks)
-        if size <= max(self._found.largest, most):
+        if size <= most:
             return True
         below = max((timed for timed in peaks if timed < most), default=0)
         slope = max(0.0, peaks[most] - peaks.get(below, self._rest)) / (most - below)

@@ -54,9 +54,9 @@ def unit_size(spec: JobSpec, facts: DatasetFacts) -> int:
     """
     effective = spec.training.effective_batch_size or 64
     steps = GROUP_STEPS[spec.search.verify]
-    tokens = 12_000 if spec.search.verify == "quick" else 48_000
+    least, tokens = (48, 10_000) if spec.search.verify == "quick" else (64, 48_000)
     enough = min(MOST_SAMPLES, tokens * facts.rows // facts.tokens)
-    wanted = max(steps, -(-64 // effective), enough // effective)
+    wanted = max(steps, -(-least // effective), enough // effective)
     return effective * steps * -(-wanted // steps)  # whole groups, so that what is timed is what runs
 
 

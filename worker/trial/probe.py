@@ -263,8 +263,8 @@ class Search:
         largest = max(self.fitted)
         if largest >= self._limit:
             return None
-        if self.line is None:
-            return max(largest + 1, self._limit // 2)
+        if self.line is None:  # another child ran this one size
+            return max(largest + 1, self._limit // 2) if self._failed else largest
         predicted = self.predict()
         if len(self.fitted) == 1 and not self._trusted and predicted > largest:
             return min(predicted, max(largest + 1, min(int(predicted / FAR), MOST_GROWTH * largest)))
