@@ -16,7 +16,8 @@ from service.levers import LEVERS, excluded
 from tests.factory import configuration, failed, history, measured, record
 from worker.plan import plan
 from worker.plan.budget import Budget
-from worker.plan.space import learning_rate, point
+from worker.plan.recipes import changes
+from worker.plan.space import learning_rate, point, space
 
 Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]
@@ -114,6 +115,18 @@ def test_changes_stay_within_what_is_fixed(spec: Spec, facts: Facts) -> None:
         lambda made: 6.0 + (made.levers["attention"] == "eager"),
     )
     assert {one.request.configuration.levers["attention"] for one in records[1:]} == {"eager"}
+
+
+@pytest.mark.parametrize(("predicted", "tried"), [(15, True), (16, False), (None, True)])
+def test_activations_are_recomputed_where_memory_holds_the_batch_small(
+    spec: Spec, facts: Facts, predicted: int | None, tried: bool
+) -> None:
+    """The fastest micro batch is 8: where 16 fit as well, less memory brings nothing."""
+    job = spec(search={"trials": 50, "minutes": 600})
+    choices = space(job, facts())
+    found = changes(job, measured(configuration(), predicted_micro_batch=predicted), choices)
+    assert ("full" in {one.levers["checkpointing"] for one in found}) is tried
+    assert {one.levers["optimizer"] for one in found} > {"adamw-fused"}
 
 
 def test_a_fixed_choice_that_cannot_run_fails_with_its_sentence(spec: Spec, facts: Facts) -> None:

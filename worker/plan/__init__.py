@@ -99,9 +99,7 @@ class _Plan:
         for configuration in recipes(self.spec, self.facts, method, self.choices, default):
             if configuration.key not in taken:
                 return self.request(configuration, "recipe")
-        good = [
-            one.configuration for one in self.good(method) if inside(one.configuration, self.choices, self.spec.task)
-        ]
+        good = [one for one in self.good(method) if inside(one.configuration, self.choices, self.spec.task)]
         if good:
             for configuration in changes(self.spec, good[0], self.choices):
                 if configuration.key not in taken and self.budget.affords(configuration):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
+from service.contract.measurement import Measurement
 from service.levers import LEVERS
 from worker.plan.space import Space, make
 
@@ -55,12 +56,18 @@ def _native(precision: str, facts: HardwareFacts) -> bool:
     return LEVERS["precision"].choice(precision).missing(facts) is None
 
 
-def changes(spec: JobSpec, best: Configuration, choices: Space) -> list[Configuration]:
-    """The best with one lever changed, and with a second batching that the recipes did not have."""
-    found = []
+def changes(spec: JobSpec, found: Measurement, choices: Space) -> list[Configuration]:
+    """The best found with one lever changed; less memory for more time only where memory holds the batch small."""
+    best, made = found.configuration, []
     for lever, choice in CHANGES:
-        if choice in choices[lever] and best.levers[lever] != choice:
-            made = make(spec, best.method, {**best.levers, lever: choice}, best.effective_batch_size)
-            if made:
-                found.append(made)
-    return found
+        if choice not in choices[lever] or best.levers[lever] == choice:
+            continue
+        if lever == "checkpointing" and has_room(found):
+            continue
+        made.append(make(spec, best.method, {**best.levers, lever: choice}, best.effective_batch_size))
+    return [one for one in made if one]
+
+
+def has_room(found: Measurement) -> bool:
+    """Whether twice the fastest micro batch fits, so that memory is not what slows it down."""
+    return 2 * (found.micro_batch_size or 1) <= (found.predicted_micro_batch or 0)
