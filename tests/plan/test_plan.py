@@ -190,6 +190,22 @@ def test_finalists_are_the_fast_ones(spec: Spec, facts: Facts) -> None:
     assert [one.timing.seconds for one in decision.verify.finalists if one.timing] == [5.0, 5.2]
 
 
+@pytest.mark.parametrize(("other", "finalists"), [(5.0, [4.0, 5.0]), (5.1, [4.0, 4.1])])
+def test_another_batching_is_a_finalist_where_drift_may_have_slowed_it(
+    spec: Spec, facts: Facts, other: float, finalists: list[float]
+) -> None:
+    alike = [
+        record(measured(configuration(batching="packed", head=head), at))
+        for head, at in (("logits", 4.0), ("chunked", 4.1))
+    ]
+    apart = record(measured(configuration(batching="grouped"), other))
+    records = (*history(spec()), *alike, apart)
+    decision = plan(known(spec(search={"trials": len(records), "verify": "quick"}), facts(), records))
+    assert decision.verify
+    assert [one.timing.seconds for one in decision.verify.finalists if one.timing] == finalists
+    assert not {*finalists} & {one.timing.seconds for one in decision.verify.reserves if one.timing}
+
+
 def test_after_verification_the_job_ends(spec: Spec, facts: Facts) -> None:
     decision = plan(known(spec(search={"trials": 2}), facts(), history(spec(), 5.0), verified_methods=("lora",)))
     assert decision.finish and decision.error is None
