@@ -190,17 +190,22 @@ def test_finalists_are_the_fast_ones(spec: Spec, facts: Facts) -> None:
     assert [one.timing.seconds for one in decision.verify.finalists if one.timing] == [5.0, 5.2]
 
 
-@pytest.mark.parametrize(("other", "finalists"), [(5.0, [4.0, 5.0]), (5.1, [4.0, 4.1])])
-def test_another_batching_is_a_finalist_where_drift_may_have_slowed_it(
-    spec: Spec, facts: Facts, other: float, finalists: list[float]
+@pytest.mark.parametrize(
+    ("verify", "other", "finalists"),
+    [("quick", 5.0, [4.0, 4.5, 5.0]), ("quick", 5.1, [4.0, 4.1, 4.5]), ("full", 5.0, [4.0, 4.1, 4.5])],
+)
+def test_other_batchings_are_finalists_where_drift_may_have_slowed_them(
+    spec: Spec, facts: Facts, verify: str, other: float, finalists: list[float]
 ) -> None:
-    alike = [
-        record(measured(configuration(batching="packed", head=head), at))
-        for head, at in (("logits", 4.0), ("chunked", 4.1))
-    ]
-    apart = record(measured(configuration(batching="grouped"), other))
-    records = (*history(spec()), *alike, apart)
-    decision = plan(known(spec(search={"trials": len(records), "verify": "quick"}), facts(), records))
+    made = (
+        ("packed", "logits", 4.0),
+        ("packed", "chunked", 4.1),
+        ("sorted", "logits", 4.5),
+        ("grouped", "logits", other),
+    )
+    found = [record(measured(configuration(batching=batching, head=head), at)) for batching, head, at in made]
+    records = (*history(spec()), *found)
+    decision = plan(known(spec(search={"trials": len(records), "verify": verify}), facts(), records))
     assert decision.verify
     assert [one.timing.seconds for one in decision.verify.finalists if one.timing] == finalists
     assert not {*finalists} & {one.timing.seconds for one in decision.verify.reserves if one.timing}

@@ -20,7 +20,8 @@ from worker.plan.space import blocked, effective_choices, inside, space, unavail
 from worker.plan.study import ask
 from worker.plan.verdicts import LEAST_CLEAN
 
-FINALISTS = {"quick": 2, "full": 3}
+FINALISTS = 3
+NEAREST = {"quick": 1, "full": 2}  # of them by their trials alone
 RESERVES = 3
 WITHIN = 1.15
 DRIFT = 1.25  # of a shared machine's pace between an early and a late trial: as seen in a demo, 2026-11-22
@@ -131,20 +132,20 @@ class _Plan:
         return [one for one in others if self._score(one) <= self._score(others[0]) * WITHIN]
 
     def finalists(self, method: Method) -> list[Measurement]:
-        """The best, and in the last place the best of another batching where they have one in common.
+        """The nearest to the best, then the best of other batchings, then whoever else is near.
 
         Changes are tried around one configuration, minutes after the recipes: how batchings compare is what the
         machine's pace blurs most, and what only blocks in turns can tell.
         """
-        near, count = self.near(method), FINALISTS[self.spec.search.verify]
-        found = near[:count]
-        batchings = {one.configuration.levers["batching"] for one in found}
-        reference = self.baseline_measurement(method)
-        for one in self.good(method) if len(batchings) == 1 else ():
-            other = one is not reference and one.configuration.levers["batching"] not in batchings
-            if other and self._score(one) <= self._score(found[0]) * DRIFT:
-                return [*found[: count - 1], one]
-        return found
+        near, reference = self.near(method), self.baseline_measurement(method)
+        found = near[: NEAREST[self.spec.search.verify]]
+        for one in self.good(method) if found else ():
+            known = {other.configuration.levers["batching"] for other in found}
+            drifted = one is not reference and self._score(one) <= self._score(found[0]) * DRIFT
+            if drifted and one.configuration.levers["batching"] not in known:
+                found.append(one)
+        found += [one for one in near if one not in found]
+        return sorted(found[:FINALISTS], key=self._score)
 
     def _score(self, measurement: Measurement) -> float:
         return score(self.spec, measurement)
