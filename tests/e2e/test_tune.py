@@ -44,8 +44,7 @@ def ours(tmp_path: Path) -> list[psutil.Process]:
 
 def children(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """The trials' processes: those that the worker's fork server started."""
-    direct = psutil.Process(worker.pid).children()
-    return [one for one in psutil.Process(worker.pid).children(recursive=True) if one not in direct]
+    return [trial for server in psutil.Process(worker.pid).children() for trial in server.children()]
 
 
 def cpu_seconds(process: psutil.Process) -> float:
