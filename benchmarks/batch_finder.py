@@ -34,8 +34,8 @@ from finders.ours import MALLOC, Machine, dynotune, peer, truth, warm
 from finders.soaks import LONG, LONG_STEPS, QUICK_STEPS, SOAKED, STEPS, sizes, soak
 from store import Row, Store, say
 
-from worker.main import discover, environment
-from worker.sandbox import Sandbox
+from worker.runner.main import discover, environment
+from worker.runner.sandbox import Sandbox
 
 FINDERS = ("dynotune", "accelerate", "lightning-power", "lightning-binsearch")
 SECONDS, QUICK_SECONDS = 150.0, 60.0

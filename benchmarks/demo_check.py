@@ -28,10 +28,10 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome
 from service.contract.recommendation import Recommendation
 from service.settings import Settings
-from worker.lock import DeviceLock
-from worker.main import discover, environment
-from worker.measuring import Bench
-from worker.sandbox import Sandbox
+from worker.runner.lock import DeviceLock
+from worker.runner.main import discover, environment
+from worker.runner.measuring import Bench
+from worker.runner.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent
 # What somebody with experience would set by hand on a CPU: levers that differ from the baseline, micro batch.

@@ -22,7 +22,7 @@ from acceptance import attention, conformance, lora_kernels, memory, overhead, p
 from acceptance.place import ROOT, Failed, Part, Place, Step
 from store import Row, Store, say
 
-from worker.main import discover, environment
+from worker.runner.main import discover, environment
 
 PARTS = {
     part.name: part

@@ -25,9 +25,9 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome
 from service.levers import LEVERS
-from worker.main import discover, environment
-from worker.measuring import Bench
-from worker.sandbox import Sandbox
+from worker.runner.main import discover, environment
+from worker.runner.measuring import Bench
+from worker.runner.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent
 EFFECTIVE = 32
@@ -69,10 +69,10 @@ def with_chat(model: Path, home: Path) -> Path:
 def fills(spec: JobSpec, roots: tuple[Path, ...]) -> dict[str, float]:
     """Non-padding over computed tokens of an epoch, by arrangement."""
     from service.contract.paths import Roots
+    from worker.child import arrange, sources
+    from worker.child.build import Limits, tokenizer_of
+    from worker.child.data import load
     from worker.tasks import TASKS
-    from worker.trial import arrange, sources
-    from worker.trial.build import Limits, tokenizer_of
-    from worker.trial.data import load
 
     limits = Limits(Roots(roots, roots[0]), None)
     folder = sources.model_folder(spec.model, limits.roots, False, False)

@@ -39,8 +39,8 @@ def child(folder: Path, store: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
+    from worker.child import quantised
     from worker.devices import open_device
-    from worker.trial import quantised
 
     device = open_device("cuda" if torch.cuda.is_available() else "cpu")
     device.limit(None)

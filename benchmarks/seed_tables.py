@@ -30,9 +30,9 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Soak
 from service.contract.task import TrialRequest
 from service.levers import LEVERS, circumstances, excluded
-from worker.main import discover, environment
-from worker.measuring import Bench, measure
-from worker.sandbox import Sandbox
+from worker.runner.main import discover, environment
+from worker.runner.measuring import Bench, measure
+from worker.runner.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 900.0

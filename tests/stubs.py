@@ -1,6 +1,6 @@
 """Trial children for tests: the real sandbox and worker around them, no torch in them.
 
-Each has the signature of worker.trial.child.main.
+Each has the signature of worker.child.entry.main.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from service.contract.configuration import Configuration
 from tests.factory import block, measured
-from worker.trial.isolation import isolate
+from worker.child.isolation import isolate
 
 
 def _answer(request: dict[str, Any], messages: Connection) -> None:
@@ -84,7 +84,7 @@ def greedy(request: dict[str, Any], messages: Connection, lifeline: Connection, 
     """The real child, on the real device under its real cap, but for a trial that allocates without end."""
     import torch
 
-    from worker.trial import child, measure
+    from worker.child import entry, measure
 
     def allocate(*_: object) -> None:
         messages.send({"kind": "probe_started", "micro_batch_size": 1, "phase": "training"})
@@ -93,7 +93,7 @@ def greedy(request: dict[str, Any], messages: Connection, lifeline: Connection, 
             kept.append(torch.ones(1 << 22))
 
     measure.run_trial = allocate  # type: ignore[assignment]
-    child.main(request, messages, lifeline, scratch, lock)
+    entry.main(request, messages, lifeline, scratch, lock)
 
 
 def escaping(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
@@ -108,11 +108,11 @@ def escaping(request: dict[str, Any], messages: Connection, lifeline: Connection
 
 def illegal(_request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """A kernel that reads where it must not: torch says so, and the context is lost."""
-    from worker.trial import child
+    from worker.child import entry
 
     def access(*_: object) -> dict[str, Any]:
         messages.send({"kind": "probe_started", "micro_batch_size": 8, "phase": "training"})
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    child._run = access  # type: ignore[assignment]
-    child.main(_request, messages, lifeline, scratch, _lock)
+    entry._run = access  # type: ignore[assignment]
+    entry.main(_request, messages, lifeline, scratch, _lock)

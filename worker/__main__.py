@@ -13,6 +13,6 @@ if __name__ == "__main__":
     # Until the worker has its own: the imports take a second, and a user may change their mind.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(130))
-    from worker.main import main
+    from worker.runner.main import main
 
     main()

@@ -23,10 +23,10 @@ FILES = {
     ("tests/levers/test_families.py", "compiled"): 150,
     ("tests/levers/test_optimizers.py", ""): 60,
     ("tests/levers/test_evaluation.py", ""): 60,
-    ("tests/trial/test_loop.py", ""): 60,
-    ("tests/trial/test_timing.py", ""): 60,
-    ("tests/trial/test_quantised.py", ""): 60,
-    ("tests/trial/test_soak.py", ""): 90,
+    ("tests/child/test_loop.py", ""): 60,
+    ("tests/child/test_timing.py", ""): 60,
+    ("tests/child/test_quantised.py", ""): 60,
+    ("tests/child/test_soak.py", ""): 90,
 }
 PROCESSES = "4"
 

@@ -13,7 +13,7 @@ from store import Row, say
 
 from acceptance.models import data, model
 from acceptance.place import Failed, Part, Place, Step, against
-from worker.sandbox import Sandbox
+from worker.runner.sandbox import Sandbox
 
 SOAK_STEPS = 300
 MOST_PROBES = 5

@@ -69,9 +69,9 @@ def request(place: Place, name: str) -> dict[str, Any]:
 def child(way: str, asked: dict[str, Any]) -> Row:
     """Non-padding tokens/s of one way."""
     from service.contract.paths import Roots
+    from worker.child.build import Limits, build
+    from worker.child.curve import plan_of
     from worker.devices import open_device
-    from worker.trial.build import Limits, build
-    from worker.trial.curve import plan_of
 
     spec, configuration = (
         JobSpec.model_validate(asked["spec"]),
@@ -93,7 +93,7 @@ def _ours(bundle: Any, plan: list[Any]) -> float:
     """Seconds of the plan's steps after the warm ones."""
     import contextlib
 
-    from worker.trial import loop
+    from worker.child import loop
 
     started = 0.0
     with contextlib.closing(loop.loaded(bundle, plan)) as steps:
@@ -113,7 +113,7 @@ def _trainer(bundle: Any, plan: list[Any]) -> float:
 
     from service.contract.recommendation import RecommendedConfiguration
     from service.exports.arguments import arguments
-    from worker.trial import loop
+    from worker.child import loop
 
     made = bundle.configuration
     exported = RecommendedConfiguration(

@@ -1,6 +1,6 @@
 """A child of the benchmark: one finder other than ours, or a few steps at one size, under the case's cap.
 
-Starts and ends as a trial's child does (worker/trial/child.py), from the same fork server, and builds with the same
+Starts and ends as a trial's child does (worker/child/entry.py), from the same fork server, and builds with the same
 code, so that all finders have the same memory for the same model, data, precision and optimizer.
 """
 
@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from worker.trial.isolation import isolate
+from worker.child.isolation import isolate
 
 TRUTH_STEPS = 2  # the first makes the optimizer's state, the second runs with it
 
@@ -38,8 +38,8 @@ def _run(request: dict[str, Any], send: Callable[[dict[str, Any]], None], scratc
     from service.contract.configuration import Configuration
     from service.contract.job import JobSpec
     from service.contract.paths import Roots
+    from worker.child.build import Bundle, Limits, build
     from worker.devices import open_device
-    from worker.trial.build import Bundle, Limits, build
 
     spec = JobSpec.model_validate(request["spec"])
     configuration = Configuration.model_validate(request["configuration"])
@@ -64,7 +64,7 @@ def _idle(made: Callable[[], Any], device: Any) -> dict[str, Any]:
     """What the process still holds when it has trained a step and dropped the model."""
     import gc
 
-    from worker.trial import probe
+    from worker.child import probe
 
     device.exact_memory(True)
     bundle = made()
@@ -78,7 +78,7 @@ def _idle(made: Callable[[], Any], device: Any) -> dict[str, Any]:
 
 def _steps(bundle: Any, size: int) -> dict[str, Any]:
     """Full steps of one size; the out-of-memory error passes through."""
-    from worker.trial import probe
+    from worker.child import probe
 
     with probe.without_learning(bundle):
         peaks = [max(probe.full_step(bundle, size)) for _ in range(TRUTH_STEPS)]

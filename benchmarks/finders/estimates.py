@@ -9,8 +9,8 @@ from store import Row
 from finders.cases import Case
 from finders.ours import Machine
 from service.contract.estimate import EstimateClaim, EstimateRequest
-from worker.estimating import answer
-from worker.sandbox import Sandbox
+from worker.runner.estimating import answer
+from worker.runner.sandbox import Sandbox
 
 
 def estimated(machine: Machine, case: Case, measured: Row, true: int) -> Row:

@@ -16,8 +16,8 @@ from finders.truth import Truth
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Outcome
 from service.contract.task import TrialRequest
-from worker.measuring import Bench, measure
-from worker.sandbox import Ending, Sandbox
+from worker.runner.measuring import Bench, measure
+from worker.runner.sandbox import Ending, Sandbox
 
 CHILD = "finders.child:main"
 # glibc reads these when a process starts: tensors are mapped and given back one by one.
@@ -27,7 +27,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 class Recording(Sandbox):
     """A sandbox that keeps how each of its children ended."""
 
-    def __init__(self, device: str, entry: str = "worker.trial.child:main") -> None:
+    def __init__(self, device: str, entry: str = "worker.child.entry:main") -> None:
         super().__init__(device, entry)
         self.endings: list[Ending] = []
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from worker.trial import probe
-from worker.trial.build import Bundle
-from worker.trial.worst import worst_case
+from worker.child import probe
+from worker.child.build import Bundle
+from worker.child.worst import worst_case
 
 Made = Callable[[], Bundle]
 Send = Callable[[dict[str, Any]], None]

@@ -10,7 +10,7 @@ from store import Row
 from finders.cases import Case
 from finders.ours import Machine
 from service.contract.measurement import Measurement, Outcome, Soak
-from worker.sandbox import Sandbox
+from worker.runner.sandbox import Sandbox
 
 STEPS, LONG_STEPS, QUICK_STEPS = 200, 1000, 20
 MORE = 1.1

@@ -15,7 +15,7 @@ from service.api.problems import responses
 from service.contract.recommendation import Recommendation
 from service.db import now
 from service.errors import BadQuery, BodyTooLarge, InvalidJob, MalformedBody, NotFound, NotYet
-from service.memory import memory_curve
+from service.memory_curve import memory_curve
 from service.validate import parse, validate
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])

@@ -89,7 +89,7 @@ def estimate(
     json_: Json = False,
 ) -> None:
     """Estimate memory and the largest batch for LoRA, QLoRA and full, without loading weights or having the device."""
-    from service.cli.estimate import estimate as run
+    from service.cli.estimate_command import estimate as run
 
     raise typer.Exit(run(job, memory, url, json_, console))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Literal
 
 from pydantic import Field
 
 from service.contract.base import Contract
 from service.contract.configuration import Configuration
+from service.contract.states import ProbePhase
 
 
 class Outcome(StrEnum):
@@ -21,9 +21,6 @@ class Outcome(StrEnum):
     invalid = "invalid"
     crashed = "crashed"
     timed_out = "timed_out"
-
-
-Phase = Literal["training", "compiled", "evaluation"]
 
 
 class Probe(Contract):
@@ -38,7 +35,7 @@ class Probe(Contract):
     reserved_bytes: int | None = None
     retries: int = Field(default=0, description="Times the allocator had to free its cache to go on.")
     seconds: float | None = None
-    phase: Phase = "training"
+    phase: ProbePhase = ProbePhase.training
 
 
 class MemoryLine(Contract):

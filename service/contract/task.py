@@ -12,6 +12,7 @@ from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, MemoryLine
+from service.contract.states import JobPhase, Origin
 
 
 class TaskKind(StrEnum):
@@ -44,7 +45,7 @@ class TrialRequest(Contract):
     """The payload of a trial: a configuration, why it is tried, and what earlier trials learnt."""
 
     configuration: Configuration
-    origin: str = Field(description="baseline, recipe, search, or repeat.")
+    origin: Origin
     number: int
     confirm_largest: bool = Field(
         default=True, description="Run the largest micro batch the memory line predicts, whatever is timed."
@@ -103,6 +104,6 @@ class PlanDecision(Contract):
     verify: VerifyRequest | None = None
     finish: bool = False
     error: str | None = None
-    phase: str = "searching"
+    phase: JobPhase = JobPhase.searching
     planned_trials: int | None = None
     notes: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from service.queue import Queue
 from tests import tiny
 from tests.conftest import ROOT
 from tests.processes import start_worker, until
-from worker.lock import DeviceLock
+from worker.runner.lock import DeviceLock
 
 
 def environment(tmp_path: Path) -> dict[str, str]:

@@ -37,9 +37,9 @@ from service.exports import EXPORTS
 from service.levers import LEVERS
 from service.recommend import recommend
 from tests.factory import configuration, measured, record
+from worker.child import arrange, loop, soak
+from worker.child.build import Limits, build
 from worker.devices import open_device
-from worker.trial import arrange, loop, soak
-from worker.trial.build import Limits, build
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPORTS_FOLDER = ROOT / "service" / "exports"

@@ -1,5 +1,5 @@
-"""The tiny models of tests/trial."""
+"""The tiny models of tests/child."""
 
-from tests.trial.conftest import _process_settings, bert, functions, llama, reviews
+from tests.child.conftest import _process_settings, bert, functions, llama, reviews
 
 __all__ = ["_process_settings", "bert", "functions", "llama", "reviews"]

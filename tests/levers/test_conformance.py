@@ -24,14 +24,14 @@ from service.exports.templates.levers.compile import layers_of as layers
 from service.levers import EXCLUSIONS, LEVERS, METHOD_NEEDS, excluded
 from service.levers.adapter import ATTENTION
 from service.levers.optimizer import WHOLE_STEP
-from tests.trial import tiny
+from tests.child import tiny
+from worker.child import loop, probe
+from worker.child.build import Bundle
+from worker.child.curve import plan_of
+from worker.child.measure import LEARNS_OTHERWISE, check_reference
+from worker.child.problem import Unstable
 from worker.levers import function
-from worker.main import discover
-from worker.trial import loop, probe
-from worker.trial.build import Bundle
-from worker.trial.curve import plan_of
-from worker.trial.measure import LEARNS_OTHERWISE, check_reference
-from worker.trial.problem import Unstable
+from worker.runner.main import discover
 
 METHODS = tuple(METHOD_NEEDS)
 SAMPLES = list(range(8))

@@ -11,9 +11,9 @@ import torch
 
 from service.exports.templates.common import sample_of
 from service.exports.templates.levers import evaluation
-from tests.trial import tiny
-from worker.trial import loop, soak
-from worker.trial.build import Bundle
+from tests.child import tiny
+from worker.child import loop, soak
+from worker.child.build import Bundle
 
 
 @pytest.fixture

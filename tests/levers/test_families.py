@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from service.levers import LEVERS
+from tests.child import tiny
 from tests.conftest import ROOT
-from tests.trial import tiny
-from worker.trial import loop
-from worker.trial.build import Bundle
-from worker.trial.curve import plan_of
-from worker.trial.lacking import lacking
-from worker.trial.problem import TrialProblem
+from worker.child import loop
+from worker.child.build import Bundle
+from worker.child.curve import plan_of
+from worker.child.lacking import lacking
+from worker.child.problem import TrialProblem
 
 SAMPLES = list(range(6))
 SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

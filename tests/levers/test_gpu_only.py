@@ -22,7 +22,7 @@ from service.exports.templates.levers import (
 )
 from service.exports.templates.levers import compile as compiling
 from service.levers import LEVERS
-from tests.trial import tiny
+from tests.child import tiny
 
 
 class Recorder:

@@ -10,10 +10,10 @@ import torch
 
 from service.exports.templates.common import gradient_norm
 from service.exports.templates.levers import optimizer
-from tests.trial import tiny
-from worker.trial import loop
-from worker.trial.curve import candidates
-from worker.trial.problem import TrialProblem
+from tests.child import tiny
+from worker.child import loop
+from worker.child.curve import candidates
+from worker.child.problem import TrialProblem
 
 SAMPLES = list(range(8))
 

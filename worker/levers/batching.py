@@ -1,4 +1,4 @@
-"""What the collator has to know of the batching; the arrangement itself is worker/trial/arrange.py."""
+"""What the collator has to know of the batching; the arrangement itself is worker/child/arrange.py."""
 
 from service.exports.templates.common import padded_width
 from service.levers import LEVERS

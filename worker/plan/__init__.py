@@ -10,11 +10,12 @@ from service.contract.configuration import Configuration
 from service.contract.job import Method
 from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import ranked, score
+from service.contract.states import JobPhase, Origin
 from service.contract.task import PlanDecision, PlanInput, TrialRequest, VerifyRequest
 from worker.plan.baseline import baseline, precise, reference_of
 from worker.plan.budget import Budget
 from worker.plan.ending import nothing_worked
-from worker.plan.memory import expected
+from worker.plan.expected_memory import expected
 from worker.plan.recipes import changes, recipes
 from worker.plan.space import blocked, effective_choices, inside, space, unavailable, without
 from worker.plan.study import ask
@@ -58,7 +59,7 @@ class _Plan:
     def baseline_request(self, method: Method) -> TrialRequest | None:
         """The baseline's request, when it has been made already."""
         requests = [one.request for one in self.known.history] + self.open + self.new
-        found = [one for one in requests if one.origin == "baseline" and one.configuration.method == method]
+        found = [one for one in requests if one.origin is Origin.baseline and one.configuration.method == method]
         return found[0] if found else None
 
     def baseline_measurement(self, method: Method) -> Measurement | None:
@@ -71,7 +72,7 @@ class _Plan:
         done = {one.measurement.configuration.key for one in self.known.history}
         return done | {one.configuration.key for one in self.open + self.new}
 
-    def request(self, configuration: Configuration, origin: str) -> TrialRequest:
+    def request(self, configuration: Configuration, origin: Origin) -> TrialRequest:
         """A trial with what earlier ones of its method learnt."""
         reference = self.baseline_measurement(configuration.method)
         good = self.good(configuration.method)
@@ -100,29 +101,29 @@ class _Plan:
         default = effectives[min(1, len(effectives) - 1)]
         for configuration in recipes(self.spec, self.facts, method, self.choices, default):
             if configuration.key not in taken:
-                return self.request(configuration, "recipe")
+                return self.request(configuration, Origin.recipe)
         good = [one for one in self.good(method) if inside(one.configuration, self.choices, self.spec.task)]
         if good:
             for configuration in changes(self.spec, good[0], self.choices):
                 if configuration.key not in taken and self.budget.affords(configuration):
-                    return self.request(configuration, "recipe")
+                    return self.request(configuration, Origin.recipe)
         under_way = [one.configuration for one in self.open + self.new if one.configuration.method == method]
         for _ in range(MOST_UNAFFORDABLE):
             found = ask(self.spec, method, self.choices, effectives, self.of(method), under_way, taken, self._score)
             if found is None:
                 break
             if self.budget.affords(found):
-                return self.request(found, "search")
+                return self.request(found, Origin.search)
             taken.add(found.key)  # compiled, and too late for that: others may still fit
         return self.repeat(method)
 
     def repeat(self, method: Method) -> TrialRequest | None:
         """A trial near the best that others disturbed, once more."""
-        repeated = {one.request.configuration.key for one in self.known.history if one.request.origin == "repeat"}
+        repeated = {one.request.configuration.key for one in self.known.history if one.request.origin is Origin.repeat}
         repeated |= {one.configuration.key for one in self.open + self.new}
         for one in self.near(method):
             if one.timing and one.timing.clean_share < LEAST_CLEAN and one.configuration.key not in repeated:
-                return self.request(one.configuration, "repeat")
+                return self.request(one.configuration, Origin.repeat)
         return None
 
     def near(self, method: Method) -> list[Measurement]:
@@ -156,7 +157,7 @@ class _Plan:
             if self.baseline_request(method) is None:
                 configuration, notes = baseline(self.spec, method)
                 self.notes += notes
-                self.new.append(self.request(configuration, "baseline"))
+                self.new.append(self.request(configuration, Origin.baseline))
         waiting = list(self.methods)
         while waiting and len(self.open) + len(self.new) < self.known.workers and self.budget.allows(len(self.new)):
             if any(self.baseline_is_open(method) for method in waiting):
@@ -170,7 +171,7 @@ class _Plan:
 
     def baseline_is_open(self, method: Method) -> bool:
         """Whether the baseline is queued or under way."""
-        return any(one.origin == "baseline" and one.configuration.method == method for one in self.open + self.new)
+        return any(one.origin is Origin.baseline and one.configuration.method == method for one in self.open + self.new)
 
     def verify(self) -> VerifyRequest | None:
         """The next method's verification: finalists close to its best, with their baseline."""
@@ -205,15 +206,17 @@ def plan(known: PlanInput) -> PlanDecision:
     planned = known.spec.search.trials
     notes = tuple(work.notes)
     if work.new or work.open:
-        phase = "searching" if known.history else "baseline"
+        phase = JobPhase.searching if known.history else JobPhase.baseline
         return PlanDecision(trials=tuple(work.new), phase=phase, planned_trials=planned, notes=notes)
     if known.verify_open:
-        return PlanDecision(phase="verifying", notes=notes)
+        return PlanDecision(phase=JobPhase.verifying, notes=notes)
     request = work.verify()
     if request is not None:
-        return PlanDecision(verify=request, phase="verifying", planned_trials=planned, notes=notes)
+        return PlanDecision(verify=request, phase=JobPhase.verifying, planned_trials=planned, notes=notes)
     good = any(work.good(method) for method in work.methods)
-    return PlanDecision(finish=True, phase="done", notes=notes, error=None if good else nothing_worked(known.history))
+    return PlanDecision(
+        finish=True, phase=JobPhase.done, notes=notes, error=None if good else nothing_worked(known.history)
+    )
 
 
 __all__ = ["plan"]

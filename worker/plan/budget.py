@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 from service.contract.configuration import Configuration
+from service.contract.states import Origin
 from service.contract.task import PlanInput
 
 VERIFY_SHARE = 0.25
@@ -20,7 +21,11 @@ class Budget:
     def __init__(self, known: PlanInput) -> None:
         self._known = known
         self._seconds = known.spec.search.minutes * 60
-        spent = [sum(one.measurement.time_spent.values()) for one in known.history if one.request.origin != "baseline"]
+        spent = [
+            sum(one.measurement.time_spent.values())
+            for one in known.history
+            if one.request.origin is not Origin.baseline
+        ]
         self._typical = statistics.median(spent) if spent else 0.0
         self._longest = max((sum(one.measurement.time_spent.values()) for one in known.history), default=0.0)
 
@@ -38,12 +43,12 @@ class Budget:
         factor = COMPILE_ROOM if configuration.levers["compile"] != "off" else 1.0
         return self.left() > factor * self._typical
 
-    def trial_limit(self, configuration: Configuration, origin: str) -> float:
+    def trial_limit(self, configuration: Configuration, origin: Origin) -> float:
         """The time limit of a trial: a few times the longest so far, since a faster one ends sooner.
 
         The baseline may use the whole budget, since nothing works without it.
         """
-        if origin == "baseline" or not self._longest:
+        if origin is Origin.baseline or not self._longest:
             return max(LEAST_LIMIT, self._seconds)
         factor = COMPILE_FACTOR if configuration.levers["compile"] != "off" else 1.0
         return max(LEAST_LIMIT, min(PATIENCE * factor * self._longest, self._seconds))

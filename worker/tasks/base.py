@@ -10,7 +10,7 @@ import torch
 from service.contract.columns import USUAL
 from service.contract.job import Columns
 from service.exports.templates.common import Sample
-from worker.trial.problem import JobProblem
+from worker.child.problem import JobProblem
 
 IGNORED = -100
 Batch = dict[str, Any]  # tensors, and numbers that kernels take as they are

@@ -10,8 +10,8 @@ from service.contract.job import Columns
 from service.exports.templates.common import Sample
 from service.exports.templates.masking import masked
 from service.exports.templates.segments import rows_of
+from worker.child.problem import JobProblem
 from worker.tasks.base import IGNORED, Batch, Task, find, only_text
-from worker.trial.problem import JobProblem
 
 
 class MaskedLM(Task):

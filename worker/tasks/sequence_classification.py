@@ -10,8 +10,8 @@ from service.contract.job import Columns
 from service.contract.rows import class_number
 from service.exports.templates.common import Sample, sample_of
 from service.exports.templates.segments import rows_of
+from worker.child.problem import JobProblem
 from worker.tasks.base import Batch, Task, find, only_text
-from worker.trial.problem import JobProblem
 
 
 class SequenceClassification(Task):

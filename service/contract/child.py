@@ -1,0 +1,149 @@
+"""What a worker asks of a child process, and what the child says back: two discriminated unions, sent as JSON.
+
+A child may run code that comes with a model, so the worker parses what it says and never unpickles it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from service.contract.base import Contract
+from service.contract.estimate import Estimate, EstimateRequest, Known
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.measurement import Block, Measurement, Outcome, Probe, Soak
+from service.contract.states import ProbePhase
+from service.contract.task import TrialRequest
+
+
+class Workplace(Contract):
+    """The device a child measures on, the folders it may read and keep things in, and what it may run."""
+
+    device: str
+    index: int = 0
+    data_roots: tuple[Path, ...]
+    hub_cache: Path
+    job_cache: Path | None = Field(default=None, description="What later children of the job need: tokens, soaks.")
+    quantised_weights: Path | None = Field(default=None, description="Quantised weights kept for later trials.")
+    allow_pickle: bool = False
+    allow_remote_code: bool = False
+
+
+class RunTrial(Contract):
+    """Measure one configuration. `known` are the probes of this trial's earlier children, failed ones included."""
+
+    kind: Literal["trial"] = "trial"
+    workplace: Workplace
+    spec: JobSpec
+    trial: TrialRequest
+    known: tuple[Probe, ...] = ()
+    only_probe: bool = Field(default=False, description="Find the largest micro batch and time nothing.")
+
+
+class RunBlock(Contract):
+    """Train the work unit once with a candidate under another seed."""
+
+    kind: Literal["block"] = "block"
+    workplace: Workplace
+    spec: JobSpec
+    candidate: Measurement
+    block: int
+    seed: int
+
+
+class RunSoak(Contract):
+    """Soak a candidate for its steps or for `seconds`, whichever is less."""
+
+    kind: Literal["soak"] = "soak"
+    workplace: Workplace
+    spec: JobSpec
+    candidate: Measurement
+    seed: int
+    seconds: float
+
+
+class RunEstimate(Contract):
+    """Estimate a job's memory from shapes alone."""
+
+    kind: Literal["estimate"] = "estimate"
+    workplace: Workplace
+    request: EstimateRequest
+    facts: HardwareFacts
+    known: tuple[Known, ...] = ()
+
+
+ChildRequest = Annotated[RunTrial | RunBlock | RunSoak | RunEstimate, Field(discriminator="kind")]
+
+
+class Progress(Contract):
+    """What the child is doing, for people."""
+
+    kind: Literal["progress"] = "progress"
+    text: str
+
+
+class ProbeStarted(Contract):
+    """A step of this size begins: if the child dies now, this size killed it."""
+
+    kind: Literal["probe_started"] = "probe_started"
+    micro_batch_size: int
+    phase: ProbePhase = ProbePhase.training
+
+
+class ProbeDone(Contract):
+    """A step of this size fitted."""
+
+    kind: Literal["probe"] = "probe"
+    probe: Probe
+
+
+class Result(Contract):
+    """The last message of a child that did what it was asked: one of the four fields, by the request's kind."""
+
+    kind: Literal["result"] = "result"
+    measurement: Measurement | None = None
+    block: Block | None = None
+    soak: Soak | None = None
+    estimate: Estimate | None = None
+
+
+class OutOfMemory(Contract):
+    """The last message of a child that ran out of memory. Bytes: what it held, and what others hold of the device."""
+
+    kind: Literal["out_of_memory"] = "out_of_memory"
+    reason: str
+    used_bytes: int | None = None
+    others_bytes: int = 0
+
+
+class Failed(Contract):
+    """The last message of a child that could not do what it was asked."""
+
+    kind: Literal["failed"] = "failed"
+    outcome: Outcome
+    reason: str
+    whole_job: bool = Field(default=False, description="No configuration of this job can run; its user has to act.")
+    unsafe: bool = Field(default=False, description="Memory would not last at this size; a smaller one may hold.")
+
+
+ChildMessage = Annotated[
+    Progress | ProbeStarted | ProbeDone | Result | OutOfMemory | Failed, Field(discriminator="kind")
+]
+REQUEST: TypeAdapter[ChildRequest] = TypeAdapter(ChildRequest)
+MESSAGE: TypeAdapter[ChildMessage] = TypeAdapter(ChildMessage)
+
+
+class EndingKind(StrEnum):
+    """How a child ended: by its own last message, or by what the system or its worker says of it."""
+
+    result = "result"
+    out_of_memory = "out_of_memory"
+    failed = "failed"
+    signal = "signal"
+    exit = "exit"
+    timed_out = "timed_out"
+    ended = "ended"

@@ -1,0 +1,56 @@
+"""The states that jobs and tasks go through, and where a trial comes from: one enum for each."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobStatus(StrEnum):
+    """Where a job stands. `succeeded`, `failed` and `cancelled` are final."""
+
+    queued = "queued"
+    running = "running"
+    succeeded = "succeeded"
+    failed = "failed"
+    cancelled = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to the job."""
+        return self not in (JobStatus.queued, JobStatus.running)
+
+
+class JobPhase(StrEnum):
+    """What a job is doing, in the order in which a job goes through them."""
+
+    queued = "queued"
+    baseline = "baseline"
+    searching = "searching"
+    verifying = "verifying"
+    done = "done"
+
+
+class TaskState(StrEnum):
+    """Where a task of the queue stands. `done` and `cancelled` are final."""
+
+    queued = "queued"
+    running = "running"
+    done = "done"
+    cancelled = "cancelled"
+
+
+class Origin(StrEnum):
+    """Which part of the search asked for a trial."""
+
+    baseline = "baseline"
+    recipe = "recipe"
+    search = "search"
+    repeat = "repeat"
+
+
+class ProbePhase(StrEnum):
+    """What a memory probe ran: an eager training step, a compiled one, or an evaluation batch."""
+
+    training = "training"
+    compiled = "compiled"
+    evaluation = "evaluation"

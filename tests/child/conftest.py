@@ -1,0 +1,50 @@
+"""Tiny random models and data, made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.child import tiny
+
+SDPA = ("flash", "mem_efficient", "cudnn", "math")
+
+
+@pytest.fixture(autouse=True)
+def _process_settings() -> Iterator[None]:
+    """One thread: more only spin on models this small. A bundle sets that, the fp32 precision and sdpa's kernels."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    kernels = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDPA}
+    torch.set_num_threads(1)
+    yield
+    for name, on in kernels.items():
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama's folder."""
+    return tiny.save("llama", tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT classifier's folder."""
+    return tiny.save("bert", tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="session")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 prompts and completions."""
+    return tiny.write(tmp_path_factory.mktemp("data") / "functions.jsonl", tiny.pairs(48))
+
+
+@pytest.fixture(scope="session")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 texts with labels."""
+    return tiny.write(tmp_path_factory.mktemp("data") / "reviews.jsonl", tiny.classes(48))

@@ -1,0 +1,225 @@
+"""Properties of the arrangements, over random lengths."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from service.levers import LEVERS
+from service.levers.batching import BUDGETED, PACKED
+from worker.child import arrange
+from worker.child.arrange import Step
+
+SEEDS = range(25)
+BATCHINGS = LEVERS["batching"].names
+WITHIN_A_STEP = tuple(choice.name for choice in LEVERS["batching"].choices if not choice.changes_order)
+ROW_LENGTH = 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """Random samples: their order, lengths, effective batch and micro batch."""
+
+    order: list[int]
+    lengths: list[int]
+    effective: int
+    micro: int
+
+    def plan(self, batching: str, seed: int = 0) -> list[Step]:
+        """Arranged."""
+        return arrange.arrange(batching, self.order, self.lengths, self.effective, self.micro, ROW_LENGTH, seed)
+
+
+def case(seed: int, micro: int | None = None) -> Case:
+    """A case; in about half of them the effective batch does not divide the samples."""
+    rng = random.Random(seed)
+    lengths = [min(ROW_LENGTH, max(1, int(rng.lognormvariate(3, 1)))) for _ in range(rng.randint(1, 300))]
+    order = rng.sample(range(len(lengths)), rng.randint(1, len(lengths)))
+    effective = rng.choice((1, 2, 6, 8, 16, 32))
+    return Case(order, lengths, effective, micro or rng.randint(1, effective))
+
+
+def flat(step: Step) -> list[int]:
+    """The samples of a step."""
+    return [sample for micro in step for row in micro for sample in row]
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_sample_once_and_no_empty_part(batching: str, seed: int) -> None:
+    made = case(seed)
+    plan = made.plan(batching)
+    assert sorted(sample for step in plan for sample in flat(step)) == sorted(made.order)
+    assert all(step and all(micro and all(micro) for micro in step) for step in plan)
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_micro_batch_has_more_rows_and_no_row_more_tokens_than_allowed(batching: str, seed: int) -> None:
+    made = case(seed)
+    micros = [micro for step in made.plan(batching) for micro in step]
+    rows = [row for micro in micros for row in micro]
+    longest = max(sum(made.lengths[sample] for sample in row) for row in rows)
+    if batching in BUDGETED:
+        budget = made.micro * max(made.lengths)
+        shapes = [arrange.padded_tokens(micro, made.lengths) for micro in micros]
+        assert max(count * width for count, width in shapes) <= budget
+    else:
+        assert max(len(micro) for micro in micros) <= made.micro and longest <= ROW_LENGTH
+    if batching not in PACKED:
+        assert {len(row) for row in rows} == {1}
+
+
+@pytest.mark.parametrize("batching", WITHIN_A_STEP)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_steps_hold_the_samples_that_plain_padding_has(batching: str, seed: int) -> None:
+    made = case(seed)
+    expected = [
+        sorted(made.order[start : start + made.effective]) for start in range(0, len(made.order), made.effective)
+    ]
+    assert [sorted(flat(step)) for step in made.plan(batching)] == expected
+
+
+def test_the_catalogue_marks_exactly_what_changes_the_order() -> None:
+    assert set(WITHIN_A_STEP) == {"padded", "sorted", "token-budget", "packed", "padding-free"}
+    made = Case(list(range(64)), [1 + at % 60 for at in range(64)], 8, 4)
+    padded = [sorted(flat(step)) for step in made.plan("padded")]
+    assert [sorted(flat(step)) for step in made.plan("grouped")] != padded
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_as_many_steps_as_plain_padding(batching: str, seed: int) -> None:
+    """Nothing is gained by taking fewer or larger steps."""
+    rng = random.Random(seed)
+    effective = rng.choice((4, 8, 16, 24))
+    micro = rng.choice([one for one in range(1, effective + 1) if effective % one == 0])
+    base = case(seed)
+    made = Case(base.order, base.lengths, effective, micro)
+    steps, plain = len(made.plan(batching)), -(-len(made.order) // effective)
+    # Rows that are packed across steps hold several samples, so a step may have a few too many.
+    assert steps <= plain if batching == "packed-global" else steps == plain
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_grouped_keeps_the_effective_batch_where_the_micro_batch_divides(seed: int) -> None:
+    rng = random.Random(seed)
+    effective = rng.choice((4, 8, 16, 24))
+    micro = rng.choice([one for one in range(1, effective + 1) if effective % one == 0])
+    count = effective * 8 * rng.randint(1, 3)
+    made = Case(list(range(count)), [rng.randint(1, ROW_LENGTH) for _ in range(count)], effective, micro)
+    assert {len(flat(step)) for step in made.plan("grouped", seed)} == {effective}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_grouped_never_makes_a_step_larger_than_the_effective_batch(seed: int) -> None:
+    made = case(seed)
+    assert max(len(flat(step)) for step in made.plan("grouped", seed)) <= made.effective
+
+
+def test_grouped_is_shuffled_by_the_seed_and_only_by_it() -> None:
+    made = Case(list(range(128)), [1 + at % 100 for at in range(128)], 8, 4)
+    assert made.plan("grouped", 1) == made.plan("grouped", 1)
+    assert made.plan("grouped", 1) != made.plan("grouped", 2)
+    first = [made.lengths[flat(step)[0]] for step in made.plan("grouped", 1)]
+    assert first != sorted(first, reverse=True), "long batches must not all come first"
+
+
+def padded(made: Case, batching: str) -> int:
+    """Tokens that the device computes, padding included."""
+    shapes = [arrange.padded_tokens(micro, made.lengths) for step in made.plan(batching) for micro in step]
+    return sum(rows * width for rows, width in shapes)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sorting_pads_no_more_than_the_random_order_and_grouping_no_more_than_sorting(seed: int) -> None:
+    rng = random.Random(seed)
+    count = 16 * 8
+    made = Case(list(range(count)), [rng.randint(1, ROW_LENGTH) for _ in range(count)], 16, rng.choice((2, 4, 8)))
+    useful = sum(made.lengths)
+    assert useful <= padded(made, "grouped") <= padded(made, "sorted") <= padded(made, "padded")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_best_fit_decreasing_opens_a_row_only_when_none_has_room(seed: int) -> None:
+    made = case(seed)
+    rows = arrange.pack(made.order, made.lengths, ROW_LENGTH)
+    fills = [sum(made.lengths[sample] for sample in row) for row in rows]
+    for at, row in enumerate(rows):
+        assert all(fill + made.lengths[row[0]] > ROW_LENGTH for fill in fills[:at])
+    fewest = -(-sum(fills) // ROW_LENGTH)
+    assert fewest <= len(rows) <= 2 * fewest
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_best_fit_decreasing_is_the_textbook_one(seed: int) -> None:
+    made = case(seed)
+    expected: list[list[int]] = []
+    for length in sorted((made.lengths[sample] for sample in made.order), reverse=True):
+        fitting = [row for row in expected if sum(row) + length <= ROW_LENGTH]
+        if fitting:
+            max(fitting, key=sum).append(length)
+        else:
+            expected.append([length])
+    rows = arrange.pack(made.order, made.lengths, ROW_LENGTH)
+    assert sorted([made.lengths[sample] for sample in row] for row in rows) == sorted(expected)
+
+
+def test_packing_takes_the_fullest_row_that_has_room() -> None:
+    lengths = [60, 50, 30, 20, 10]
+    # 60 | 50 open two rows of 90; 30 fits into the first exactly, 20 and 10 into the second only.
+    assert arrange.pack(range(5), lengths, 90) == [[0, 2], [1, 3, 4]]
+    assert arrange.pack([4, 3, 2, 1, 0], lengths, 90) == [[0, 2], [1, 3, 4]], "the order given does not matter"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_global_packing_fills_rows_at_least_as_well_and_its_steps_have_their_samples(seed: int) -> None:
+    made = case(seed)
+    plan = made.plan("packed-global", seed)
+    assert all(len(flat(step)) >= made.effective for step in plan[:-1])
+    rows, within = (sum(len(micro) for step in one for micro in step) for one in (plan, made.plan("packed")))
+    assert rows <= within
+    assert plan == made.plan("packed-global", seed)
+
+
+def test_a_token_budget_fills_the_memory_that_long_samples_need() -> None:
+    made = Case(list(range(16)), [100] * 4 + [10] * 12, 16, 2)
+    assert [len(micro) for step in made.plan("token-budget") for micro in step] == [2, 2, 12]
+
+
+def test_candidates_divide_the_effective_batch_and_respect_the_limit() -> None:
+    assert arrange.micro_candidates("padded", 24, 100) == [1, 2, 3, 4, 6, 8, 12, 24]
+    assert arrange.micro_candidates("sorted", 24, 7) == [1, 2, 3, 4, 6]
+    assert arrange.micro_candidates("grouped", 7, 6) == [1]
+    assert arrange.micro_candidates("packed", 24, 9) == [1, 2, 4, 8]
+    assert arrange.micro_candidates("token-budget", 24, 13) == [1, 2, 4, 8, 13]
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize("limit", [1, 2, 5, 64])
+@pytest.mark.parametrize("effective", [1, 5, 12, 64])
+def test_candidates_ascend_and_begin_with_one(batching: str, limit: int, effective: int) -> None:
+    found = arrange.micro_candidates(batching, effective, limit)
+    assert found[0] == 1 and found == sorted(set(found)) and found[-1] <= limit
+
+
+def test_accumulation_is_the_most_common_count() -> None:
+    assert arrange.accumulation(Case(list(range(20)), [5] * 20, 8, 2).plan("padded")) == 4
+    one: Step = [[[0]]]
+    two: Step = [[[1]], [[2]]]
+    assert arrange.accumulation([one, two, two]) == 2
+    assert arrange.accumulation([two, one]) == 1, "a tie goes to fewer"
+
+
+def test_padded_tokens_is_the_shape_the_device_computes() -> None:
+    lengths = [3, 7, 5, 1]
+    assert arrange.padded_tokens([[0], [1]], lengths) == (2, 7)
+    assert arrange.padded_tokens([[0, 2], [1], [3]], lengths) == (3, 8)
+
+
+@pytest.mark.parametrize("name", ["", "Packed", "random"])
+def test_an_unknown_batching_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match="there is no batching"):
+        arrange.arrange(name, [0], [1], 1, 1, 8)

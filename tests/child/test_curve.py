@@ -1,0 +1,127 @@
+"""Which micro batches are timed, and what is run before: none without room, none that promise too little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from service.contract.job import JobSpec
+from service.contract.measurement import MemoryLine, Probe
+from service.contract.task import TrialRequest
+from tests.child import tiny
+from worker.child import probe, sizes
+from worker.child.curve import Curve, first_size
+from worker.child.measure import unit_size
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def curve() -> Any:
+    """A curve under a cap of 3 GiB, of which half a one is taken before a step."""
+    made = Curve.__new__(Curve)
+    made._bundle = SimpleNamespace(device=SimpleNamespace(capacity=lambda: 3 * GIB))
+    made._found, made._rest = probe.Found(4, 12, "memory"), 0.5 * GIB
+    made._timed = {4: SimpleNamespace(peak_bytes=1.5 * GIB)}
+    return made
+
+
+@pytest.mark.parametrize(("size", "fits"), [(1, True), (4, True), (8, True), (10, True), (11, False), (16, False)])
+def test_a_size_that_nobody_ran_needs_room_as_timing_took_it(curve: Any, size: int, fits: bool) -> None:
+    assert curve._has_room(size) is fits, "a quarter of a GiB a row"
+
+
+def test_two_timed_sizes_make_the_line_whatever_a_probe_ran(curve: Any) -> None:
+    """Batches of many lengths leave holes in the heap, which a probe's one batch on a tidy heap does not."""
+    curve._timed[8] = SimpleNamespace(peak_bytes=2.5 * GIB)
+    curve._found.largest = 12
+    assert curve._has_room(10) and not curve._has_room(11)
+
+
+@pytest.mark.parametrize(
+    ("cores", "batching", "first"),
+    [(1, "padded", 2), (2, "padded", 4), (64, "padded", 8), (2, "packed", 2), (2, "token-budget", 2)],
+)
+def test_a_cpu_begins_with_what_keeps_its_cores_busy(
+    cores: int, batching: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of 200 tokens in the mean and 512 at most; packed ones are full."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    bundle: Any = SimpleNamespace(
+        device=SimpleNamespace(torch=torch.device("cpu")),
+        spec=SimpleNamespace(dataset=SimpleNamespace(max_length=512)),
+        data=SimpleNamespace(facts=SimpleNamespace(tokens=2000, rows=10, longest=512)),
+        configuration=SimpleNamespace(levers={"batching": batching}),
+        rows_are_packed=lambda: batching == "packed",
+    )
+    assert first_size(bundle, [1, 2, 4, 8, 16]) == first
+    bundle.device.torch = torch.device("cuda")
+    assert first_size(bundle, [1, 2, 4, 8, 16]) == 16
+
+
+@pytest.mark.parametrize(
+    ("verify", "effective", "mean", "samples"),
+    [("quick", 24, 200, 48), ("quick", 32, 200, 64), ("quick", 8, 1000, 48), ("quick", 8, 10, 1008)]
+    + [("full", 32, 2000, 256), ("full", 8, 2000, 64)],
+)
+def test_the_unit_is_whole_groups_of_steps_with_enough_samples_and_tokens(
+    spec: Callable[..., JobSpec], verify: str, effective: int, mean: int, samples: int
+) -> None:
+    job = spec(training={"effective_batch_size": effective}, search={"verify": verify})
+    facts: Any = SimpleNamespace(rows=5000, tokens=5000 * mean)
+    assert unit_size(job, facts) == samples
+
+
+@pytest.fixture
+def timing(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """(a curve of a real bundle whose probe ran 2 of the 8 that it predicts, the sizes whose worst case it runs)."""
+    data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(24))
+    bundle = tiny.bundle(tiny.job(llama, data))
+    request = TrialRequest(configuration=bundle.configuration, origin="recipe", number=2, curve=False, passes=1)
+    made = Curve(bundle, list(range(16)), request, probe.Tell(lambda _: None), 0.0)
+    made._deadline = float("inf")
+    made._candidates = [1, 2, 4, 8]
+    line = MemoryLine(rest_bytes=1 << 50, slope_bytes=1 << 40)
+    made._found = probe.Found(2, 8, "memory", line, [Probe(micro_batch_size=2, peak_bytes=1 << 51)])
+    ran: list[int] = []
+    monkeypatch.setattr(probe, "fits", lambda _, size: ran.append(size))
+    return made, ran
+
+
+def test_a_quick_search_runs_the_worst_case_where_it_may_not_fit(timing: Any) -> None:
+    """What the probe ran is warm, and far below what fits is safe; their worst case's peak counts, run or drawn."""
+    made, ran = timing
+    assert made._time(2) and made._time(4) and made._time(8)
+    assert ran == [8]
+    peaks = {size: unit.peak_bytes for size, unit in made._timed.items()}
+    assert peaks[2] == 1 << 51 and peaks[4] == (1 << 50) + (4 << 40) and peaks[8] < 1 << 40
+
+
+def test_a_full_search_runs_the_worst_case_of_all_that_the_probe_did_not(timing: Any) -> None:
+    made, ran = timing
+    made._request = made._request.model_copy(update={"curve": True})
+    assert made._time(2) and made._time(4)
+    assert ran == [4]
+
+
+@pytest.mark.parametrize(("whole", "promised", "tried"), [(True, 9.7, True), (False, 8.1, False), (False, 7.9, True)])
+def test_a_quick_search_times_another_size_for_a_fifth_only(
+    curve: Any, whole: bool, promised: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = SimpleNamespace(
+        peak_bytes=GIB,
+        plan=[[0]],
+        timing=lambda: SimpleNamespace(seconds=8.0),  # what the model has seen slower: its own words are compared
+        pieces=SimpleNamespace(best=lambda: {(0, 1): [0.0]}),
+    )
+    curve._timed, curve._shapes, curve._samples, curve._candidates = {4: timed}, [], [], [1, 2, 4]
+    curve._request, curve._bundle.data = SimpleNamespace(curve=whole), SimpleNamespace(lengths=[])
+    monkeypatch.setattr(sizes, "cost_model", lambda _: None)
+    monkeypatch.setattr(sizes, "predict", lambda _, size, __: {4: 10.0, 2: promised, 1: 0.1}[size])
+    monkeypatch.setattr("worker.child.curve.plan_of", lambda _, __, size: size)
+    assert curve._promising() == (2 if tried else None), "1 is too far from what was timed"

@@ -1,0 +1,179 @@
+"""Mistakes in a user's data that are easily met: each is one sentence, never a crash of the trial."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.contract.job import DatasetSpec
+from tests.child import tiny
+from tests.conftest import ROOT
+from worker.child import data, rows
+from worker.child.problem import JobProblem
+from worker.tasks import TASKS
+
+TALK = [{"role": "user", "content": "name a word"}, {"role": "assistant", "content": "path"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """The example's tokenizer, with a chat template that refuses robots."""
+    from transformers import AutoTokenizer
+
+    made = AutoTokenizer.from_pretrained(ROOT / "examples" / "llama-13m")
+    made.chat_template = (
+        "{% for m in messages %}{% if m.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    return made
+
+
+def load(source: Path, tokenizer: Any, task: str = "causal-lm", **changes: Any) -> data.Data:
+    """The data of a source, as a trial loads it."""
+    training = changes.pop("training", {})
+    spec = tiny.job(source, source, task=task, dataset={"source": str(source), "max_length": 64} | changes)
+    spec = spec.model_copy(update={"training": spec.training.model_copy(update=training)})
+    return data.load(spec, TASKS[task](), tokenizer, source, None)
+
+
+def refused(call: Any, *arguments: Any, **named: Any) -> str:
+    """The one sentence of a JobProblem."""
+    with pytest.raises(JobProblem) as caught:
+        call(*arguments, **named)
+    sentence = str(caught.value)
+    assert sentence and "\n" not in sentence and len(sentence) < 400
+    return sentence
+
+
+def test_quotes_line_breaks_and_large_fields_of_csv_survive(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('text,label\n"one, ""two""\nthree",1\n' + "é" * 300_000 + ",0\n", encoding="utf-8")
+    found = [(row["text"], row["label"]) for row in rows.read_file(path)]
+    assert found == [('one, "two"\nthree', "1"), ("é" * 300_000, "0")]
+
+
+def test_text_of_another_encoding_is_named(tmp_path: Path) -> None:
+    for ending in (".jsonl", ".csv"):
+        path = tmp_path / f"latin{ending}"
+        path.write_bytes('{"text": "café"}\n'.encode("latin-1"))
+        assert path.name in refused(lambda path=path: list(rows.read_file(path)))
+
+
+def test_a_csv_row_with_more_fields_than_columns_does_not_break_the_message(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("source,goal\na,b,c\n")
+    assert "source, goal" in refused(load, path, tokenizer)
+
+
+def test_a_split_is_not_found_inside_other_words(tmp_path: Path) -> None:
+    table = tiny.pairs(20)
+    tiny.write(tmp_path / "train.jsonl", table)
+    tiny.write(tmp_path / "constraints.jsonl", [{"something": "else"}])
+    tiny.write(tmp_path / "validation.jsonl", tiny.pairs(3))
+    spec = DatasetSpec.model_validate({"source": str(tmp_path), "splits": {"validation": "validation"}})
+    train, _ = rows.read_splits(spec, tmp_path)
+    assert train == table
+
+
+def test_validation_files_are_never_trained_on(tmp_path: Path) -> None:
+    """No file is called train, so all are: all but those that are held out by name."""
+    table, held_out = tiny.pairs(20), tiny.pairs(3, seed=1)
+    tiny.write(tmp_path / "rows.jsonl", table)
+    tiny.write(tmp_path / "validation.jsonl", held_out)
+    spec = DatasetSpec.model_validate({"source": str(tmp_path), "splits": {"validation": "validation"}})
+    assert rows.read_splits(spec, tmp_path) == (table, held_out)
+
+
+@pytest.mark.parametrize("wrong", [0.0, [], {}, {"a": 1}])
+def test_text_that_is_no_text_is_named_also_when_it_is_empty(tmp_path: Path, tokenizer: Any, wrong: object) -> None:
+    path = tiny.write(tmp_path / "rows.jsonl", [*tiny.pairs(20), {"prompt": "ask", "completion": wrong}])
+    assert type(wrong).__name__ in refused(load, path, tokenizer)
+
+
+def test_an_empty_field_does_not_hide_a_wrong_one(tmp_path: Path, tokenizer: Any) -> None:
+    table = [*tiny.pairs(20), {"prompt": "ask", "completion": None}]
+    path = tiny.write(tmp_path / "rows.jsonl", table)
+    assert load(path, tokenizer).facts.rows + load(path, tokenizer).facts.validation_rows == 21, "null is empty text"
+    tiny.write(path, [*table, {"prompt": "ask", "completion": 5}])
+    assert "int" in refused(load, path, tokenizer)
+
+
+@pytest.mark.parametrize("text", [None, 5, 0])
+def test_a_classifiers_text_must_be_text(tmp_path: Path, tokenizer: Any, text: object) -> None:
+    path = tiny.write(tmp_path / "rows.jsonl", [*tiny.classes(6), {"text": text, "label": 1}])
+    assert "text" in refused(load, path, tokenizer, task="sequence-classification")
+
+
+@pytest.mark.parametrize("label", ["", "1.0", math.nan, math.inf])
+def test_labels_must_be_numbers_from_zero(tmp_path: Path, tokenizer: Any, label: object) -> None:
+    path = tiny.write(tmp_path / "rows.jsonl", [*tiny.classes(6), {"text": "odd one", "label": label}])
+    assert repr(label) in refused(load, path, tokenizer, task="sequence-classification")
+
+
+def test_labels_of_csv_are_numbers_too(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in tiny.classes(20)))
+    assert {labels[0] for _, labels in load(path, tokenizer, task="sequence-classification").train} == {0, 1, 2}
+
+
+def test_messages_learn_what_the_assistant_says(tmp_path: Path, tokenizer: Any) -> None:
+    talk = [*TALK, {"role": "user", "content": "for name"}, {"role": "assistant", "content": "return value"}]
+    path = tiny.write(tmp_path / "rows.jsonl", [{"messages": talk}] * 4)
+    ids, labels = load(path, tokenizer).train[0]
+    assert tokenizer.decode([label for label in labels if label != -100]) == "path</s>return value</s>"
+    assert [one for one, label in zip(ids, labels, strict=True) if label not in (-100, one)] == []
+
+
+def test_a_template_that_writes_earlier_turns_otherwise_learns_the_last_only(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shortened = "{% if loop.last %}{{ m.content }}{{ eos_token }}{% else %}...{% endif %}"
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}\n{% else %}"
+        + shortened
+        + "{% endif %}{% endfor %}"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    talk = [*TALK, {"role": "user", "content": "for name"}, {"role": "assistant", "content": "return value"}]
+    path = tiny.write(tmp_path / "rows.jsonl", [{"messages": talk}] * 4)
+    _, labels = load(path, tokenizer).train[0]
+    assert tokenizer.decode([label for label in labels if label != -100]) == "return value</s>"
+
+
+@pytest.mark.parametrize("row", [{"prompt": "return", "completion": "self value"}, {"messages": None}])
+def test_all_of_a_sample_may_be_learnt(tmp_path: Path, tokenizer: Any, row: dict[str, Any]) -> None:
+    row = {"messages": TALK} if "messages" in row else row
+    path = tiny.write(tmp_path / "rows.jsonl", [row] * 4)
+    ids, labels = load(path, tokenizer, training={"loss_on": "all"}).train[0]
+    assert list(labels) == [-100, *ids[1:]]
+
+
+def test_without_a_begin_token_the_first_token_of_a_text_is_still_no_target(tmp_path: Path) -> None:
+    """In a packed row it would be predicted from the sample before it."""
+    from transformers import AutoTokenizer
+
+    path = tiny.write(tmp_path / "rows.jsonl", [{"text": "return self value"}] * 4)
+    plain = AutoTokenizer.from_pretrained(ROOT / "examples" / "llama-13m")
+    plain.bos_token = None
+    ids, labels = load(path, plain).train[0]
+    assert list(labels) == [-100, *ids[1:]] and len(ids) > 2
+
+
+def test_messages_without_a_chat_template(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    path = tiny.write(tmp_path / "rows.jsonl", [{"messages": TALK}] * 4)
+    plain = AutoTokenizer.from_pretrained(ROOT / "examples" / "llama-13m")
+    assert "chat template" in refused(load, path, plain)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["hello", ["hello"], None, 5, [{"role": "robot", "content": "x"}]], ids=lambda one: json.dumps(one)[:12]
+)
+def test_messages_that_are_no_messages_are_the_users_problem(tmp_path: Path, tokenizer: Any, wrong: object) -> None:
+    path = tiny.write(tmp_path / "rows.jsonl", [*[{"messages": TALK}] * 4, {"messages": wrong}])
+    assert str(wrong)[:20] in refused(load, path, tokenizer), "the sentence shows what it met"

@@ -1,0 +1,127 @@
+"""The memory probe on a CPU under a cap, in processes of its own: the cap must not hit the tests' process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.child import tiny
+from tests.child.probing import EFFECTIVE, ROOM
+from tests.conftest import ROOT
+from worker.child.probe import MARGIN, MOST_SIZES
+from worker.devices.base import is_out_of_memory
+
+CASES = ("affine", "largest", "packed", "roomy", "above")
+
+
+@pytest.fixture(scope="module")
+def answers(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What every case said; they run two at a time."""
+    data = tiny.write(tmp_path_factory.mktemp("probe") / "rows.jsonl", tiny.pairs(160, most=70))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    found: dict[str, dict[str, Any]] = {}
+    for start in range(0, len(CASES), 2):
+        running = {
+            case: subprocess.Popen(
+                [sys.executable, "-m", "tests.child.probing", case, str(llama), str(data)],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for case in CASES[start : start + 2]
+        }
+        for case, process in running.items():
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err[-3000:]
+            found[case] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def test_exact_memory_makes_peaks_affine_and_repeatable(answers: dict[str, Any]) -> None:
+    micros, peaks = np.array(answers["affine"]["micros"]), np.array(answers["affine"]["peaks"], dtype=float)
+    slope, rest = np.polyfit(micros, peaks, 1)
+    grown = slope * (micros.max() - micros.min())
+    assert slope > 1 << 20, "each sample costs logits of 64 x 8192 floats, several times over"
+    assert np.abs(peaks - (rest + slope * micros)).max() < 0.06 * grown
+    assert np.abs(peaks[:3] - peaks[3:]).max() < 0.06 * grown
+
+
+@pytest.mark.parametrize("case", ["largest", "packed"])
+def test_the_largest_micro_batch_was_run_and_fits(answers: dict[str, Any], case: str) -> None:
+    found = answers[case]
+    assert found["limited_by"] == "memory" and 2 < found["largest"] < EFFECTIVE
+    assert found["largest"] == max(found["probes"]) and 0 <= found["predicted"] - found["largest"] <= 1
+    assert found["peak"] <= found["capacity"]
+    assert found["again"] == {"type": None}, "it runs a second time"
+    assert found["begun"] == found["probes"] == found["told"] and len(found["probes"]) <= MOST_SIZES
+
+
+@pytest.mark.parametrize("case", ["largest", "packed"])
+def test_the_largest_is_close_to_the_limit(answers: dict[str, Any], case: str) -> None:
+    """What stays free is what the probe keeps back, and the two samples that rounding and correcting may cost."""
+    found = answers[case]
+    sample = (found["peak"] - (found["capacity"] - ROOM)) / found["largest"]
+    assert found["capacity"] - found["peak"] < MARGIN * found["capacity"] + 3 * max(sample, 8 << 20)
+
+
+@pytest.mark.parametrize("case", ["largest", "packed"])
+def test_twice_the_largest_is_recognised_as_out_of_memory(answers: dict[str, Any], case: str) -> None:
+    assert answers[case]["twice"]["out_of_memory"] is True, answers[case]["twice"]
+
+
+def test_with_room_the_effective_batch_limits(answers: dict[str, Any]) -> None:
+    found = answers["roomy"]
+    assert (found["largest"], found["limited_by"]) == (EFFECTIVE, "effective batch")
+
+
+@pytest.mark.parametrize("case", ["largest", "packed", "roomy"])
+def test_probing_leaves_weights_and_learning_rates(answers: dict[str, Any], case: str) -> None:
+    assert answers[case]["same_weights"] and answers[case]["same_rates"]
+
+
+def test_the_cap_is_where_it_was_set(answers: dict[str, Any]) -> None:
+    found = answers["above"]
+    assert found["below"] == {"type": None}
+    assert found["above"]["out_of_memory"] is True, found["above"]
+    assert found["python"]["type"] == "MemoryError" and found["python"]["out_of_memory"] is True
+
+
+@pytest.mark.parametrize("case", ["shapes", "index", "inplace", "graph"])
+def test_other_errors_are_not_taken_for_a_shortage(answers: dict[str, Any], case: str) -> None:
+    assert answers["above"][case]["type"] in ("RuntimeError", "IndexError")
+    assert answers["above"][case]["out_of_memory"] is False, answers["above"][case]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_it"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (MemoryError(), True),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+            True,
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),
+        (RuntimeError("Expected all tensors to be on the same device"), False),
+        (ValueError("out of memory"), False),
+        (KeyError("memory"), False),
+    ],
+)
+def test_what_out_of_memory_looks_like(error: Exception, is_it: bool) -> None:
+    assert is_out_of_memory(error) is is_it

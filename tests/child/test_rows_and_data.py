@@ -1,0 +1,338 @@
+"""Reading rows, turning them into samples, the token cache, and the work unit. A user's mistake gets one sentence."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from service.contract.job import DatasetSpec
+from tests.child import tiny
+from tests.conftest import ROOT
+from worker.child import data
+from worker.child.problem import JobProblem
+from worker.child.rows import read_file, read_splits
+from worker.tasks import TASKS
+
+ROWS: list[dict[str, Any]] = [
+    {"prompt": f"question {at}", "completion": f'answer, "{at}"\nin two lines: ä €'} for at in range(23)
+]
+
+
+def write_as(ending: str, path: Path, rows: list[dict[str, Any]]) -> Path:
+    """The rows in a format."""
+    file = path.with_suffix(ending)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if ending in (".jsonl", ".json"):
+        return tiny.write(file, rows)
+    if ending == ".csv":
+        with file.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        return file
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=10)
+    return file
+
+
+def dataset(source: Path, max_length: int = 64, **changes: Any) -> DatasetSpec:
+    """A dataset; any field can be given."""
+    return DatasetSpec.model_validate({"source": str(source), "max_length": max_length} | changes)
+
+
+def load(source: Path, cache: Path | None = None, task: str = "causal-lm", **changes: Any) -> data.Data:
+    """The job's data, tokenised by the example's tokenizer."""
+    spec = tiny.job(source.parent, source, task=task, dataset=dataset(source, **changes))
+    return data.load(spec, TASKS[task](), tokenizer(), source, cache)
+
+
+def tokenizer() -> Any:
+    """The example's."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(ROOT / "examples" / "llama-13m")
+
+
+def problem(error: pytest.ExceptionInfo[JobProblem]) -> str:
+    """The sentence: one line, neither a traceback nor several sentences."""
+    text = str(error.value)
+    assert text and "\n" not in text and len(text) < 400 and not text.endswith(".")
+    return text
+
+
+# Reading
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".parquet"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, ending: str) -> None:
+    assert list(read_file(write_as(ending, tmp_path / "rows", ROWS))) == ROWS
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+def test_a_folder_with_splits(tmp_path: Path, ending: str) -> None:
+    write_as(ending, tmp_path / "set" / "train-00000-of-00002", ROWS[:10])
+    write_as(ending, tmp_path / "set" / "train-00001-of-00002", ROWS[10:15])
+    write_as(ending, tmp_path / "set" / "validation-00000-of-00001", ROWS[15:18])
+    write_as(ending, tmp_path / "set" / "test-00000-of-00001", ROWS[18:])
+    source = tmp_path / "set"
+    assert read_splits(dataset(source, splits={"validation": "validation"}), source) == (ROWS[:15], ROWS[15:18])
+    train, held = read_splits(dataset(source, splits={"train": "test", "validation": "train"}), source)
+    assert (train, held) == (ROWS[18:], ROWS[:15])
+
+
+def test_a_folder_whose_files_name_no_split_is_all_training(tmp_path: Path) -> None:
+    source = tmp_path / "set"
+    write_as(".jsonl", source / "a", ROWS[:12])
+    write_as(".jsonl", source / "b", ROWS[12:])
+    train, held = read_splits(dataset(source), source)
+    assert sorted(row["prompt"] for row in train + held) == sorted(row["prompt"] for row in ROWS)
+
+
+def test_a_folder_called_train_does_not_make_every_file_a_training_file(tmp_path: Path) -> None:
+    source = tmp_path / "train-sets" / "mine"
+    write_as(".jsonl", source / "train", ROWS[:15])
+    write_as(".jsonl", source / "validation", ROWS[15:])
+    assert read_splits(dataset(source, splits={"validation": "validation"}), source) == (ROWS[:15], ROWS[15:])
+
+
+def test_a_column_names_the_split(tmp_path: Path) -> None:
+    rows = [row | {"part": "held" if at % 5 == 0 else "learn"} for at, row in enumerate(ROWS)]
+    source = write_as(".jsonl", tmp_path / "rows", rows)
+    splits = {"column": "part", "train": "learn", "validation": "held"}
+    train, held = read_splits(dataset(source, splits=splits), source)
+    assert {row["part"] for row in train} == {"learn"} and {row["part"] for row in held} == {"held"}
+    assert len(train) + len(held) == len(rows)
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.25, 0.5])
+def test_a_fraction_is_held_out(tmp_path: Path, fraction: float) -> None:
+    rows = [{"text": str(at)} for at in range(400)]
+    source = write_as(".jsonl", tmp_path / "rows", rows)
+    train, held = read_splits(dataset(source, splits={"validation_fraction": fraction}), source)
+    assert len(held) == pytest.approx(400 * fraction, abs=1)
+    assert {row["text"] for row in train}.isdisjoint(row["text"] for row in held)
+    assert len(train) + len(held) == 400
+    assert read_splits(dataset(source, splits={"validation_fraction": fraction}), source) == (train, held)
+
+
+def test_a_large_fraction_is_held_out_too(tmp_path: Path) -> None:
+    rows = [{"text": str(at)} for at in range(400)]
+    source = write_as(".jsonl", tmp_path / "rows", rows)
+    _, held = read_splits(dataset(source, splits={"validation_fraction": 0.8}), source)
+    assert len(held) == pytest.approx(320, abs=4)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("line", "says"), [('{"prompt": "a", ', "not JSON"), ("[1, 2]", "must be a JSON object"), ('"text"', "object")]
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: str, says: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a", "completion": "b"}\n\n' + line + "\n")
+    with pytest.raises(JobProblem) as error:
+        list(read_file(file))
+    assert "rows.jsonl, line 3" in problem(error) and says in problem(error)
+
+
+def test_a_json_file_that_is_one_array_is_told_how_it_should_look(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(ROWS, indent=1))
+    with pytest.raises(JobProblem) as error:
+        list(read_file(file))
+    assert "rows.json, line 1" in problem(error)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+def test_bytes_that_are_not_the_format_are_a_job_problem(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"rows{ending}"
+    file.write_bytes(b"\xff\xfe\x00PK\x03\x04 not text \x80\x81" * 20)
+    with pytest.raises(JobProblem) as error:
+        list(read_file(file))
+    assert file.name in problem(error)
+
+
+def test_an_unknown_ending(tmp_path: Path) -> None:
+    file = tmp_path / "rows.xlsx"
+    file.write_text("")
+    with pytest.raises(JobProblem) as error:
+        list(read_file(file))
+    assert ".jsonl" in problem(error)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_an_empty_file(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(content)
+    with pytest.raises(JobProblem) as error:
+        load(file)
+    assert "no training rows" in problem(error)
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(JobProblem) as error:
+        read_splits(dataset(tmp_path), tmp_path)
+    assert "no training rows" in problem(error)
+
+
+@pytest.mark.parametrize(
+    ("splits", "says"),
+    [
+        ({"column": "part"}, "no column 'part'"),
+        ({"column": "kind", "train": "nowhere"}, "no training rows"),
+        ({"column": "kind", "train": "a", "validation": "nowhere"}, "no validation rows"),
+        ({"validation": "validation"}, "no validation rows"),
+    ],
+)
+def test_splits_that_are_not_there(tmp_path: Path, splits: dict[str, str], says: str) -> None:
+    source = write_as(".jsonl", tmp_path / "rows", [row | {"kind": "a"} for row in ROWS])
+    with pytest.raises(JobProblem) as error:
+        read_splits(dataset(source, splits=splits), source)
+    assert says in problem(error)
+
+
+def test_a_split_column_that_a_later_row_lacks(tmp_path: Path) -> None:
+    rows = [ROWS[0] | {"part": "train"}, ROWS[1]]
+    source = write_as(".jsonl", tmp_path / "rows", rows)
+    with pytest.raises(JobProblem) as error:
+        read_splits(dataset(source, splits={"column": "part"}), source)
+    assert "part" in problem(error)
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "says"),
+    [
+        ("causal-lm", {"prompt": "ask", "completion": "completion"}, "no column 'ask'"),
+        ("causal-lm", {"text": "body"}, "no column 'body'"),
+        ("sequence-classification", {}, "needs text and label"),
+        ("sequence-classification", {"text": "prompt", "label": "stars"}, "no column 'stars'"),
+    ],
+)
+def test_a_missing_column_lists_those_that_are_there(
+    tmp_path: Path, task: str, columns: dict[str, str], says: str
+) -> None:
+    source = write_as(".jsonl", tmp_path / "rows", ROWS)
+    with pytest.raises(JobProblem) as error:
+        load(source, task=task, columns=columns)
+    assert says in problem(error) and "prompt, completion" in problem(error)
+
+
+def test_no_usual_column(tmp_path: Path) -> None:
+    source = write_as(".jsonl", tmp_path / "rows", [{"a": "b"}] * 30)
+    with pytest.raises(JobProblem) as error:
+        load(source)
+    assert "causal-lm needs" in problem(error)
+
+
+def test_a_row_that_lacks_the_column(tmp_path: Path) -> None:
+    source = write_as(".jsonl", tmp_path / "rows", [*ROWS, {"prompt": "alone"}])
+    with pytest.raises(JobProblem) as error:
+        load(source)
+    assert "completion" in problem(error)
+
+
+@pytest.mark.parametrize("value", [7, 0, ["a"], False])
+def test_a_text_that_is_none(tmp_path: Path, value: Any) -> None:
+    source = write_as(".jsonl", tmp_path / "rows", [*ROWS, {"prompt": "a", "completion": value}])
+    with pytest.raises(JobProblem) as error:
+        load(source)
+    assert type(value).__name__ in problem(error)
+
+
+@pytest.mark.parametrize("label", ["positive", -1, 1.5, None, "nan"])
+def test_a_label_that_is_no_class_number(tmp_path: Path, label: Any) -> None:
+    source = write_as(".jsonl", tmp_path / "rows", [*tiny.classes(30), {"text": "a", "label": label}])
+    with pytest.raises(JobProblem) as error:
+        load(source, task="sequence-classification")
+    assert repr(label) in problem(error)
+
+
+def test_nothing_left_to_learn_from(tmp_path: Path) -> None:
+    rows = [{"prompt": tiny.text(random.Random(at), 60), "completion": "x"} for at in range(30)]
+    with pytest.raises(JobProblem) as error:
+        load(write_as(".jsonl", tmp_path / "rows", rows), max_length=16)
+    assert "max_length" in problem(error)
+
+
+# Samples, the cache, the fingerprint
+
+
+def test_samples_are_cut_and_their_prompts_not_learnt(functions: Path) -> None:
+    found = load(functions, max_length=32)
+    assert found.lengths == [len(ids) for ids, _ in found.train]
+    assert max(found.lengths) == 32 and found.facts.at_max_length == found.lengths.count(32)
+    for ids, labels in found.train:
+        learnt = [at for at, label in enumerate(labels) if label != -100]
+        assert learnt and learnt == list(range(learnt[0], len(ids))) and learnt[0] > 0
+        assert [labels[at] for at in learnt] == [ids[at] for at in learnt]
+    assert found.facts.tokens == sum(found.lengths) and found.facts.rows == len(found.train)
+    assert sum(found.facts.histogram.values()) == found.facts.rows
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "sequence-classification"])
+def test_the_cache_gives_back_what_was_tokenised(tmp_path: Path, functions: Path, reviews: Path, task: str) -> None:
+    source = functions if task == "causal-lm" else reviews
+    cache = tmp_path / "cache"
+    fresh = load(source, cache, task)
+    assert [path.name for path in cache.iterdir()] == ["tokens.npz"]
+    assert load(source, cache, task) == fresh == load(source, None, task)
+
+
+def test_the_cache_is_read_and_not_the_data(tmp_path: Path) -> None:
+    source = write_as(".jsonl", tmp_path / "rows", ROWS)
+    fresh = load(source, tmp_path / "cache")
+    source.unlink()
+    assert load(source, tmp_path / "cache") == fresh
+
+
+def test_the_fingerprint_changes_with_the_data_and_only_then(tmp_path: Path) -> None:
+    def fingerprint(rows: list[dict[str, Any]], ending: str = ".jsonl", max_length: int = 64) -> str:
+        return load(write_as(ending, tmp_path / "rows", rows), max_length=max_length).facts.fingerprint
+
+    first = fingerprint(ROWS)
+    assert fingerprint(ROWS) == first == fingerprint(ROWS, ".parquet")
+    changed = [*ROWS[:-1], ROWS[-1] | {"completion": "another"}]
+    moved = [*ROWS[:-1], {"prompt": ROWS[-1]["prompt"] + " answer", "completion": ROWS[-1]["completion"][6:]}]
+    others = {fingerprint(changed), fingerprint(ROWS[:-1]), fingerprint(ROWS, max_length=12), fingerprint(moved)}
+    assert len(others | {first}) == 5
+
+
+# The work unit
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_work_unit_is_fixed_distinct_and_of_the_right_size(seed: int) -> None:
+    rng = random.Random(seed)
+    lengths = [int(rng.lognormvariate(5, 1)) for _ in range(rng.randint(64, 2000))]
+    unit = data.work_unit(lengths, 64, seed)
+    assert len(unit) == len(set(unit)) == 64 and unit == data.work_unit(lengths, 64, seed)
+    if len(lengths) > 64:
+        assert unit != data.work_unit(lengths, 64, seed + 1)
+    assert [lengths[one] for one in unit] != sorted(lengths[one] for one in unit), "its order is random"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_work_unit_is_stratified(seed: int) -> None:
+    """One from each slice of equal size: every quantile is met, which a random draw misses."""
+    rng = random.Random(seed)
+    lengths = [int(rng.lognormvariate(5, 1)) for _ in range(1280)]
+    order = sorted(range(1280), key=lambda one: (lengths[one], one))
+    rank = {sample: at for at, sample in enumerate(order)}
+    assert sorted(rank[one] // 20 for one in data.work_unit(lengths, 64, seed)) == list(range(64))
+    units = [statistics.mean(lengths[one] for one in data.work_unit(lengths, 64, at)) for at in range(30)]
+    draws = [statistics.mean(rng.sample(lengths, 64)) for _ in range(30)]
+    assert statistics.pstdev(units) < 0.6 * statistics.pstdev(draws)
+    assert float(np.mean(units)) == pytest.approx(statistics.mean(lengths), rel=0.05)
+
+
+def test_the_work_unit_of_a_small_dataset_is_all_of_it() -> None:
+    assert sorted(data.work_unit([5, 3, 9], 64, 0)) == [0, 1, 2]

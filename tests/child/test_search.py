@@ -1,0 +1,189 @@
+"""The search for the largest batch against made-up memory: no device, so that every shape of it can be tried."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from service.contract.measurement import MemoryLine, Probe
+from worker.child.probe import MOST_SIZES, Known, Search, Tell
+
+CAPACITY = 3 << 30
+Memory = Callable[[int], tuple[float, float]]
+
+
+class Short(Exception):
+    """Memory ran out."""
+
+
+@dataclass
+class Machine:
+    """A device whose step of `micro` needs `memory(micro)`: (forward and backward, update), in bytes."""
+
+    memory: Memory
+    rest: float = 100e6
+    thrashes_above: int = 10**9
+    begun: list[int] = field(default_factory=list)
+    told: list[Probe] = field(default_factory=list)
+    retried: int = 0
+
+    torch = SimpleNamespace(type="cpu")
+
+    def capacity(self) -> int:
+        return CAPACITY
+
+    def used(self) -> int:
+        return int(self.rest)
+
+    def reset_peak(self) -> None:
+        return None
+
+    def reserved(self) -> None:
+        return None
+
+    def retries(self) -> int:
+        return self.retried
+
+    def step(self, _: Any, micro: int) -> tuple[int, int]:
+        peaks = self.memory(micro)
+        if max(peaks) > CAPACITY:
+            raise Short
+        self.retried += micro > self.thrashes_above
+        return int(peaks[0]), int(peaks[1])
+
+    def send(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "probe_started":
+            self.begun.append(message["micro_batch_size"])
+        else:
+            self.told.append(Probe.model_validate(message["probe"]))
+
+    def find(self, limit: int = 10**6, line: MemoryLine | None = None) -> tuple[int, str, int]:
+        """As a worker does: a child after each shortage. (largest, limited by, shortages)"""
+        short = 0
+        known: list[Probe] = []
+        while True:
+            bundle = SimpleNamespace(device=self)
+            search = Search(bundle, "training", self.step, (limit, "bound"), Tell(self.send), Known(tuple(known), line))  # type: ignore[arg-type]
+            before = len(self.told)
+            try:
+                found = search.search()
+            except Short:
+                short += 1
+                known += [*self.told[before:], Probe(micro_batch_size=self.begun[-1], peak_bytes=None)]
+                continue
+            return found.largest, found.limited_by, short
+
+
+def true(memory: Memory) -> int:
+    """The largest that fits."""
+    micro = 0
+    while max(memory(micro + 1)) <= CAPACITY:
+        micro += 1
+    return micro
+
+
+def close(found: int, most: int) -> bool:
+    """As the promise goes: never above; 0.97 of it, or one less."""
+    return found <= most and (found >= 0.97 * most or found >= most - 1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_affine_memory_takes_few_sizes_and_never_runs_out(seed: int) -> None:
+    rng = random.Random(seed)
+    rest, slope = rng.uniform(1e8, 2e9), 10 ** rng.uniform(6, 8.7)
+    update = rng.uniform(0, 2e9)
+    memory: Memory = lambda micro: (rest + slope * micro, update)  # noqa: E731
+    machine = Machine(memory, rest)
+    found, limited_by, short = machine.find()
+    assert close(found, true(memory)), (found, true(memory), machine.begun)
+    assert limited_by == "memory" and short == 0 and len(set(machine.begun)) <= 4
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_noisy_and_bent_memory_runs_out_once_at_most(seed: int) -> None:
+    """Two parts in a thousand of noise, and a term that grows a little faster than the batch."""
+    rng = random.Random(seed)
+    rest, slope = rng.uniform(1e8, 1e9), 10 ** rng.uniform(6.5, 8.5)
+    bend = rng.uniform(-0.03, 0.03) * slope * slope / (CAPACITY - rest)
+    memory: Memory = lambda micro: (  # noqa: E731
+        rest + slope * micro + bend * micro**2 + random.Random(micro).uniform(-2e-3, 2e-3) * CAPACITY,
+        0.0,
+    )
+    machine = Machine(memory, rest)
+    found, _, short = machine.find()
+    assert close(found, true(memory)), (found, true(memory), machine.begun)
+    assert short <= 1 and len(machine.begun) <= MOST_SIZES
+
+
+def test_a_large_update_does_not_hide_the_line() -> None:
+    """Full finetuning: at small batches the optimizer's temporaries are the peak; forward and backward still grow."""
+    memory: Memory = lambda micro: (3e8 + 4e7 * micro, 2.5e9)  # noqa: E731
+    machine = Machine(memory, 3e8)
+    found, _, short = machine.find()
+    assert close(found, true(memory)) and short == 0
+
+
+def test_after_a_shortage_the_next_child_goes_on_from_what_is_known() -> None:
+    """A step in the middle: past 30 samples a library takes 6% of the memory more."""
+    memory: Memory = lambda micro: (2e8 + 6e7 * micro + (2e8 if micro > 30 else 0.0), 0.0)  # noqa: E731
+    machine = Machine(memory, 2e8)
+    found, limited_by, short = machine.find()
+    assert found <= true(memory) and found >= 0.9 * true(memory) and limited_by == "memory"
+    assert 1 <= short <= 2 and machine.begun.count(1) == 1, "what ran before is not run again"
+
+
+def test_one_size_of_an_earlier_child_is_run_again_before_the_line_goes_on() -> None:
+    """Another phase ran out of memory there: this one is known to fit at 2, and nothing else."""
+    machine = Machine(lambda micro: (100e6 + 50e6 * micro, 120e6))
+    bundle = SimpleNamespace(device=machine)
+    probes = (Probe(micro_batch_size=2, peak_bytes=200_000_000, update_bytes=120_000_000),)
+    search = Search(bundle, "training", machine.step, (1000, "bound"), Tell(machine.send), Known(probes))  # type: ignore[arg-type]
+    found = search.search(confirm=False)
+    assert machine.begun[0] == 2 and found.predicted <= true(machine.memory)
+
+
+def test_nothing_fits() -> None:
+    machine = Machine(lambda micro: (4e9, 0.0))
+    found, limited_by, short = machine.find()
+    assert (found, limited_by, short) == (0, "memory", 1) and machine.begun == [1]
+
+
+def test_a_bound_is_named() -> None:
+    machine = Machine(lambda micro: (1e8 + 1e6 * micro, 0.0))
+    assert machine.find(limit=32)[:2] == (32, "bound") and len(machine.begun) <= 3
+    one = Machine(lambda micro: (1e8 + 1e6 * micro, 0.0))
+    assert one.find(limit=1)[:2] == (1, "bound") and one.begun == [1]
+
+
+@pytest.mark.parametrize("wrong", [0.5, 0.8, 1.0, 1.3, 2.0])
+def test_a_line_of_an_earlier_trial_saves_sizes(wrong: float) -> None:
+    memory: Memory = lambda micro: (2e8 + 3e7 * micro, 0.0)  # noqa: E731
+    machine = Machine(memory, 2e8)
+    hint = MemoryLine(rest_bytes=2e8, slope_bytes=3e7 * wrong)
+    found, _, short = machine.find(line=hint)
+    assert close(found, true(memory)) and short == 0
+    assert len(machine.begun) <= (2 if wrong >= 0.8 else 3)
+
+
+def test_retries_on_two_steps_running_step_down() -> None:
+    memory: Memory = lambda micro: (2e8 + 3e7 * micro, 0.0)  # noqa: E731
+    machine = Machine(memory, 2e8, thrashes_above=80)
+    found, limited_by, short = machine.find()
+    assert found <= 80 and limited_by == "allocator retries" and short == 0
+
+
+@pytest.mark.parametrize(("longest", "first"), [(512, 2), (64, 16), (4096, 1), (8, 50)])
+def test_what_is_not_confirmed_is_checked_at_a_small_size(longest: int, first: int) -> None:
+    line = MemoryLine(rest_bytes=1e9, slope_bytes=(CAPACITY * 0.99 - 1e9) / 100.5)
+    machine = Machine(lambda micro: (line.at(micro), 0.0), 1e9)
+    bundle: Any = SimpleNamespace(
+        device=machine, rows_are_packed=lambda: False, data=SimpleNamespace(facts=SimpleNamespace(longest=longest))
+    )
+    search = Search(bundle, "training", machine.step, (10**6, "bound"), Tell(machine.send), Known((), line))
+    found = search.search(confirm=False)
+    assert machine.begun == [first] and found.largest == first and found.predicted > first

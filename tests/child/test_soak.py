@@ -1,0 +1,98 @@
+"""The soak: what it runs, that it goes on where it was, and that a leak does not pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.child import tiny
+from worker.child import soak
+from worker.child.build import Bundle
+from worker.child.problem import Unsafe, Unstable
+
+EFFECTIVE = 4
+
+
+@pytest.fixture
+def bundle(llama: Path, tmp_path: Path) -> Bundle:
+    data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(60, most=40))
+    training = {"effective_batch_size": EFFECTIVE}
+    spec = tiny.job(llama, data, max_length=32, training=training, search={"verify": "quick"})
+    return tiny.bundle(spec, "lora", effective=EFFECTIVE)
+
+
+def test_the_longest_come_first_and_again_after_the_save(bundle: Bundle) -> None:
+    plan, middle = soak.soak_plan(bundle, 2, 12, seed=0)
+    sizes = [sum(bundle.data.lengths[one] for micro in step for row in micro for one in row) for step in plan]
+    assert len(plan) == 12 and 4 <= middle <= 8
+    assert sizes[0] == sizes[middle] == max(sizes) and sizes[middle - 1] == min(sizes)
+
+
+def test_it_certifies_what_was_run(bundle: Bundle, tmp_path: Path) -> None:
+    found = soak.soak(bundle, 2, 40, 0, 4, 600.0, tmp_path / "soak.json")
+    assert (found.steps, found.wanted_steps, found.segments, found.worst_case_steps) == (40, 40, 1, 2)
+    assert found.evaluation_loss and found.saved_bytes and found.peak_bytes and found.last_loss
+    assert found.growth_bytes is not None and abs(found.growth_bytes) < soak.NOISE_BYTES
+
+
+def test_an_interrupted_one_goes_on(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, ran, step = tmp_path / "soak.json", [], soak._step
+
+    def broken(bundle: Bundle, plan: Any, number: int, state: Any) -> None:
+        if number == 25 and 25 not in ran:
+            ran.append(number)
+            raise KeyboardInterrupt
+        ran.append(number)
+        step(bundle, plan, number, state)
+
+    monkeypatch.setattr(soak, "_step", broken)
+    with pytest.raises(KeyboardInterrupt):
+        soak.soak(bundle, 2, 30, 0, 4, 600.0, file)
+    found = soak.soak(bundle, 2, 30, 0, 4, 600.0, file)
+    assert found.steps == 30 and found.segments == 2
+    assert ran.index(25) < ran.index(20, ran.index(25)), "it goes on from the last 20 that were written down"
+    assert ran.count(19) == 1
+
+
+def test_a_leak_does_not_pass(bundle: Bundle) -> None:
+    """A model that keeps 1 MB a step."""
+    kept: list[torch.Tensor] = []
+    bundle.model.register_forward_hook(lambda *_: kept.append(torch.ones(1 << 17, device=tiny.DEVICE)))
+    with pytest.raises(Unsafe, match=r"keeps growing, by 1\.0\d MiB a step"):
+        soak.soak(bundle, 2, 200, 0, 4, 600.0)
+
+
+def test_rising_retries_do_not_pass(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = iter(range(10_000))
+    monkeypatch.setattr(bundle.device, "retries", lambda: next(count), raising=False)
+    with pytest.raises(Unsafe, match="two steps running"):
+        soak.soak(bundle, 2, 30, 0, 4, 600.0)
+
+
+def test_a_loss_that_is_not_a_number_does_not_pass(bundle: Bundle) -> None:
+    with torch.no_grad():
+        next(one for one in bundle.model.parameters() if one.requires_grad).fill_(float("nan"))
+    with pytest.raises(Unstable, match="loss of step 0 is nan"):
+        soak.soak(bundle, 2, 30, 0, 4, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("live", "grows"),
+    [
+        ([100 << 20] * 60, False),
+        ([(100 << 20) + step * (1 << 20) for step in range(60)], True),
+        ([(100 << 20) + min(step, 25) * (1 << 20) for step in range(60)], False),
+        ([(100 << 20) + (step % 7) * (8 << 20) for step in range(60)], False),
+        ([(100 << 20) + step * (1 << 16) for step in range(60)], False),
+    ],
+    ids=["flat", "leak", "levels off", "noise", "within noise"],
+)
+def test_growth(live: list[int], grows: bool) -> None:
+    if grows:
+        with pytest.raises(Unsafe):
+            soak.check_growth(live)
+    else:
+        soak.check_growth(live)

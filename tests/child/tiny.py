@@ -1,0 +1,162 @@
+"""Tiny random models, data and jobs for the tests of a trial: real ones, small enough for two slow cores.
+
+DYNOTUNE_TEST_DEVICE=cuda builds what they train on the GPU: benchmarks/gpu_acceptance.py runs them so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from service.contract.job import JobSpec
+from service.contract.paths import Roots
+from tests.conftest import ROOT
+from tests.factory import configuration
+from worker.child.build import Bundle, Limits, build
+from worker.devices import open_device
+
+DEVICE = os.environ.get("DYNOTUNE_TEST_DEVICE", "cpu")
+VOCAB = 8192
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GROUPED: dict[str, Any] = {"num_key_value_heads": 2, "tie_word_embeddings": True}
+WORDS = [
+    "return",
+    "self",
+    "value",
+    "for",
+    "line",
+    "in",
+    "path",
+    "open",
+    "read",
+    "write",
+    "not",
+    "None",
+    "raise",
+    "Error",
+    "key",
+    "list",
+    "dict",
+    "index",
+    "count",
+]
+
+
+def config(kind: str, initializer_range: float = 0.02, vocabulary: int = VOCAB) -> Any:
+    """The configuration of a tiny model; KeyError for an unknown kind."""
+    import transformers
+
+    extra = {"llama": GROUPED, "qwen3": GROUPED | {"head_dim": 16}, "bert": {"num_labels": 3}}[kind]
+    made = {"llama": "LlamaConfig", "qwen3": "Qwen3Config", "bert": "BertConfig"}[kind]
+    return getattr(transformers, made)(
+        **(SHAPE | {"vocab_size": vocabulary}), **IDS, **extra, initializer_range=initializer_range
+    )
+
+
+def draw(
+    kind: str, attention: str = "sdpa", initializer_range: float = 0.02, seed: int = 0, vocabulary: int = VOCAB
+) -> Any:
+    """A model with seeded weights, in fp32 and training mode."""
+    import transformers
+
+    head = transformers.AutoModelForSequenceClassification if kind == "bert" else transformers.AutoModelForCausalLM
+    torch.manual_seed(seed)
+    made = config(kind, initializer_range, vocabulary)
+    made.use_cache = False
+    return head.from_config(made, dtype=torch.float32, attn_implementation=attention).train()
+
+
+def save(kind: str, folder: Path, seed: int = 0) -> Path:
+    """A model folder as a user has it: weights as safetensors, and the example's tokenizer."""
+    draw(kind, seed=seed).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ROOT / "examples" / "llama-13m" / name, folder / name)
+    return folder
+
+
+def text(rng: random.Random, words: int) -> str:
+    """That many words."""
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def pairs(count: int, seed: int = 0, most: int = 60) -> list[dict[str, str]]:
+    """Prompts and completions of very different lengths."""
+    rng = random.Random(seed)
+    return [
+        {"prompt": text(rng, rng.randint(1, 12)), "completion": text(rng, rng.choice((2, 5, 11, 23, most)))}
+        for _ in range(count)
+    ]
+
+
+def classes(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Texts with one of three labels."""
+    rng = random.Random(seed)
+    return [{"text": text(rng, rng.randint(1, 40)), "label": rng.randrange(3)} for _ in range(count)]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """The rows as jsonl."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def job(model: Path, data: Path, max_length: int = 64, **changes: Any) -> JobSpec:
+    """A job on local folders; any field can be given."""
+    values: dict[str, Any] = {
+        "model": {"source": str(model)},
+        "dataset": {"source": str(data), "max_length": max_length},
+        "lora": {"r": 4, "alpha": 8},
+        "training": {"effective_batch_size": 8, "learning_rate": 1e-3},
+    }
+    return JobSpec.model_validate(values | changes)
+
+
+def limits(*folders: Path, cache: Path | None = None) -> Limits:
+    """Limits that allow the folders."""
+    return Limits(Roots(folders, folders[0]), cache)
+
+
+def device() -> Any:
+    """What the tests train on."""
+    return open_device(DEVICE)
+
+
+def bundle(spec: JobSpec, method: str = "lora", on: Any = None, effective: int = 8, **levers: str) -> Bundle:
+    """What a trial trains, in fp32 unless said otherwise."""
+    made = configuration(method, effective, **({"precision": "fp32"} | levers))
+    folders = (Path(spec.model.source), Path(spec.dataset.source).parent)
+    trained_on = on or device()
+    torch.set_num_threads(1)  # the device takes all cores
+    with warnings.catch_warnings():
+        # peft 0.21 and the lever use the names that transformers before 5.23 has; 5.23 calls them deprecated.
+        warnings.filterwarnings("ignore", ".(is_)?gradient_checkpointing(_enable)?. is deprecated", FutureWarning)
+        return build(spec, made, trained_on, limits(*folders), seed=0)
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    """Copies of all gradients that are there; the model's are cleared."""
+    found = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def furthest(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    """The largest difference between two sets of gradients; they must be of the same parameters."""
+    assert first.keys() == second.keys() and first
+    return max(float((first[name] - second[name]).abs().max()) for name in first)

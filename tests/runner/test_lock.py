@@ -1,0 +1,54 @@
+"""The device lock: one holder, kept alive by a child that inherits it, and turns for those who wait."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from worker.runner.lock import DeviceLock
+
+
+def test_one_holder(tmp_path: Path) -> None:
+    first, second = DeviceLock(tmp_path, "cpu-0"), DeviceLock(tmp_path, "cpu-0")
+    assert first.acquire() and not second.acquire()
+    assert DeviceLock(tmp_path, "cuda-0").acquire()  # another device is another lock
+    first.release()
+    assert second.acquire()
+    second.release()
+
+
+def test_other_users_may_take_it_whatever_our_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        lock = DeviceLock(tmp_path / "locks", "cpu-0")
+        assert lock.acquire()
+        lock.awaited()
+        lock.release()
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "locks").iterdir()} == {0o666}
+
+
+def test_whoever_waits_is_seen(tmp_path: Path) -> None:
+    first, second = DeviceLock(tmp_path, "cpu-0"), DeviceLock(tmp_path, "cpu-0")
+    assert first.acquire() and not first.awaited()
+    assert not second.acquire() and first.awaited()
+    first.release()
+    assert second.acquire() and not first.awaited()
+    second.release()
+
+
+def test_a_child_keeps_the_lock_of_a_dead_worker(tmp_path: Path) -> None:
+    lock = DeviceLock(tmp_path, "cpu-0")
+    assert lock.acquire()
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()"], pass_fds=(lock.fd,), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    lock.release()  # as a killed worker would
+    other = DeviceLock(tmp_path, "cpu-0")
+    assert not other.acquire()
+    child.communicate(b"\n")
+    assert other.acquire()
+    other.release()

@@ -1,0 +1,153 @@
+"""The sandbox: every way a child can end is a typed ending, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from service.contract.measurement import Outcome
+from service.contract.task import TrialRequest
+from tests.conftest import ROOT
+from tests.factory import configuration
+from worker.runner.measuring import Bench, measure
+from worker.runner.sandbox import Sandbox
+
+TRIAL = TrialRequest(configuration=configuration(), origin="recipe", number=1, seconds_limit=120)
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.fixture
+def run() -> Iterator[Any]:
+    """Runs a stub child."""
+    made: list[Sandbox] = []
+
+    def go(entry: str, seconds: float = 120, ended: Any = lambda: False, on_message: Any = lambda _: None) -> Any:
+        sandbox = Sandbox("cpu", f"tests.stubs:{entry}")
+        made.append(sandbox)
+        request = {"mode": "trial", "trial": TRIAL.model_dump(mode="json")}
+        return sandbox.run(request, seconds, on_message, ended)
+
+    yield go
+    for sandbox in made:
+        sandbox.close()
+
+
+def test_a_result(run: Any) -> None:
+    ending = run("quick")
+    assert ending.kind == "result" and ending.message["result"]["outcome"] == "ok"
+    assert [message["kind"] for message in ending.seen] == ["progress"]
+
+
+def test_a_segfault_is_named_and_its_last_words_kept(run: Any, tmp_path: Path) -> None:
+    ending = run("segfault")
+    assert ending.kind == "signal" and "SIGSEGV" in ending.reason and "last words" in ending.log
+    assert not list(tmp_path.glob("dynotune-trial-*"))
+
+
+def test_a_silent_exit_is_told(run: Any) -> None:
+    ending = run("silent")
+    assert ending.kind == "exit" and "7" in ending.reason
+
+
+def test_a_hang_is_ended_with_all_its_children(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    # The limit passes once the child has spoken, however long a busy machine takes until then.
+    monkeypatch.setattr("worker.runner.sandbox.time", SimpleNamespace(monotonic=lambda: 1e6 if told else 0.0))
+    ending = run("hang", on_message=lambda message: told.append(message["text"]))
+    assert ending.kind == "timed_out" and told
+    assert _left(told[0]) == []
+
+
+def test_it_ends_when_told_to(run: Any) -> None:
+    told: list[str] = []
+    ending = run("hang", ended=lambda: bool(told), on_message=lambda message: told.append(message["text"]))
+    assert ending.kind == "ended"
+    assert _left(told[0]) == []
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _left(pids: str) -> list[int]:
+    """Those of the processes that are still there once a SIGKILL has had time to arrive."""
+    found = [psutil.Process(pid) for pid in map(int, pids.split()) if _alive(pid)]
+    _, left = psutil.wait_procs(found, timeout=10)
+    return [process.pid for process in left if _alive(process.pid)]
+
+
+def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> None:
+    """A segfault, a hang, an endless allocation, a silent end: typed outcomes, and the worker goes on."""
+    outcomes, reasons = {}, {}
+    for entry in ("segfault", "hang", "greedy", "silent", "quick", "escaping", "illegal"):
+        sandbox = Sandbox("cpu", f"tests.stubs:{entry}")
+        bench = Bench(sandbox, facts(), tmp_path, (tmp_path,), tmp_path)
+        trial = TRIAL.model_copy(update={"seconds_limit": 2.0 if entry == "hang" else 120.0})
+        measurement, _ = measure(
+            bench,
+            spec(hardware={"memory_gib": 0.5 if entry == "escaping" else 1}),
+            "job",
+            trial,
+            lambda _: None,
+            lambda: False,
+            None,
+        )
+        assert measurement is not None
+        outcomes[entry], reasons[entry] = measurement.outcome, measurement.reason
+        assert measurement.reason or measurement.outcome is Outcome.ok
+        sandbox.close()
+    assert outcomes == {
+        "segfault": Outcome.crashed,
+        "hang": Outcome.timed_out,
+        "greedy": Outcome.infeasible,
+        "silent": Outcome.crashed,
+        "quick": Outcome.ok,
+        "escaping": Outcome.infeasible,
+        "illegal": Outcome.crashed,
+    }
+    assert "illegal memory access" in reasons["illegal"] and "its cap is" in reasons["escaping"]
+    assert "GiB (" in reasons["greedy"] and "bytes) needed to go on" in reasons["greedy"]
+
+
+def test_a_killed_worker_leaves_no_process(tmp_path: Path) -> None:
+    """SIGKILL of the process that owns the sandbox: the child and its own child go as well."""
+    script = tmp_path / "owner.py"
+    script.write_text(
+        textwrap.dedent("""
+        from worker.runner.sandbox import Sandbox
+
+        if __name__ == "__main__":
+            say = lambda message: print(message["text"], flush=True)
+            Sandbox("cpu", "tests.stubs:hang").run({"mode": "trial"}, 600, say, lambda: False)
+        """)
+    )
+    owner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert owner.stdout is not None
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    children = psutil.Process(owner.pid).children(recursive=True)
+    assert len(pids) == 2 and all(_alive(pid) for pid in pids) and children
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    gone = {psutil.Process(pid) for pid in pids if _alive(pid)} | {child for child in children if child.is_running()}
+    _, left = psutil.wait_procs(gone, timeout=20)
+    assert [process for process in left if _alive(process.pid)] == []

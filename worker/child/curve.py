@@ -1,0 +1,218 @@
+"""The throughput curve: the work unit timed at a few micro batches that fit, and which of them is recommended.
+
+The largest is a limit, not the goal: the fastest is recommended, the smaller one within 1%.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from service.contract.measurement import Timing
+from service.contract.objective import SMALLEST_WITHIN
+from service.contract.task import TrialRequest
+from service.levers.batching import BUDGETED, GROUP_STEPS
+from service.levers.optimizer import WHOLE_STEP
+from worker.child import arrange, probe, sizes
+from worker.child.build import Bundle
+from worker.child.problem import TrialProblem
+from worker.child.timing import Unit, time_unit
+
+CLEARLY_SLOWER = 1.25
+# What another size has to promise, of the best one's seconds: in a quick search a whole pass has to be worth it.
+WORTH_TRYING, WORTH_TRYING_QUICKLY = 0.98, 0.8
+NEAR = 2  # times a timed size: batches that are all alike say little of much larger or smaller ones
+MOST_GUIDED = 3
+TOKENS_A_CORE, MOST_TOKENS = 512, 2048  # of a CPU's first micro batch
+SAFE_SHARE = 0.6  # of what fits by a trial's own line: timed without running the worst case first
+BELOW_LARGEST = (1.0, 0.75, 0.5)
+
+
+def plan_of(bundle: Bundle, samples: list[int], micro: int, effective: int | None = None) -> list[arrange.Step]:
+    """The samples arranged as the configuration says."""
+    return arrange.arrange(
+        bundle.configuration.levers["batching"],
+        samples,
+        bundle.data.lengths,
+        effective or bundle.configuration.effective_batch_size,
+        micro,
+        bundle.spec.dataset.max_length,
+        bundle.spec.training.seed,
+        GROUP_STEPS[bundle.spec.search.verify],
+    )
+
+
+def candidates(bundle: Bundle, largest: int) -> list[int]:
+    """Micro batches worth timing, up to the largest."""
+    configuration = bundle.configuration
+    effective = configuration.effective_batch_size
+    if configuration.levers["optimizer"] not in WHOLE_STEP:
+        return arrange.micro_candidates(configuration.levers["batching"], effective, largest)
+    if largest < effective:
+        raise TrialProblem(
+            f"optimizer={configuration.levers['optimizer']} takes a step in one micro batch: {effective} samples, of "
+            f"which {largest} fit"
+        )
+    return [effective]
+
+
+def first_size(bundle: Bundle, fitting: list[int]) -> int:
+    """Where to begin: on a GPU the largest; on a CPU what keeps its cores busy, past which batches only pad more."""
+    if bundle.device.torch.type == "cuda":
+        return fitting[-1]
+    facts = bundle.data.facts
+    typical = bundle.spec.dataset.max_length if bundle.rows_are_packed() else facts.tokens / facts.rows
+    if bundle.configuration.levers["batching"] in BUDGETED:
+        typical = facts.longest
+    enough = min(MOST_TOKENS, TOKENS_A_CORE * torch.get_num_threads())
+    small = [size for size in fitting if size * typical <= enough]
+    return small[-1] if small else fitting[0]
+
+
+class Curve:
+    """The timings of one trial, by micro batch."""
+
+    def __init__(self, bundle: Bundle, samples: list[int], request: TrialRequest, tell: probe.Tell, started: float):
+        self._bundle, self._samples, self._request, self._tell = bundle, samples, request, tell
+        # Cold caches and kernel selection must not be timed, nor may a trial run into its limit.
+        self._deadline = started + request.seconds_limit * 0.8
+        self._timed: dict[int, Unit] = {}
+        self._shapes: list[sizes.Shape] = []
+        self._candidates: list[int] = []
+        self._found = probe.Found(0, 0, "")
+        self._rest = 0.0
+        self.notes: list[str] = []
+        self.losses: tuple[float, ...] = ()
+        self.grad_norms: tuple[float | None, ...] = ()
+
+    def run(self, found: probe.Found) -> Unit:
+        """Time a few sizes up to the predicted, the fastest again; TimeoutError when not even one pass ended.
+
+        Beyond the first, only sizes for which the peaks seen while timing leave room.
+        """
+        self._candidates, self._found = candidates(self._bundle, found.predicted), found
+        self._bundle.device.reset_peak()
+        self._rest = float(self._bundle.device.used())
+        fixed = self._bundle.configuration.micro_batch_size
+        if fixed is not None:
+            self._time(self._fixed(fixed))
+        else:
+            going = self._time(first_size(self._bundle, self._candidates))
+            for below in self._below_largest(found.predicted) if self._request.curve else ():
+                going = going and (below in self._timed or self._time(below))
+            for _ in range(MOST_GUIDED - 1):
+                size = self._promising()
+                going = going and size is not None and self._time(size)
+        first = next(iter(self._timed.values()))
+        self.losses, self.grad_norms = tuple(first.losses), tuple(first.grad_norms)
+        best = self._recommended()
+        limit = self._request.best_seconds
+        if limit is not None and best.timing().seconds > CLEARLY_SLOWER * limit:
+            self.notes.append("Clearly slower than the best so far, so it was timed once only.")
+        elif best.passes < self._request.passes:
+            self._tell.send({"kind": "progress", "text": f"timing micro batch {best.micro} again"})
+            time_unit(best, passes=self._request.passes, extra=1, deadline=self._deadline)
+        return best
+
+    def timings(self) -> tuple[Timing, ...]:
+        """What was seen, the smallest micro batch first."""
+        return tuple(self._timed[size].timing() for size in sorted(self._timed))
+
+    def _fixed(self, wanted: int) -> int:
+        fitting = [size for size in self._candidates if size <= wanted]
+        if fitting[-1] != wanted:
+            self.notes.append(
+                f"A micro batch of {wanted} does not fit or divide the effective batch; {fitting[-1]} is used."
+            )
+        return fitting[-1]
+
+    def _below_largest(self, largest: int) -> list[int]:
+        """The candidates at or just below the largest, 3/4 and 1/2 of it."""
+        wanted = [max(1, int(share * largest)) for share in BELOW_LARGEST]
+        return list(dict.fromkeys(max(size for size in self._candidates if size <= most) for most in wanted))
+
+    def _time(self, size: int) -> bool:
+        """Time one pass at a size; False when time is up."""
+        bundle, device = self._bundle, self._bundle.device
+        self._tell.send({"kind": "progress", "text": f"timing micro batch {size}"})
+        device.reset_peak()
+        self._tell.begun(size)
+        worst = self._worst(size)
+        if worst is None:
+            probe.fits(bundle, size)
+        if not self._timed:
+            bundle.new_optimizer()
+        unit = Unit(bundle, size, plan_of(bundle, self._samples, size))
+        if not unit.run(self._deadline):
+            if not self._timed:
+                raise TimeoutError(f"one pass over {len(self._samples)} samples did not end in time")
+            return False
+        unit.peak_bytes, unit.reserved_bytes = max(device.peak(), worst or 0), device.reserved()
+        self._timed[size] = unit
+        self._shapes += unit.shapes()
+        return True
+
+    def _worst(self, size: int) -> int | None:
+        """The worst case's peak where it need not run before the unit does: it has run, or is far from what is there.
+
+        The latter in a quick search on a CPU, whose kernels are warm at any size, by the line that this trial drew.
+        """
+        found, bundle = self._found, self._bundle
+        ran = {one.micro_batch_size: one.peak_bytes for one in found.probes}
+        if bundle.compiled():
+            return None
+        if size in ran:
+            return ran[size]
+        quick = bundle.device.torch.type == "cpu" and not self._request.curve
+        return int(found.line.at(size)) if quick and found.line and size <= SAFE_SHARE * found.predicted else None
+
+    def _recommended(self) -> Unit:
+        """The fastest, or the smaller one within 1%."""
+        seconds = {size: unit.timing().seconds for size, unit in self._timed.items()}
+        near = [size for size in seconds if seconds[size] <= min(seconds.values()) * (1 + SMALLEST_WITHIN)]
+        return self._timed[min(near)]
+
+    def _promising(self) -> int | None:
+        """The untimed size that promises enough over the best timed one, both by the model; or None."""
+        model = sizes.cost_model(self._shapes)
+        best = min(self._timed, key=lambda one: self._timed[one].timing().seconds)
+        updates = min(
+            sum(sum(times) / len(times) for (_, at), times in unit.pieces.best().items() if at == len(unit.plan[0]))
+            for unit in self._timed.values()
+        )
+        promised: dict[int, float] = {
+            size: sizes.predict(model, plan_of(self._bundle, self._samples, size), self._bundle.data.lengths) + updates
+            for size in self._candidates
+            if size == best or (size not in self._timed and self._near(size) and self._has_room(size))
+        }
+        size = min(promised, key=lambda one: promised[one])
+        worth = WORTH_TRYING if self._request.curve else WORTH_TRYING_QUICKLY
+        return size if promised[size] < promised[best] * worth else None
+
+    def _near(self, size: int) -> bool:
+        return any(timed <= NEAR * size and size <= NEAR * timed for timed in self._timed)
+
+    def _has_room(self, size: int) -> bool:
+        """Whether a size fits as it would be timed: an allocator that keeps what it had takes more than a probe."""
+        peaks = {timed: float(unit.peak_bytes or 0) for timed, unit in self._timed.items()}
+        most = max(peaks)
+        if size <= most:
+            return True
+        below = max((timed for timed in peaks if timed < most), default=0)
+        slope = max(0.0, peaks[most] - peaks.get(below, self._rest)) / (most - below)
+        return peaks[most] + slope * (size - most) <= self._bundle.device.capacity()
+
+
+def warm_compiled(bundle: Bundle, largest: int, tell: probe.Tell) -> float:
+    """Compile and settle on the unit's shapes; the seconds that compiling took beyond running."""
+    fitting = candidates(bundle, largest)
+    size = first_size(bundle, fitting)
+    cold = time.perf_counter()
+    probe.fits(bundle, size, tell)
+    probe.fits(bundle, fitting[0], tell)
+    warm = time.perf_counter()
+    probe.fits(bundle, size, tell)
+    probe.fits(bundle, fitting[0], tell)
+    again = time.perf_counter()
+    return max(0.0, (warm - cold) - (again - warm))

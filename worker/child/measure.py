@@ -1,0 +1,222 @@
+"""One trial, inside its child: build, check against the reference, probe, time, and say what was seen."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.contract.job import JobSpec
+from service.contract.measurement import DatasetFacts, Measurement, Outcome, Probe
+from service.contract.task import TrialRequest
+from service.levers import LEVERS
+from service.levers.batching import GROUP_STEPS
+from service.levers.optimizer import WHOLE_STEP
+from worker.child import arrange, curve, loop, probe
+from worker.child.build import Bundle, Limits, build, parameter_counts
+from worker.child.data import work_unit
+from worker.child.lacking import lacking
+from worker.child.problem import Unstable
+from worker.devices import Device
+
+CHECK_SAMPLES = 8
+MOST_SAMPLES = 1024
+# Relative differences of step 0 (loss, gradient norm) that rounding explains; mixed samples and wrong kernels
+# are far outside.
+EXACT = (1e-4, 1e-3)
+ROUNDED = (2e-3, 2e-2)
+LEARNS_OTHERWISE = 1e-2, math.inf  # the user allowed it: gradients may be scaled otherwise, the function is the same
+
+Send = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Spent:
+    """Where a trial's time went, in seconds by phase."""
+
+    phases: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.perf_counter)
+
+    def phase(self, name: str) -> None:
+        """What has passed since the last call went to `name`."""
+        now = time.perf_counter()
+        self.phases[name] = self.phases.get(name, 0.0) + now - self._since
+        self._since = now
+
+
+def unit_size(spec: JobSpec, facts: DatasetFacts) -> int:
+    """Samples of the job's work unit: whole optimizer steps, and enough tokens that chance does not decide.
+
+    Which samples share a micro batch is chance, and padding follows it: with few batches of short samples, one seed
+    made the baseline half as fast again as another.
+    """
+    effective = spec.training.effective_batch_size or 64
+    steps = GROUP_STEPS[spec.search.verify]
+    least, tokens = (48, 10_000) if spec.search.verify == "quick" else (64, 48_000)
+    enough = min(MOST_SAMPLES, tokens * facts.rows // facts.tokens)
+    wanted = max(steps, -(-least // effective), enough // effective)
+    return effective * steps * -(-wanted // steps)  # whole groups, so that what is timed is what runs
+
+
+def run_trial(
+    spec: JobSpec,
+    request: TrialRequest,
+    device: Device,
+    limits: Limits,
+    send: Send,
+    known: tuple[Probe, ...] = (),
+    only_probe: bool = False,
+) -> Measurement:
+    """Measure one configuration. Errors pass through; out of memory is told by `probe_started` before it.
+
+    `known` are the probes of earlier children of this trial, those that ran out of memory included. With
+    `only_probe` nothing is timed: the answer is the largest micro batch and the memory line.
+    """
+    spent, started = Spent(), time.perf_counter()
+    send({"kind": "progress", "text": "loading"})
+    used_before = device.used_by_others()
+    bundle = build(spec, request.configuration, device, limits, spec.training.seed)
+    spent.phases |= {"data": bundle.data_seconds, "load": bundle.load_seconds}
+    spent.phase("build")
+    spent.phases["build"] -= bundle.data_seconds + bundle.load_seconds
+    notes: list[str] = []
+    unit = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), spec.training.seed)
+    tell, learnt = probe.Tell(send), probe.Known(known, request.memory_line)
+    found = probe.largest(bundle, tell, request.confirm_largest, learnt)
+    evaluation = max(1, found.largest)
+    # A head that trains without logits evaluates with them, and an evaluation may generate or copy weights: then
+    # nothing follows from what training takes.
+    apart = any(request.configuration.levers[name] != LEVERS[name].baseline for name in ("head", "evaluation"))
+    if apart or (request.confirm_largest and found.largest and spec.search.verify == "full"):
+        first = 1 if apart else found.largest
+        evaluation = probe.evaluation(bundle, tell, first, learnt, request.confirm_largest)
+    bundle.new_optimizer()
+    spent.phase("probe")
+    base: dict[str, Any] = {
+        "configuration": request.configuration,
+        **limits_of(found),
+        "capacity_bytes": device.capacity(),
+        "used_before_bytes": used_before,
+        "load_seconds": bundle.load_seconds + bundle.quantising_seconds,
+        "load_peak_bytes": bundle.load_peak_bytes,
+        "dataset": bundle.data.facts,
+    }
+    assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"
+    if only_probe:
+        base |= {"largest_micro_batch": found.largest, "evaluation_batch_size": evaluation}
+        return Measurement(**base, outcome=Outcome.ok)
+    compile_seconds = 0.0
+    if bundle.compiled():
+        send({"kind": "progress", "text": "compiling"})
+        bundle.compile()
+        compile_seconds = curve.warm_compiled(bundle, found.predicted, tell)
+        if request.confirm_largest:
+            found = probe.recompiled(bundle, tell, found, learnt)
+            base |= limits_of(found)
+        bundle.new_optimizer()
+        spent.phase("compile")
+    send({"kind": "progress", "text": "checking against the baseline"})
+    reference = check_reference(bundle, unit, request, found.largest, notes)
+    spent.phase("check")
+    weights = loop.trained_sum(bundle.model)
+    times = curve.Curve(bundle, unit, request, tell, started)
+    best = times.run(found)
+    notes += times.notes
+    spent.phase("timing")
+    if loop.trained_sum(bundle.model) == weights:
+        raise Unstable("the trained weights did not change")
+    every, trained = parameter_counts(bundle.model)
+    timing = best.timing()
+    if timing.clean_share < 0.5:
+        heat = f"The GPU lowered its clock meanwhile ({', '.join(timing.slowed_by)})"
+        others = f"Others used up to {timing.largest_share_of_others:.0%} of the device meanwhile"
+        notes.append(f"{heat if timing.slowed_by else others}; this timing is less sure than its interval says.")
+    return Measurement(
+        **base,
+        outcome=Outcome.ok,
+        micro_batch_size=timing.micro_batch_size,
+        largest_micro_batch=max(found.largest, *(one.micro_batch_size for one in times.timings())),
+        gradient_accumulation_steps=arrange.accumulation(best.plan),
+        timing=timing,
+        curve=times.timings(),
+        peak_bytes=timing.peak_bytes,
+        reserved_bytes=timing.reserved_bytes,
+        evaluation_batch_size=evaluation if apart else max(evaluation, timing.micro_batch_size),
+        compile_seconds=compile_seconds,
+        check_loss=reference.loss,
+        check_grad_norm=reference.grad_norm,
+        weights_dtype=weights_dtype(bundle),
+        adapter_excludes=adapter_excludes(bundle),
+        lacks=lacking(bundle.model),
+        losses=times.losses,
+        grad_norms=times.grad_norms,
+        parameters=every,
+        trainable_parameters=trained,
+        notes=tuple(notes),
+        time_spent={name: round(seconds, 3) for name, seconds in spent.phases.items()},
+    )
+
+
+def limits_of(found: probe.Found) -> dict[str, Any]:
+    """The measurement's fields that the probe fills."""
+    return {
+        "predicted_micro_batch": found.predicted or None,
+        "limited_by": found.limited_by,
+        "memory_line": found.line,
+        "probes": tuple(found.probes),
+    }
+
+
+def adapter_excludes(bundle: Bundle) -> tuple[str, ...]:
+    """Modules that `all-linear` had to leave out, which whoever trains with it has to leave out too."""
+    if bundle.configuration.method == "full":
+        return ()
+    return tuple(sorted(bundle.model.peft_config["default"].exclude_modules or ()))
+
+
+def weights_dtype(bundle: Bundle) -> str:
+    """The format of the model's weights, adapters left out."""
+    kinds = [one.dtype for name, one in bundle.model.named_parameters() if "lora_" not in name]
+    return str(max((kind for kind in set(kinds) if kind.is_floating_point), key=kinds.count)).removeprefix("torch.")
+
+
+def check_reference(
+    bundle: Bundle, unit: list[int], request: TrialRequest, largest: int, notes: list[str]
+) -> loop.StepResult:
+    """Step 0 on the untouched weights, ragged and with several samples a row, against the baseline's."""
+    half = bundle.spec.dataset.max_length // 2
+    lengths = bundle.data.lengths
+    short = [sample for sample in unit if lengths[sample] <= half][:CHECK_SAMPLES]
+    samples = short if len(short) == CHECK_SAMPLES else unit[:CHECK_SAMPLES]
+    whole = request.configuration.levers["optimizer"] in WHOLE_STEP
+    micro = len(samples) if whole else min(4, largest)
+    (step,) = curve.plan_of(bundle, samples, micro=micro, effective=len(samples))
+    result = loop.reference_step(bundle, step)
+    loop.check(bundle, result, 0)
+    if request.reference_loss is None or request.reference_grad_norm is None:
+        if request.origin != "baseline":
+            notes.append("There is no baseline to compare step 0 with.")
+        return result
+    levers = request.configuration.levers
+    rounded = request.reference_rounded or weights_dtype(bundle) != "float32"
+    choices = [LEVERS[name].choice(choice) for name, choice in levers.items()]
+    rounded |= any(choice.changes_numerics for choice in choices)
+    allowed = ROUNDED if rounded else EXACT
+    if any(choice.changes_learning for choice in choices):
+        allowed = LEARNS_OTHERWISE
+    for what, ours, theirs, most in zip(
+        ("loss", "gradient norm"),
+        (result.loss, result.grad_norm),
+        (request.reference_loss, request.reference_grad_norm),
+        allowed,
+        strict=True,
+    ):
+        away = abs(ours - theirs) / max(abs(theirs), 1e-12)
+        if away > most:
+            raise Unstable(
+                f"step 0's {what} is {ours:.6g} where the baseline's is {theirs:.6g} on the same weights and samples: "
+                f"{away:.1e} away, {most:.0e} allowed"
+            )
+    return result

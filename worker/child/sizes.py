@@ -1,0 +1,38 @@
+"""Predicts which micro batch is fastest from the batches timed so far. It only guides: what is reported was timed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from worker.child.arrange import Step, padded_tokens
+
+Shape = tuple[int, int, float]
+
+
+def cost_model(shapes: list[Shape]) -> np.ndarray:
+    """Coefficients of seconds = a + b x tokens + c x rows x length^2, none below zero, by relative least squares."""
+    seconds = np.array([shape[2] for shape in shapes])
+    terms = np.array([_terms(rows, length) for rows, length, _ in shapes]) / seconds[:, None]
+    active = [0, 1, 2]
+    while True:
+        found = np.zeros(3)
+        found[active] = np.linalg.lstsq(terms[:, active], np.ones(len(shapes)), rcond=None)[0]
+        below = [at for at in active if found[at] < 0]
+        if not below or len(active) == 1:
+            return np.maximum(found, 0)
+        active.remove(min(below, key=lambda at: found[at]))
+
+
+def _terms(rows: int, length: int) -> tuple[float, float, float]:
+    return 1.0, float(rows * length), float(rows * length**2)
+
+
+def predicted(model: np.ndarray, shapes: list[Shape]) -> list[float]:
+    """Seconds of each shape by the model, a microsecond at least."""
+    return [max(1e-6, float(np.dot(model, _terms(rows, length)))) for rows, length, _ in shapes]
+
+
+def predict(model: np.ndarray, plan: list[Step], lengths: list[int]) -> float:
+    """Seconds of all micro batches of a plan."""
+    shapes = [padded_tokens(micro, lengths) for step in plan for micro in step]
+    return float(sum(np.dot(model, _terms(rows, length)) for rows, length in shapes))

@@ -1,0 +1,259 @@
+"""Times the job's work unit: every batch by device marks, only timings that had the device to themselves.
+
+The unit's time is the sum over its batches of the median of their clean timings; its interval is a bootstrap
+over them. Never mean tokens over the median step: with varying lengths that flattered grouping by 72%.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import random
+import statistics
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from service.contract.measurement import Timing
+from worker.child import loop, sizes
+from worker.child.arrange import Step
+from worker.child.build import Bundle
+
+MOST_OTHERS = 0.10
+WINDOW_SECONDS = 0.3
+BOOTSTRAP = 1000
+
+
+@dataclass
+class Pieces:
+    """Timings of the unit's pieces: each micro batch, and each update with the wait for the next step's batches.
+
+    `clean` first, all kept.
+    """
+
+    clean: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    dirty: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    worst_share: float = 0.0
+
+    def add(self, piece: tuple[int, int], seconds: float, share: float) -> None:
+        """Note one timing and the share of the device that others had."""
+        self.worst_share = max(self.worst_share, share)
+        (self.clean if share <= MOST_OTHERS else self.dirty).setdefault(piece, []).append(seconds)
+
+    def short(self, pieces: int, wanted: int) -> bool:
+        """Whether some piece has fewer clean timings than wanted."""
+        return len(self.clean) < pieces or any(len(times) < wanted for times in self.clean.values())
+
+    def best(self) -> dict[tuple[int, int], list[float]]:
+        """Clean timings; the others only for pieces that have none."""
+        return {piece: times for piece, times in self.dirty.items() if piece not in self.clean} | self.clean
+
+    def clean_share(self) -> float:
+        """The share of timings that were clean."""
+        clean = sum(map(len, self.clean.values()))
+        return clean / max(1, clean + sum(map(len, self.dirty.values())))
+
+
+def interval(
+    pieces: dict[tuple[int, int], list[float]], away: list[float] | None = None, seed: int = 0
+) -> tuple[float, float, float]:
+    """(sum of medians, low, high): 95% of a bootstrap.
+
+    Each piece's timings are few, so the residuals around the medians are pooled over all pieces that have more than
+    one, relative to their size, widened by what so few understate (n / (n - 1)), and drawn with replacement. Where
+    most pieces have a single timing, `away` stands in: how far the pieces are from what their shapes predict.
+    """
+    medians = [statistics.median(times) for times in pieces.values()]
+    total = sum(medians)
+    residuals = [
+        (value / median - 1) * (len(times) / (len(times) - 1)) ** 0.5
+        for times, median in zip(pieces.values(), medians, strict=True)
+        for value in times
+        if median and len(times) > 1
+    ]
+    if len(residuals) <= len(medians):
+        residuals = away or residuals or [0.0]
+    rng = random.Random(seed)
+    counts = [len(times) for times in pieces.values()]
+    # One draw stands for the mean of a piece's timings, so its spread shrinks with their number.
+    sums = sorted(
+        sum(median * (1 + rng.choice(residuals) / count**0.5) for median, count in zip(medians, counts, strict=True))
+        for _ in range(BOOTSTRAP)
+    )
+    return total, min(total, sums[int(0.025 * BOOTSTRAP)]), max(total, sums[int(0.975 * BOOTSTRAP)])
+
+
+@dataclass
+class Window:
+    """The steps since the device was last waited for: their marks, and readings of who else was on it."""
+
+    readings: list[tuple[int, Any]]
+    began: float
+    marks: list[tuple[tuple[int, int], Any, Any]] = field(default_factory=list)
+    waits: list[tuple[int, Any, Any]] = field(default_factory=list)
+    results: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def read(self, reading: Any) -> None:
+        """Note a reading at the last mark."""
+        self.readings.append((len(self.marks), reading))
+        self.began = time.perf_counter()
+
+    def is_long(self) -> bool:
+        """Whether enough time has passed since the last reading for another one to tell something."""
+        return time.perf_counter() - self.began >= WINDOW_SECONDS
+
+    def spans(self) -> list[tuple[int, int, Any, Any]]:
+        """(first mark, mark after the last, reading before, reading after), one after the other."""
+        pairs = zip(self.readings, self.readings[1:], strict=False)
+        return [(first, last, before, after) for (first, before), (last, after) in pairs]
+
+
+@dataclass
+class Unit:
+    """The work unit arranged for one micro batch, its timings and losses gathered."""
+
+    bundle: Bundle
+    micro: int
+    plan: list[Step]
+    pieces: Pieces = field(default_factory=Pieces)
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float | None] = field(default_factory=list)
+    shapes_of: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    waits: dict[int, list[float]] = field(default_factory=dict)
+    clocks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    passes: int = 0
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+    def run(self, deadline: float | None = None) -> bool:
+        """One pass over the unit, training all along; False when the deadline (perf_counter) cut it short.
+
+        As in a run, the next step's batches are made while the device computes, and those after the last are the
+        first's; a pass begins with the first ones ready. The device is waited for once a window, not once a step.
+        """
+        device = self.bundle.device
+        before, window = None, Window([(0, device.neighbours())], time.perf_counter())
+        with contextlib.closing(loop.loaded(self.bundle, itertools.chain(self.plan, self.plan[:1]))) as steps:
+            upcoming = next(steps)
+            for number in range(len(self.plan)):
+                if deadline is not None and time.perf_counter() > deadline:
+                    self._settle(window, before)
+                    return False
+                upcoming = self._step(window, number, upcoming, steps)
+                if window.is_long() or len(window.readings) > 1:
+                    self._settle(window, before)
+                    before, window = window, Window([(0, device.neighbours())], time.perf_counter())
+        self._settle(window, before)
+        self.passes += 1
+        return True
+
+    def _step(self, window: Window, number: int, step: loop.Loaded, steps: Generator[loop.Loaded]) -> loop.Loaded:
+        """One step, not waited for; the next one's batches."""
+        batches, items, _ = step
+        self.shapes_of[number] = [tuple(batch["input_ids"].shape) for batch in batches]
+        device, pieces = self.bundle.device, itertools.count()
+        last = device.mark()
+
+        def mark() -> None:
+            nonlocal last
+            at, before, last = next(pieces), last, device.mark()
+            window.marks.append(((number, at), before, last))
+            # Within a step only where the host is not ahead of the device.
+            if at < len(batches) and device.torch.type == "cpu" and window.is_long():
+                window.read(device.neighbours())
+
+        window.results.append(loop.optimizer_step(self.bundle, batches, items, mark))
+        upcoming = next(steps)
+        window.waits.append((number, last, device.mark()))
+        return upcoming
+
+    def _settle(self, window: Window, before: Window | None) -> None:
+        """Wait for the device, then note what the window's marks and results say; Unstable when a step went wrong.
+
+        A short rest is judged together with the window before it: too little time passed to tell who else was there.
+        """
+        device = self.bundle.device
+        device.synchronize()
+        if not window.marks:
+            return
+        short = not window.is_long()
+        if short and len(window.readings) > 1:
+            window.readings.pop()
+        elif short and before is not None:
+            window.readings[0] = (0, before.readings[-2][1])
+        window.read(device.neighbours())
+        self.clocks += filter(None, (device.clock(reading) for _, reading in window.readings))
+        for loss, norm in window.results:
+            result = loop.StepResult(float(loss), float(norm))
+            self.losses.append(result.loss)
+            # A gradient scaler's skipped step has no norm, and infinity is not JSON.
+            self.grad_norms.append(result.grad_norm if math.isfinite(result.grad_norm) else None)
+            loop.check(self.bundle, result, len(self.losses) - 1)
+        waited = {number: device.between(first, last) for number, first, last in window.waits}
+        for number, seconds in waited.items():
+            self.waits.setdefault(number, []).append(seconds)
+        for first, last, earlier, later in window.spans():
+            share = device.others_share(earlier, later)
+            for piece, begun, ended in window.marks[first:last]:
+                number, at = piece
+                wait = waited[number] if at == len(self.plan[number]) else 0.0
+                self.pieces.add(piece, device.between(begun, ended) + wait, share)
+
+    def piece_count(self) -> int:
+        """Micro batches and updates of the unit."""
+        return sum(len(step) + 1 for step in self.plan)
+
+    def timing(self) -> Timing:
+        """What was seen so far."""
+        seconds, low, high = interval(self.pieces.best(), self._away())
+        lengths = self.bundle.data.lengths
+        samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
+        shapes = [shape for shapes in self.shapes_of.values() for shape in shapes]
+        clocks = [clock for clock, _ in self.clocks]
+        return Timing(
+            micro_batch_size=self.micro,
+            seconds=seconds,
+            low=low,
+            high=high,
+            samples=len(samples),
+            tokens=sum(lengths[sample] for sample in samples),
+            padded_tokens=sum(rows * width for rows, width in shapes),
+            steps=len(self.plan),
+            passes=self.passes,
+            waiting_seconds=sum(statistics.median(waits) for waits in self.waits.values()),
+            peak_bytes=self.peak_bytes,
+            reserved_bytes=self.reserved_bytes,
+            clean_share=self.pieces.clean_share(),
+            largest_share_of_others=self.pieces.worst_share,
+            clock_mhz=(min(clocks), max(clocks)) if clocks else None,
+            slowed_by=tuple(sorted({reason for _, reasons in self.clocks for reason in reasons})),
+        )
+
+    def _away(self) -> list[float]:
+        """Relative distances of the timed micro batches from the cost of their shapes."""
+        shapes = self.shapes()
+        predicted = sizes.predicted(sizes.cost_model(shapes), shapes)
+        return [seconds / expected - 1 for (_, _, seconds), expected in zip(shapes, predicted, strict=True)]
+
+    def shapes(self) -> list[tuple[int, int, float]]:
+        """(rows, tokens of the longest, seconds) of every timed micro batch."""
+        best = self.pieces.best()
+        return [
+            (*shape, statistics.median(best[(number, at)]))
+            for number, shapes in self.shapes_of.items()
+            for at, shape in enumerate(shapes)
+            if (number, at) in best
+        ]
+
+
+def time_unit(unit: Unit, passes: int, extra: int = 2, deadline: float | None = None) -> None:
+    """`passes` over the unit, and up to `extra` more while some piece is short of clean timings."""
+    for _ in range(passes + extra):
+        if unit.passes >= passes and not unit.pieces.short(unit.piece_count(), passes):
+            return
+        if not unit.run(deadline):
+            return

@@ -1,0 +1,158 @@
+"""`python -m worker`: arguments and signals of one worker process, or of one process a device."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.broker import LEASE_SECONDS, connect
+from service.contract.hardware import HardwareFacts
+from service.errors import DynotuneError, Misconfigured
+from service.settings import Settings
+from worker.runner.lock import DeviceLock
+from worker.runner.loop import Loop
+from worker.runner.measuring import Bench
+from worker.runner.sandbox import Sandbox
+
+DEFAULT_ENTRY = "worker.child.entry:main"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="dynotune worker", description="Measure trials on this machine's device.")
+    parser.add_argument(
+        "--devices", default="first", help="first (default), all, or a list such as cuda:0,cuda:1 or cpu"
+    )
+    parser.add_argument("--facts", type=Path, help="read the device's facts from this JSON file, not from the device")
+    parser.add_argument("--entry", default=DEFAULT_ENTRY, help=argparse.SUPPRESS)
+    parser.add_argument("--lease", type=float, default=LEASE_SECONDS, help="seconds of silence that lose a task")
+    parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def discover() -> list[HardwareFacts]:
+    """The devices of this machine, asked in a process of its own, because asking imports torch."""
+    done = subprocess.run(
+        [sys.executable, "-m", "worker.devices.facts"], capture_output=True, text=True, env=environment()
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        sys.exit(f"dynotune worker: the devices could not be read ({last}); is dynotune[worker] installed?")
+    return [HardwareFacts.model_validate(one) for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def read_facts(file: Path) -> HardwareFacts:
+    """The facts of a device that is not asked."""
+    try:
+        return HardwareFacts.model_validate_json(file.read_text())
+    except (OSError, ValueError) as error:
+        raise Misconfigured(f"--facts: {file} holds no device's facts ({str(error).splitlines()[0]}).") from error
+
+
+def environment() -> dict[str, str]:
+    """What has to be set before a process starts: passive OpenMP waits, and a CUDA check that needs no context."""
+    return {
+        **os.environ,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+
+
+def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
+    """The devices asked for; exits with a sentence when one is not there."""
+    if devices == "first":
+        return found[:1]
+    if devices == "all":
+        gpus = [facts for facts in found if facts.device == "cuda"]
+        return gpus or found[:1]
+    names = {f"{facts.device}:{facts.index}": facts for facts in found} | {facts.device: facts for facts in found[::-1]}
+    unknown = [name for name in devices.split(",") if name not in names]
+    if unknown:
+        sys.exit(f"dynotune worker: there is no device {', '.join(unknown)}; there are: {', '.join(names)}")
+    return [names[name] for name in devices.split(",")]
+
+
+def main() -> None:
+    """Start; a setting or a database that is no good is one sentence."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # until there is a loop to tell
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        start(arguments())
+    except DynotuneError as error:
+        sys.exit(f"dynotune worker: {error.detail}")
+
+
+def start(options: argparse.Namespace) -> None:
+    """One device is served here, several by a process each."""
+    os.environ.update(environment())
+    devices = chosen([read_facts(options.facts)] if options.facts else discover(), options.devices)
+    if len(devices) == 1:
+        serve(devices[0], options)
+        return
+    command = [sys.executable, "-m", "worker", "--entry", options.entry, "--lease", str(options.lease), "--devices"]
+    # The children watch a pipe of ours: however this process ends, they end too.
+    theirs, _ours = os.pipe()
+    command[-1:-1] = ["--lifeline", str(theirs)]
+    children = [subprocess.Popen([*command, f"{facts.device}:{facts.index}"], pass_fds=(theirs,)) for facts in devices]
+    os.close(theirs)
+
+    def end(*_: object) -> None:
+        for child in children:
+            child.terminate()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    sys.exit(max(child.wait() for child in children))
+
+
+def serve(facts: HardwareFacts, options: argparse.Namespace) -> None:
+    """Work on one device until told to go: SIGTERM once drains, twice hands back; so does the lifeline's end."""
+    settings = Settings.from_environment()
+    broker = connect(settings.database_url, options.lease)
+    sandbox = Sandbox(facts.device, options.entry)
+    bench = Bench(
+        sandbox=sandbox,
+        facts=facts,
+        home=settings.home,
+        data_roots=settings.data_roots,
+        hub_cache=settings.hub_cache,
+        allow_pickle=settings.allow_pickle,
+        allow_remote_code=settings.allow_remote_code,
+    )
+    worker_id = f"{facts.device}{facts.index}-{secrets.token_hex(4)}"
+    try:
+        lock = DeviceLock(settings.lock_folder, facts.lock_name)
+    except OSError as error:
+        raise Misconfigured(f"DYNOTUNE_LOCKS: {settings.lock_folder} cannot be made ({error.strerror}).") from error
+    loop = Loop(broker, worker_id, bench, lock, settings.min_free_disk_bytes)
+    # In a thread: a handler that interrupts an event's own lock would wait for itself.
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=loop.stop).start())
+    signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=loop.stop, args=(True,)).start())
+    if options.lifeline is not None:
+        threading.Thread(target=_watch, args=(options.lifeline, loop), daemon=True, name="lifeline").start()
+    broker.register(worker_id, os.getpid(), facts)
+    sys.stderr.write(f"worker {worker_id}: measuring on {facts.name}\n")
+    try:
+        loop.run()
+    finally:
+        with contextlib.suppress(SQLAlchemyError):  # the database is away: it forgets silent workers by itself
+            broker.leave(worker_id)
+        sandbox.close()
+
+
+def _watch(lifeline: int, loop: Loop) -> None:
+    """Whoever started us holds the other end; when it goes, so do we."""
+    os.read(lifeline, 1)
+    loop.stop(now=True)
