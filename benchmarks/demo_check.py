@@ -22,10 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from service.contract.child import Result, RunBlock, Workplace
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Block, Measurement, Outcome
+from service.contract.measurement import Measurement, Outcome
 from service.contract.recommendation import Recommendation
 from service.settings import Settings
 from worker.runner.lock import DeviceLock
@@ -77,7 +78,12 @@ def run(found: Recommendation, blocks: int) -> dict[str, Any]:
     settings = Settings.from_environment()
     roots = (*settings.data_roots, ROOT)
     home = Path(tempfile.mkdtemp(prefix="dynotune-check-"))
-    bench = Bench(Sandbox(facts.device), facts, home, roots, settings.hub_cache)
+    bench = Bench(
+        Sandbox(facts.device),
+        facts,
+        home,
+        Workplace(device=facts.device, index=facts.index, data_roots=roots, hub_cache=settings.hub_cache),
+    )
     lock = DeviceLock(settings.lock_folder, facts.lock_name)
     if not lock.acquire():
         sys.exit("a worker is measuring on this device; stop it first")
@@ -91,20 +97,14 @@ def run(found: Recommendation, blocks: int) -> dict[str, Any]:
         for name in order:
             if name in failed:
                 continue
-            request = bench.request(
-                spec,
-                "check",
-                mode="block",
-                candidate=made[name].model_dump(mode="json"),
-                block=number,
-                seed=1000 + number,
-            )
+            place = bench.workplace_of("check")
+            request = RunBlock(workplace=place, spec=spec, candidate=made[name], block=number, seed=1000 + number)
             ending = bench.sandbox.run(request, 900, lambda _: None, lambda: False, lock.fd)
-            if ending.kind != "result":
+            if not isinstance(ending.last, Result):
                 failed[name] = ending.reason or ending.kind
                 continue
-            timing = Block.model_validate(ending.message["result"]).timing
-            assert timing is not None
+            assert ending.last.block is not None and ending.last.block.timing is not None
+            timing = ending.last.block.timing
             seen[name].append(timing.tokens / timing.seconds)
             print(
                 f"block {number + 1}  {name:32} {seen[name][-1]:8,.0f} tokens/s  clean {timing.clean_share:.0%}",

@@ -20,10 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from service.contract.child import Result, RunBlock, Workplace
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Block, Measurement, Outcome
+from service.contract.measurement import Measurement, Outcome
 from service.levers import LEVERS
 from worker.runner.main import discover, environment
 from worker.runner.measuring import Bench
@@ -68,16 +69,15 @@ def with_chat(model: Path, home: Path) -> Path:
 
 def fills(spec: JobSpec, roots: tuple[Path, ...]) -> dict[str, float]:
     """Non-padding over computed tokens of an epoch, by arrangement."""
-    from service.contract.paths import Roots
     from worker.child import arrange, sources
-    from worker.child.build import Limits, tokenizer_of
+    from worker.child.build import tokenizer_of
     from worker.child.data import load
     from worker.tasks import TASKS
 
-    limits = Limits(Roots(roots, roots[0]), None)
-    folder = sources.model_folder(spec.model, limits.roots, False, False)
-    source = sources.dataset_path(spec.dataset, limits.roots)
-    data = load(spec, TASKS[spec.task](), tokenizer_of(folder, limits), source, None)
+    place = Workplace(device="cpu", data_roots=roots, hub_cache=roots[0])
+    folder = sources.model_folder(spec.model, place.roots, False, False)
+    source = sources.dataset_path(spec.dataset, place.roots)
+    data = load(spec, TASKS[spec.task](), tokenizer_of(folder, place), source, None)
     order = list(range(len(data.lengths)))
     random.Random(0).shuffle(order)
     found = {}
@@ -94,13 +94,13 @@ def speeds(spec: JobSpec, bench: Bench, blocks: int) -> dict[str, list[float]]:
     rng = random.Random(0)
     for number in range(blocks):
         for name in rng.sample(list(ARRANGEMENTS), len(ARRANGEMENTS)):
-            made = candidate(*ARRANGEMENTS[name]).model_dump(mode="json")
-            asked = bench.request(spec, spec.name, mode="block", candidate=made, block=number, seed=number)
+            place, made = bench.workplace_of(spec.name), candidate(*ARRANGEMENTS[name])
+            asked = RunBlock(workplace=place, spec=spec, candidate=made, block=number, seed=number)
             ending = bench.sandbox.run(asked, 900, lambda _: None, lambda: False)
-            if ending.kind != "result":
+            if not isinstance(ending.last, Result):
                 raise SystemExit(f"{name}: {ending.kind}: {ending.reason}")
-            timing = Block.model_validate(ending.message["result"]).timing
-            assert timing is not None
+            assert ending.last.block is not None and ending.last.block.timing is not None
+            timing = ending.last.block.timing
             seen[name].append(timing.tokens / timing.seconds)
     return seen
 
@@ -118,7 +118,12 @@ def compared(file: Path, options: argparse.Namespace, facts: HardwareFacts, home
             "search": {"verify": "quick"},
         }
     )
-    bench = Bench(Sandbox(facts.device), facts, home, roots, home / "hub")
+    bench = Bench(
+        Sandbox(facts.device),
+        facts,
+        home,
+        Workplace(device=facts.device, index=facts.index, data_roots=roots, hub_cache=home / "hub"),
+    )
     full = fills(spec, roots)
     seen = speeds(spec, bench, 1 if options.quick else options.blocks)
     medians = {name: statistics.median(values) for name, values in seen.items()}

@@ -24,10 +24,11 @@ from seeds.jobs import SIZES, WEIGHTS, Size, configuration, job, prepare
 from seeds.published import TABLES, Row, Table
 from store import Store
 
+from service.contract.child import Result, RunSoak, Workplace
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Outcome, Soak
+from service.contract.measurement import Measurement, Outcome
 from service.contract.task import TrialRequest
 from service.levers import LEVERS, circumstances, excluded
 from worker.runner.main import discover, environment
@@ -90,15 +91,14 @@ def trained(bench: Bench, table: Table, row: Row, found: Measurement, spec: Any)
     """Accuracy after the size's steps, whether every loss was finite, and for the ladder the whole run's seconds."""
     if table.shows != "speed":
         return {}
-    candidate = found.model_dump(mode="json")
     # Under a name of its own: two rows may be one configuration, and a soak goes on where its like has stopped.
     name = f"{table.name}-{table.rows.index(row)}"
-    request = bench.request(spec, name, mode="soak", candidate=candidate, seed=1, seconds=SECONDS)
+    request = RunSoak(workplace=bench.workplace_of(name), spec=spec, candidate=found, seed=1, seconds=SECONDS)
     started = time.perf_counter()
     ending = bench.sandbox.run(request, SECONDS, lambda _: None, lambda: False)
-    if ending.kind != "result":
+    if not isinstance(ending.last, Result) or ending.last.soak is None:
         return {"unstable": ending.reason, "accuracy": None}
-    held = Soak.model_validate(ending.message["result"])
+    held = ending.last.soak
     wall = time.perf_counter() - started
     if table.task != "causal-lm":
         return {"accuracy": held.evaluation_accuracy, "last_loss": held.last_loss, "wall": wall}
@@ -179,7 +179,18 @@ def main() -> None:
         ["lightning", "states"] if options.quick else [*(one.name for one in TABLES), "generation"]
     )
     store = Store(home / "rows.json")
-    bench = Bench(Sandbox(facts.device), facts, home, (home, ROOT), home / "hub")
+    bench = Bench(
+        Sandbox(facts.device),
+        facts,
+        home,
+        Workplace(
+            device=facts.device,
+            index=facts.index,
+            data_roots=(home, ROOT),
+            hub_cache=home / "hub",
+            quantised_weights=home / "quantised",
+        ),
+    )
     print(f"{facts.name}, {time.strftime('%Y-%m-%d')}, size {options.size}")
     result: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),

@@ -14,35 +14,64 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from service.contract.configuration import Configuration
+from service.contract.child import (
+    REQUEST,
+    ChildMessage,
+    ProbeStarted,
+    Progress,
+    Result,
+    RunBlock,
+    RunEstimate,
+    RunSoak,
+    RunTrial,
+)
+from service.contract.estimate import Estimate
+from service.contract.measurement import Soak
 from tests.factory import block, measured
 from worker.child.isolation import isolate
 
 
-def _answer(request: dict[str, Any], messages: Connection) -> None:
-    configuration = Configuration.model_validate(
-        request["trial"]["configuration"] if request["mode"] == "trial" else request["candidate"]["configuration"]
-    )
+class PanicException(BaseException):
+    """As pyo3 makes one of a Rust library's panic: it is no Exception."""
+
+
+def say(messages: Connection, message: ChildMessage) -> None:
+    messages.send_bytes(message.model_dump_json().encode())
+
+
+def _answer(asked: bytes, messages: Connection) -> None:
+    request = REQUEST.validate_json(asked)
+    say(messages, Progress(text="stub"))
+    if isinstance(request, RunEstimate):
+        memory, device = request.request.memory_gib, request.facts.device
+        say(
+            messages,
+            Result(
+                estimate=Estimate(
+                    memory_gib=memory, max_length=8, device=device, methods={}, seconds=0.1, statement="stub"
+                )
+            ),
+        )
+        return
+    configuration = (request.trial if isinstance(request, RunTrial) else request.candidate).configuration
     made = measured(configuration, 5.0 + int(configuration.key[:2], 16) / 100)
-    if request["mode"] == "block":
-        result = block(made, made.timing.seconds if made.timing else 1.0, request["block"]).model_dump(mode="json")
-    elif request["mode"] == "soak":
-        result = {"steps": 4, "worst_case_steps": 2}
+    if isinstance(request, RunBlock):
+        seconds = made.timing.seconds if made.timing else 1.0
+        say(messages, Result(block=block(made, seconds, request.block)))
+    elif isinstance(request, RunSoak):
+        say(messages, Result(soak=Soak(steps=4, worst_case_steps=2)))
     else:
-        result = made.model_dump(mode="json")
-    messages.send({"kind": "progress", "text": "stub"})
-    messages.send({"kind": "result", "result": result})
+        say(messages, Result(measurement=made))
 
 
-def quick(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+def quick(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Answers at once."""
     isolate(lifeline, scratch)
     _answer(request, messages)
 
 
-def exclusive(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
+def exclusive(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
     """Answers, and says if another child is on the device at the same time."""
     isolate(lifeline, scratch)
     inside = Path(os.environ["DYNOTUNE_LOCKS"]) / "inside"
@@ -58,36 +87,57 @@ def exclusive(request: dict[str, Any], messages: Connection, lifeline: Connectio
     _answer(request, messages)
 
 
-def segfault(_request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+def segfault(_request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Dies as a broken kernel would."""
     isolate(lifeline, scratch)
     print("last words", flush=True)
-    messages.send({"kind": "probe_started", "micro_batch_size": 4, "phase": "training"})
+    say(messages, ProbeStarted(micro_batch_size=4))
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def hang(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+def hang(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Never ends, and has a child of its own. Says its pids first."""
     isolate(lifeline, scratch)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-    messages.send({"kind": "progress", "text": f"{os.getpid()} {child.pid}"})
+    say(messages, Progress(text=f"{os.getpid()} {child.pid}"))
     threading.Event().wait()
 
 
-def silent(_request: dict[str, Any], _messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+def silent(_request: bytes, _messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Ends without a word."""
     isolate(lifeline, scratch)
     os._exit(7)
 
 
-def greedy(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
+class Pickled:
+    """Touches a file when it is unpickled."""
+
+    def __reduce__(self) -> object:
+        return Path.touch, (Path(os.environ["DYNOTUNE_LOCKS"]),)
+
+
+def hostile(_request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Sends a pickle, as a model's own code could."""
+    isolate(lifeline, scratch)
+    messages.send(Pickled())
+    threading.Event().wait()
+
+
+def babbling(_request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Sends JSON that is no message."""
+    isolate(lifeline, scratch)
+    messages.send_bytes(b'{"kind": "result", "measurement": {"outcome": "splendid"}}')
+    threading.Event().wait()
+
+
+def greedy(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
     """The real child, on the real device under its real cap, but for a trial that allocates without end."""
     import torch
 
     from worker.child import entry, measure
 
     def allocate(*_: object) -> None:
-        messages.send({"kind": "probe_started", "micro_batch_size": 1, "phase": "training"})
+        say(messages, ProbeStarted(micro_batch_size=1))
         kept = []
         while True:
             kept.append(torch.ones(1 << 22))
@@ -96,23 +146,40 @@ def greedy(request: dict[str, Any], messages: Connection, lifeline: Connection, 
     entry.main(request, messages, lifeline, scratch, lock)
 
 
-def escaping(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+def escaping(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Takes memory where its own cap does not count: shared with a process of its own."""
     isolate(lifeline, scratch)
-    messages.send({"kind": "probe_started", "micro_batch_size": 1, "phase": "training"})
+    say(messages, ProbeStarted(micro_batch_size=1))
     held = mmap.mmap(-1, 1 << 30)  # MAP_SHARED
     for at in range(0, 1 << 30, 4096):
         held[at] = 1
     threading.Event().wait()
 
 
-def illegal(_request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
-    """A kernel that reads where it must not: torch says so, and the context is lost."""
+def _raising(error: BaseException, size: int, request: bytes, messages: Connection, *rest: object) -> None:
+    """The real entry, of a trial that raises at a micro batch."""
     from worker.child import entry
 
-    def access(*_: object) -> dict[str, Any]:
-        messages.send({"kind": "probe_started", "micro_batch_size": 8, "phase": "training"})
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    def fail(*_: object) -> Result:
+        say(messages, ProbeStarted(micro_batch_size=size))
+        raise error
 
-    entry._run = access  # type: ignore[assignment]
-    entry.main(_request, messages, lifeline, scratch, _lock)
+    entry._run = fail
+    entry.main(request, messages, *rest)  # type: ignore[arg-type]
+
+
+def illegal(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
+    """A kernel that reads where it must not: torch says so, and the context is lost."""
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    _raising(error, 8, request, messages, lifeline, scratch, lock)
+
+
+def panic(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
+    """A Rust library that panics of a mistake of its own."""
+    _raising(PanicException("no entry found for key"), 8, request, messages, lifeline, scratch, lock)
+
+
+def starved(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
+    """A Rust library that panics because the memory cap lets it start no thread."""
+    text = 'ThreadPoolBuildError { kind: IOError(Os { code: 11, kind: WouldBlock, message: "..." }) }'
+    _raising(PanicException(text), 1, request, messages, lifeline, scratch, lock)

@@ -18,6 +18,7 @@ from store import Row
 
 from acceptance.models import data, model
 from acceptance.place import Part, Place, Step
+from service.contract.child import Workplace
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.levers import LEVERS
@@ -68,8 +69,7 @@ def request(place: Place, name: str) -> dict[str, Any]:
 
 def child(way: str, asked: dict[str, Any]) -> Row:
     """Non-padding tokens/s of one way."""
-    from service.contract.paths import Roots
-    from worker.child.build import Limits, build
+    from worker.child.build import build
     from worker.child.curve import plan_of
     from worker.devices import open_device
 
@@ -79,8 +79,13 @@ def child(way: str, asked: dict[str, Any]) -> Row:
     )
     device, home = open_device(asked["device"]), Path(asked["home"])
     device.limit(None)
-    roots = Roots((home, Path.cwd()), home / "hub")
-    bundle = build(spec, configuration, device, Limits(roots, home / "cache" / f"overhead-{spec.name}"), 0)
+    workplace = Workplace(
+        device=asked["device"],
+        data_roots=(home, Path.cwd()),
+        hub_cache=home / "hub",
+        job_cache=home / "cache" / f"overhead-{spec.name}",
+    )
+    bundle = build(spec, configuration, device, workplace, 0)
     count = (WARM + asked["steps"]) * configuration.effective_batch_size
     samples = [at % len(bundle.data.lengths) for at in range(count)]
     plan = plan_of(bundle, samples, configuration.micro_batch_size or 1)

@@ -10,57 +10,62 @@ import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from finders.messages import Ask
+    from service.contract.base import Contract
 
 from worker.child.isolation import isolate
 
 TRUTH_STEPS = 2  # the first makes the optimizer's state, the second runs with it
 
 
-def main(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
-    """Run one request; the last message is result, out_of_memory, or failed."""
+def main(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Run one request; the last message is an answer, an out-of-memory, or a failure."""
+    from finders.messages import Answer, Ask
+    from service.contract.child import Failed, OutOfMemory
+    from service.contract.measurement import Outcome
     from worker.devices.base import is_out_of_memory
+
+    def send(message: Contract) -> None:
+        messages.send_bytes(message.model_dump_json().encode())
 
     isolate(lifeline, scratch)
     try:
-        last = {"kind": "result", "result": _run(request, messages.send, scratch)}
+        last: Contract = Answer(figures=_run(Ask.model_validate_json(request), send, scratch))
     except Exception as error:  # noqa: BLE001 - the boundary of the process
         traceback.print_exc()
-        kind = "out_of_memory" if is_out_of_memory(error) else "failed"
-        last = {"kind": kind, "reason": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
-    messages.send(last)
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        short = is_out_of_memory(error)
+        last = OutOfMemory(reason=reason) if short else Failed(outcome=Outcome.crashed, reason=reason)
+    send(last)
     messages.close()
     sys.stdout.flush()
 
 
-def _run(request: dict[str, Any], send: Callable[[dict[str, Any]], None], scratch: str) -> dict[str, Any]:
-    from service.contract.configuration import Configuration
-    from service.contract.job import JobSpec
-    from service.contract.paths import Roots
-    from worker.child.build import Bundle, Limits, build
+def _run(request: Ask, send: Callable[[Contract], None], scratch: str) -> dict[str, int]:
+    from worker.child.build import Bundle, build
     from worker.devices import open_device
 
-    spec = JobSpec.model_validate(request["spec"])
-    configuration = Configuration.model_validate(request["configuration"])
-    device = open_device(request["device"], request["index"])
+    spec, place = request.spec, request.workplace
+    device = open_device(place.device, place.index)
     device.limit(int(spec.hardware.memory_gib * 2**30) if spec.hardware.memory_gib else None)
-    roots = Roots(tuple(Path(root) for root in request["data_roots"]), Path(request["hub_cache"]))
-    limits = Limits(roots, Path(request["cache"]))
 
     def made() -> Bundle:
-        return build(spec, configuration, device, limits, spec.training.seed)
+        return build(spec, request.configuration, device, place, spec.training.seed)
 
-    if request["finder"] == "truth":
-        return _steps(made(), request["size"])
-    if request["finder"] == "idle":
+    if request.finder == "truth":
+        assert request.size is not None
+        return _steps(made(), request.size)
+    if request.finder == "idle":
         return _idle(made, device)
     from finders import peers
 
-    return {"found": peers.FINDERS[request["finder"]](made, send, scratch)}
+    return {"found": peers.FINDERS[request.finder](made, send, scratch)}
 
 
-def _idle(made: Callable[[], Any], device: Any) -> dict[str, Any]:
+def _idle(made: Callable[[], Any], device: Any) -> dict[str, int]:
     """What the process still holds when it has trained a step and dropped the model."""
     import gc
 
@@ -76,7 +81,7 @@ def _idle(made: Callable[[], Any], device: Any) -> dict[str, Any]:
     return {"bytes": device.used()}
 
 
-def _steps(bundle: Any, size: int) -> dict[str, Any]:
+def _steps(bundle: Any, size: int) -> dict[str, int]:
     """Full steps of one size; the out-of-memory error passes through."""
     from worker.child import probe
 

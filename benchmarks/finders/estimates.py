@@ -7,6 +7,7 @@ import statistics
 from store import Row
 
 from finders.cases import Case
+from finders.messages import Answer
 from finders.ours import Machine
 from service.contract.estimate import EstimateClaim, EstimateRequest
 from worker.runner.estimating import answer
@@ -30,9 +31,9 @@ def estimated(machine: Machine, case: Case, measured: Row, true: int) -> Row:
     if found is None:
         raise RuntimeError(f"{case.name}: {why}")
     idle = machine.child(case, "idle")
-    if idle.kind != "result":
+    if not isinstance(idle.last, Answer):
         raise RuntimeError(f"{case.name}: {idle.kind}: {idle.reason}")
-    rest = idle.message["result"]["bytes"]
+    rest = idle.last.figures["bytes"]
     method = found.methods[case.method]
     overhead = method.overhead_gib * 2**30
     peaks = {size: peak for size, peak in zip(measured["sizes"], measured["peaks"], strict=True) if peak is not None}

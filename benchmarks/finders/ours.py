@@ -12,7 +12,9 @@ from typing import Any
 from store import Row
 
 from finders.cases import Case
+from finders.messages import MESSAGES, Accepted, Answer, Ask, Begun, Step
 from finders.truth import Truth
+from service.contract.child import ProbeDone, Workplace
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Outcome
 from service.contract.task import TrialRequest
@@ -20,6 +22,7 @@ from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Ending, Sandbox
 
 CHILD = "finders.child:main"
+
 # glibc reads these when a process starts: tensors are mapped and given back one by one.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
@@ -49,14 +52,20 @@ class Machine:
 
     def bench(self, sandbox: Sandbox) -> Bench:
         """What every child is given."""
-        return Bench(sandbox, self.facts, self.home, (self.home,), self.home / "hub")
+        workplace = Workplace(
+            device=self.facts.device, index=self.facts.index, data_roots=(self.home,), hub_cache=self.home / "hub"
+        )
+        return Bench(sandbox, self.facts, self.home, workplace)
 
-    def child(self, case: Case, finder: str, **more: Any) -> Ending:
+    def child(self, case: Case, finder: str, size: int | None = None) -> Ending:
         """One fresh child of the benchmark's own."""
-        sandbox = Sandbox(case.device, CHILD)
-        configuration = case.configuration().model_dump(mode="json")
-        request = self.bench(sandbox).request(
-            case.spec(self.home), case.cache, finder=finder, configuration=configuration, **more
+        sandbox = Sandbox(case.device, CHILD, MESSAGES)
+        request = Ask(
+            finder=finder,
+            spec=case.spec(self.home),
+            configuration=case.configuration(),
+            workplace=self.bench(sandbox).workplace_of(case.cache),
+            size=size,
         )
         return sandbox.run(request, self.limit(self.seconds), lambda _: None, lambda: False)
 
@@ -83,14 +92,14 @@ def dynotune(machine: Machine, case: Case) -> Row:
         lambda _: None,
         lambda: False,
         None,
-        mode="probe",
+        only_probe=True,
     )
     seconds = time.perf_counter() - started
     assert found is not None, "nobody ends it from outside"
     training = [probe for probe in found.probes if probe.phase == "training"]
     failed = [probe for probe in training if probe.peak_bytes is None]
     # The first size of a child takes two steps, the first of which makes the optimizer's state.
-    first_steps = sum(any(message["kind"] == "probe" for message in one.seen) for one in sandbox.endings)
+    first_steps = sum(any(isinstance(message, ProbeDone) for message in one.seen) for one in sandbox.endings)
     return {
         "found": found.largest_micro_batch or 0,
         "probes": len(training),
@@ -111,20 +120,20 @@ def peer(machine: Machine, case: Case, finder: str) -> Row:
     started = time.perf_counter()
     ending = machine.child(case, finder)
     seconds = time.perf_counter() - started
-    begun = [message["size"] for message in ending.seen if message["kind"] == "begun"]
-    accepted = [message["size"] for message in ending.seen if message["kind"] == "accepted"]
+    begun = [message.size for message in ending.seen if isinstance(message, Begun)]
+    accepted = [message.size for message in ending.seen if isinstance(message, Accepted)]
     note, found = "", accepted[-1] if accepted else 0
     # A size that was begun and not accepted ran out of memory, but for one that was cut off or died of another error.
     ooms = len(begun) - len(accepted)
-    if ending.kind == "result":
-        found = ending.message["result"]["found"]
+    if isinstance(ending.last, Answer):
+        found = ending.last.figures["found"]
     else:
         note = f"{ending.kind.replace('_', ' ')}: {ending.reason}"
         ooms -= ending.kind != "out_of_memory" and begun != [] and begun[-1:] != accepted[-1:]
     return {
         "found": found,
         "probes": len(begun),
-        "steps": sum(message["kind"] == "step" for message in ending.seen),
+        "steps": sum(isinstance(message, Step) for message in ending.seen),
         "ooms": ooms,
         "seconds": seconds,
         "note": note,
@@ -140,8 +149,8 @@ def truth(machine: Machine, case: Case, start: int, say: Callable[[str], None]) 
         ending = replace(machine, seconds=600).child(case, "truth", size=size)
         if ending.kind not in ("result", "out_of_memory"):
             raise RuntimeError(f"{case.name}, {size} rows: {ending.kind}: {ending.reason}\n{ending.log[-2000:]}")
-        if ending.kind == "result":
-            peaks[size] = max(peaks.get(size, 0), ending.message["result"]["peak_bytes"])
+        if isinstance(ending.last, Answer):
+            peaks[size] = max(peaks.get(size, 0), ending.last.figures["peak_bytes"])
         say(f"{case.name}: {size} rows {'fit' if ending.kind == 'result' else 'do not fit'}")
         return ending.kind == "result"
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from finders.messages import Accepted, Begun, Step
+from service.contract.base import Contract
 from worker.child import probe
 from worker.child.build import Bundle
 from worker.child.worst import worst_case
 
 Made = Callable[[], Bundle]
-Send = Callable[[dict[str, Any]], None]
+Send = Callable[[Contract], None]
 
 STEPS = 3
 ACCELERATE_START = 256
@@ -28,12 +30,12 @@ def accelerate(made: Made, send: Send, _scratch: str) -> int:
 
     @find_executable_batch_size(starting_batch_size=ACCELERATE_START)  # type: ignore[untyped-decorator]
     def train(batch_size: int) -> int:
-        send({"kind": "begun", "size": batch_size})
+        send(Begun(size=batch_size))
         bundle = made()
         for _ in range(STEPS):
-            send({"kind": "step"})
+            send(Step())
             probe.full_step(bundle, batch_size)
-        send({"kind": "accepted", "size": batch_size})
+        send(Accepted(size=batch_size))
         return batch_size
 
     return int(train())
@@ -80,10 +82,10 @@ def _module(bundle: Bundle, send: Send) -> Any:
 
         def on_train_start(self) -> None:
             self.ran = 0
-            send({"kind": "begun", "size": self.batch_size})
+            send(Begun(size=self.batch_size))
 
         def training_step(self, batch: dict[str, Any], _: int) -> Any:
-            send({"kind": "step"})
+            send(Step())
             rows = batch["input_ids"].shape[0]
             assert rows == self.batch_size, f"{rows} rows came where {self.batch_size} were asked for"
             with bundle.autocast():
@@ -92,7 +94,7 @@ def _module(bundle: Bundle, send: Send) -> Any:
         def on_train_batch_end(self, *_: Any) -> None:
             self.ran += 1
             if self.ran == STEPS:
-                send({"kind": "accepted", "size": self.batch_size})
+                send(Accepted(size=self.batch_size))
 
         def configure_optimizers(self) -> Any:
             return bundle.optimizer

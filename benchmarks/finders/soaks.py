@@ -9,7 +9,8 @@ from store import Row
 
 from finders.cases import Case
 from finders.ours import Machine
-from service.contract.measurement import Measurement, Outcome, Soak
+from service.contract.child import Result, RunSoak
+from service.contract.measurement import Measurement, Outcome
 from worker.runner.sandbox import Sandbox
 
 STEPS, LONG_STEPS, QUICK_STEPS = 200, 1000, 20
@@ -42,15 +43,13 @@ def soak(machine: Machine, case: Case, micro: int, steps: int) -> Row:
     sandbox = Sandbox(case.device)
     bench = machine.bench(sandbox)
     seconds = machine.limit(SECONDS)
-    request = bench.request(
-        spec, case.cache, mode="soak", candidate=candidate.model_dump(mode="json"), seed=1, seconds=seconds
-    )
+    request = RunSoak(workplace=bench.workplace_of(case.cache), spec=spec, candidate=candidate, seed=1, seconds=seconds)
     started = time.perf_counter()
     ending = sandbox.run(request, seconds, lambda _: None, lambda: False, None, bench.host_cap(spec))
     row: Row = {"case": case.name, "micro": micro, "steps": steps, "seconds": time.perf_counter() - started}
-    if ending.kind != "result":
+    if not isinstance(ending.last, Result) or ending.last.soak is None:
         return row | {"outcome": ending.kind, "done": None, "note": ending.reason}
-    held = Soak.model_validate(ending.message["result"])
+    held = ending.last.soak
     return row | {
         "outcome": "held",
         "done": held.steps,

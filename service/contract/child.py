@@ -16,12 +16,13 @@ from service.contract.estimate import Estimate, EstimateRequest, Known
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Probe, Soak
+from service.contract.paths import Roots
 from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
 
 
 class Workplace(Contract):
-    """The device a child measures on, the folders it may read and keep things in, and what it may run."""
+    """What a child may use: the device it measures on, the folders it may read and write, and what it may run."""
 
     device: str
     index: int = 0
@@ -31,6 +32,11 @@ class Workplace(Contract):
     quantised_weights: Path | None = Field(default=None, description="Quantised weights kept for later trials.")
     allow_pickle: bool = False
     allow_remote_code: bool = False
+
+    @property
+    def roots(self) -> Roots:
+        """The folders that local models and data may come from."""
+        return Roots(self.data_roots, self.hub_cache)
 
 
 class RunTrial(Contract):
@@ -138,7 +144,7 @@ MESSAGE: TypeAdapter[ChildMessage] = TypeAdapter(ChildMessage)
 
 
 class EndingKind(StrEnum):
-    """How a child ended: by its own last message, or by what the system or its worker says of it."""
+    """How a child ended: by its own last message (the first three), or by what its worker saw of it."""
 
     result = "result"
     out_of_memory = "out_of_memory"
@@ -146,4 +152,5 @@ class EndingKind(StrEnum):
     signal = "signal"
     exit = "exit"
     timed_out = "timed_out"
+    malformed = "malformed"
     ended = "ended"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
 from tests.child import tiny
 from worker.child import loop, probe
 from worker.child.build import Bundle
@@ -66,11 +67,11 @@ def largest(model: str, data: str, batching: str = "padded", room: int = ROOM) -
     begun: list[int] = []
     told: list[int] = []
 
-    def send(message: dict[str, Any]) -> None:
-        if message["kind"] == "probe_started":
-            begun.append(message["micro_batch_size"])
-        else:
-            told.append(message["probe"]["micro_batch_size"])
+    def send(message: ChildMessage) -> None:
+        if isinstance(message, ProbeStarted):
+            begun.append(message.micro_batch_size)
+        elif isinstance(message, ProbeDone):
+            told.append(message.probe.micro_batch_size)
 
     found = probe.largest(bundle, probe.Tell(send))
     answer: dict[str, Any] = {

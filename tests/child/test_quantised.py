@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ def test_kept_weights_are_the_same_and_nothing_is_quantised_again(
     llama: Path, functions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
     spec = tiny.job(llama, functions, method="qlora")
-    limits = replace(tiny.limits(llama, functions.parent), quantised=tmp_path / "kept")
+    workplace = tiny.workplace(llama, functions.parent, quantised_weights=tmp_path / "kept")
     made = configuration("qlora", 8, precision="fp32", quantization=choice)
 
     def states() -> tuple[dict[str, Any], Any]:
-        bundle = build(spec, made, tiny.device(), limits, seed=0)
+        bundle = build(spec, made, tiny.device(), workplace, seed=0)
         return bundle.model.state_dict(), bundle
 
     first, bundle = states()
@@ -55,18 +54,18 @@ def test_other_weights_have_another_key(llama: Path, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")
 def test_what_is_broken_is_made_anew(llama: Path, functions: Path, tmp_path: Path) -> None:
     spec = tiny.job(llama, functions, method="qlora")
-    limits = replace(tiny.limits(llama, functions.parent), quantised=tmp_path / "kept")
+    workplace = tiny.workplace(llama, functions.parent, quantised_weights=tmp_path / "kept")
     made = configuration("qlora", 8, precision="fp32")
-    build(spec, made, tiny.device(), limits, seed=0)
+    build(spec, made, tiny.device(), workplace, seed=0)
     (kept,) = (tmp_path / "kept").iterdir()
     (kept / "model.safetensors").write_bytes(b"not weights")
-    build(spec, made, tiny.device(), limits, seed=0)
+    build(spec, made, tiny.device(), workplace, seed=0)
     assert (kept / "model.safetensors").stat().st_size > 1000
     build(
         spec,
         made.model_copy(update={"levers": made.levers | {"precision": "bf16-mixed"}}),
         tiny.device(),
-        limits,
+        workplace,
         seed=0,
     )
     assert len(list((tmp_path / "kept").iterdir())) == 2, "the parts that stay unquantised are kept in another format"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
 from service.contract.measurement import MemoryLine, Probe
 from worker.child.probe import MOST_SIZES, Known, Search, Tell
 
@@ -56,11 +57,11 @@ class Machine:
         self.retried += micro > self.thrashes_above
         return int(peaks[0]), int(peaks[1])
 
-    def send(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "probe_started":
-            self.begun.append(message["micro_batch_size"])
-        else:
-            self.told.append(Probe.model_validate(message["probe"]))
+    def send(self, message: ChildMessage) -> None:
+        if isinstance(message, ProbeStarted):
+            self.begun.append(message.micro_batch_size)
+        elif isinstance(message, ProbeDone):
+            self.told.append(message.probe)
 
     def find(self, limit: int = 10**6, line: MemoryLine | None = None) -> tuple[int, str, int]:
         """As a worker does: a child after each shortage. (largest, limited by, shortages)"""

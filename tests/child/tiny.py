@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from service.contract.child import Workplace
 from service.contract.job import JobSpec
-from service.contract.paths import Roots
 from tests.conftest import ROOT
 from tests.factory import configuration
-from worker.child.build import Bundle, Limits, build
+from worker.child.build import Bundle, build
 from worker.devices import open_device
 
 DEVICE = os.environ.get("DYNOTUNE_TEST_DEVICE", "cpu")
@@ -127,9 +127,9 @@ def job(model: Path, data: Path, max_length: int = 64, **changes: Any) -> JobSpe
     return JobSpec.model_validate(values | changes)
 
 
-def limits(*folders: Path, cache: Path | None = None) -> Limits:
-    """Limits that allow the folders."""
-    return Limits(Roots(folders, folders[0]), cache)
+def workplace(*folders: Path, **more: Any) -> Workplace:
+    """A child's workplace that allows the folders."""
+    return Workplace(device=DEVICE, data_roots=folders, hub_cache=folders[0], **more)
 
 
 def device() -> Any:
@@ -146,7 +146,7 @@ def bundle(spec: JobSpec, method: str = "lora", on: Any = None, effective: int =
     with warnings.catch_warnings():
         # peft 0.21 and the lever use the names that transformers before 5.23 has; 5.23 calls them deprecated.
         warnings.filterwarnings("ignore", ".(is_)?gradient_checkpointing(_enable)?. is deprecated", FutureWarning)
-        return build(spec, made, trained_on, limits(*folders), seed=0)
+        return build(spec, made, trained_on, workplace(*folders), seed=0)
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:

@@ -28,17 +28,17 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from service.contract.child import Workplace
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.paths import Roots
 from service.contract.recommendation import Recommendation
 from service.exports import EXPORTS
 from service.levers import LEVERS
 from service.recommend import recommend
 from tests.factory import configuration, measured, record
 from worker.child import arrange, loop, soak
-from worker.child.build import Limits, build
+from worker.child.build import build
 from worker.devices import open_device
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,8 +154,8 @@ def rates(schedule: str) -> list[float]:
 
 def by_worker(spec: JobSpec, made: Configuration, micro: int) -> tuple[list[loop.StepResult], soak.Evaluation]:
     """The same run by the worker's own rooms: each step's result, and the evaluation."""
-    limits = Limits(Roots((Path("/"),), Path("/nowhere")), None)
-    bundle = build(spec, made, open_device("cpu"), limits, spec.training.seed)
+    place = Workplace(device="cpu", data_roots=(Path("/"),), hub_cache=Path("/nowhere"))
+    bundle = build(spec, made, open_device("cpu"), place, spec.training.seed)
     plan = []
     for epoch in range(2):
         seed = spec.training.seed + epoch

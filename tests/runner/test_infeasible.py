@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from service.contract.child import Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome
 from service.contract.task import TrialRequest
@@ -35,7 +36,9 @@ def test_a_cap_below_one_sample_is_infeasible_and_says_what_it_needs(
     body["dataset"]["max_length"] = LENGTH
     request = TrialRequest(configuration=configuration(effective=8), origin="baseline", number=1, seconds_limit=120)
     sandbox = Sandbox("cpu")
-    bench = Bench(sandbox, discover()[0], tmp_path, (tmp_path,), tmp_path / "hub")
+    bench = Bench(
+        sandbox, discover()[0], tmp_path, Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path / "hub")
+    )
     found, log = measure(bench, JobSpec.model_validate(body), "job", request, lambda _: None, lambda: False, None)
     sandbox.close()
     assert found is not None and found.outcome is Outcome.infeasible, (found, log)

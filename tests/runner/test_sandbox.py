@@ -16,20 +16,31 @@ from typing import Any
 import psutil
 import pytest
 
+from service.contract.child import MESSAGE, EndingKind, Progress, Result, RunTrial, Workplace
+from service.contract.job import JobSpec
 from service.contract.measurement import Outcome
 from service.contract.task import TrialRequest
 from tests.conftest import ROOT
-from tests.factory import configuration
+from tests.factory import configuration, measured
 from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Sandbox
 
 TRIAL = TrialRequest(configuration=configuration(), origin="recipe", number=1, seconds_limit=120)
+SPEC = JobSpec.model_validate({"model": {"source": "org/model"}, "dataset": {"source": "org/data"}})
 
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def workplace(folder: Path = Path("/nowhere")) -> Workplace:
+    return Workplace(device="cpu", data_roots=(folder,), hub_cache=folder)
+
+
+def asked() -> RunTrial:
+    return RunTrial(workplace=workplace(), spec=SPEC, trial=TRIAL)
 
 
 @pytest.fixture
@@ -40,8 +51,7 @@ def run() -> Iterator[Any]:
     def go(entry: str, seconds: float = 120, ended: Any = lambda: False, on_message: Any = lambda _: None) -> Any:
         sandbox = Sandbox("cpu", f"tests.stubs:{entry}")
         made.append(sandbox)
-        request = {"mode": "trial", "trial": TRIAL.model_dump(mode="json")}
-        return sandbox.run(request, seconds, on_message, ended)
+        return sandbox.run(asked(), seconds, on_message, ended)
 
     yield go
     for sandbox in made:
@@ -50,8 +60,9 @@ def run() -> Iterator[Any]:
 
 def test_a_result(run: Any) -> None:
     ending = run("quick")
-    assert ending.kind == "result" and ending.message["result"]["outcome"] == "ok"
-    assert [message["kind"] for message in ending.seen] == ["progress"]
+    assert ending.kind is EndingKind.result and isinstance(ending.last, Result)
+    assert ending.last.measurement.outcome is Outcome.ok
+    assert ending.seen == [Progress(text="stub")]
 
 
 def test_a_segfault_is_named_and_its_last_words_kept(run: Any, tmp_path: Path) -> None:
@@ -65,18 +76,31 @@ def test_a_silent_exit_is_told(run: Any) -> None:
     assert ending.kind == "exit" and "7" in ending.reason
 
 
+def test_nothing_that_a_child_says_is_unpickled(run: Any, tmp_path: Path) -> None:
+    ending = run("hostile")
+    assert ending.kind is EndingKind.malformed and "cannot be read" in ending.reason
+    assert not (tmp_path / "locks").exists()
+
+
+def test_figures_survive_the_way(run: Any) -> None:
+    """Losses that are not finite are what a verdict looks at, and JSON has no numbers for them."""
+    made = measured(configuration(), losses=(float("nan"), float("inf"), 1e-30), grad_norms=(None, float("-inf"), 2.5))
+    again = MESSAGE.validate_json(Result(measurement=made).model_dump_json()).measurement
+    assert repr(again) == repr(made)
+
+
 def test_a_hang_is_ended_with_all_its_children(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     # The limit passes once the child has spoken, however long a busy machine takes until then.
     monkeypatch.setattr("worker.runner.sandbox.time", SimpleNamespace(monotonic=lambda: 1e6 if told else 0.0))
-    ending = run("hang", on_message=lambda message: told.append(message["text"]))
+    ending = run("hang", on_message=lambda message: told.append(message.text))
     assert ending.kind == "timed_out" and told
     assert _left(told[0]) == []
 
 
 def test_it_ends_when_told_to(run: Any) -> None:
     told: list[str] = []
-    ending = run("hang", ended=lambda: bool(told), on_message=lambda message: told.append(message["text"]))
+    ending = run("hang", ended=lambda: bool(told), on_message=lambda message: told.append(message.text))
     assert ending.kind == "ended"
     assert _left(told[0]) == []
 
@@ -98,9 +122,20 @@ def _left(pids: str) -> list[int]:
 def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> None:
     """A segfault, a hang, an endless allocation, a silent end: typed outcomes, and the worker goes on."""
     outcomes, reasons = {}, {}
-    for entry in ("segfault", "hang", "greedy", "silent", "quick", "escaping", "illegal"):
+    for entry in (
+        "segfault",
+        "hang",
+        "greedy",
+        "silent",
+        "quick",
+        "escaping",
+        "illegal",
+        "panic",
+        "starved",
+        "babbling",
+    ):
         sandbox = Sandbox("cpu", f"tests.stubs:{entry}")
-        bench = Bench(sandbox, facts(), tmp_path, (tmp_path,), tmp_path)
+        bench = Bench(sandbox, facts(), tmp_path, workplace(tmp_path))
         trial = TRIAL.model_copy(update={"seconds_limit": 2.0 if entry == "hang" else 120.0})
         measurement, _ = measure(
             bench,
@@ -123,7 +158,12 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         "quick": Outcome.ok,
         "escaping": Outcome.infeasible,
         "illegal": Outcome.crashed,
+        "panic": Outcome.crashed,
+        "starved": Outcome.infeasible,
+        "babbling": Outcome.crashed,
     }
+    assert reasons["panic"] == "PanicException: no entry found for key"
+    assert "(result.measurement.configuration: Field required)" in reasons["babbling"]
     assert "illegal memory access" in reasons["illegal"] and "its cap is" in reasons["escaping"]
     assert "GiB (" in reasons["greedy"] and "bytes) needed to go on" in reasons["greedy"]
 
@@ -133,11 +173,12 @@ def test_a_killed_worker_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "owner.py"
     script.write_text(
         textwrap.dedent("""
+        from tests.runner.test_sandbox import asked
         from worker.runner.sandbox import Sandbox
 
         if __name__ == "__main__":
-            say = lambda message: print(message["text"], flush=True)
-            Sandbox("cpu", "tests.stubs:hang").run({"mode": "trial"}, 600, say, lambda: False)
+            say = lambda message: print(message.text, flush=True)
+            Sandbox("cpu", "tests.stubs:hang").run(asked(), 600, say, lambda: False)
         """)
     )
     owner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from service.contract.child import Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome
 from worker.child import loop, probe
-from worker.child.build import Bundle, Limits, build
+from worker.child.build import Bundle, build
 from worker.child.curve import plan_of
 from worker.child.data import work_unit
 from worker.child.measure import unit_size
@@ -13,9 +14,11 @@ from worker.child.timing import Unit, time_unit
 from worker.devices import Device
 
 
-def run_block(spec: JobSpec, candidate: Measurement, block: int, seed: int, device: Device, limits: Limits) -> Block:
+def run_block(
+    spec: JobSpec, candidate: Measurement, block: int, seed: int, device: Device, workplace: Workplace
+) -> Block:
     """Train the unit once under another seed; losses and timing. Unstable passes through."""
-    bundle, micro = ready(spec, candidate, seed, device, limits)
+    bundle, micro = ready(spec, candidate, seed, device, workplace)
     samples = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), seed)
     unit = Unit(bundle, micro, plan_of(bundle, samples, micro))
     with loop.without_dropout(bundle.model) as dropout:
@@ -34,10 +37,10 @@ def run_block(spec: JobSpec, candidate: Measurement, block: int, seed: int, devi
     )
 
 
-def ready(spec: JobSpec, candidate: Measurement, seed: int, device: Device, limits: Limits) -> tuple[Bundle, int]:
+def ready(spec: JobSpec, candidate: Measurement, seed: int, device: Device, workplace: Workplace) -> tuple[Bundle, int]:
     """The candidate built under a seed, compiled if it is."""
     assert candidate.micro_batch_size is not None
-    bundle = build(spec, candidate.configuration, device, limits, seed)
+    bundle = build(spec, candidate.configuration, device, workplace, seed)
     if bundle.compiled():
         bundle.compile()
     # Neither compiling nor cold caches nor making the optimizer's state is timed: all sizes of batch run first.

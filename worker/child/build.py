@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from service.contract.child import Workplace
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
-from service.contract.paths import Roots
 from service.exports.templates.levers.evaluation import Score
 from service.exports.templates.segments import offset_positions
 from service.levers import LEVERS
@@ -31,17 +31,6 @@ from worker.devices import Device
 from worker.devices.base import is_out_of_memory
 from worker.levers import batching, precision
 from worker.tasks import TASKS, Task
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the server allows, and where the job's cache lies."""
-
-    roots: Roots
-    cache: Path | None
-    allow_pickle: bool = False
-    allow_remote_code: bool = False
-    quantised: Path | None = None
 
 
 @dataclass
@@ -100,18 +89,18 @@ class Bundle:
         lever_room.apply("compiled", self.configuration.levers, self.model)
 
 
-def build(spec: JobSpec, configuration: Configuration, device: Device, limits: Limits, seed: int) -> Bundle:
+def build(spec: JobSpec, configuration: Configuration, device: Device, workplace: Workplace, seed: int) -> Bundle:
     """Build it all; JobProblem for the user's mistakes, TrialProblem where only this configuration cannot run."""
     task = TASKS[spec.task]()
-    folder = sources.model_folder(spec.model, limits.roots, limits.allow_pickle, limits.allow_remote_code)
+    folder = sources.model_folder(spec.model, workplace.roots, workplace.allow_pickle, workplace.allow_remote_code)
     started = time.perf_counter()
-    tokenizer = tokenizer_of(folder, limits)
-    source = sources.dataset_path(spec.dataset, limits.roots)
-    data = data_room.load(spec, task, tokenizer, source, limits.cache)
+    tokenizer = tokenizer_of(folder, workplace)
+    source = sources.dataset_path(spec.dataset, workplace.roots)
+    data = data_room.load(spec, task, tokenizer, source, workplace.job_cache)
     data_seconds = time.perf_counter() - started
     started = time.perf_counter()
     device.reset_peak()
-    model, extra = _model(spec, configuration, task, folder, tokenizer, data, device, limits, seed)
+    model, extra = _model(spec, configuration, task, folder, tokenizer, data, device, workplace, seed)
     load_peak = device.peak()
     model.train()
     device.synchronize()
@@ -152,12 +141,12 @@ def load_options(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def tokenizer_of(folder: Path, limits: Limits) -> Any:
+def tokenizer_of(folder: Path, workplace: Workplace) -> Any:
     """The model's tokenizer, with something to pad with; JobProblem when it does not load or has nothing."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=limits.allow_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=workplace.allow_remote_code)
     except (OSError, ValueError) as error:
         raise JobProblem(f"model.source: its tokenizer does not load: {_line(error)}") from error
     if tokenizer.pad_token_id is None:
@@ -175,7 +164,7 @@ def _model(
     tokenizer: Any,
     data: data_room.Data,
     device: Device,
-    limits: Limits,
+    workplace: Workplace,
     seed: int,
 ) -> tuple[Any, float]:
     """The model, and the seconds that quantising it would have taken beyond loading it."""
@@ -184,7 +173,7 @@ def _model(
     precision.set_matmul(configuration.levers)
     lever_room.apply("load", configuration.levers)
     options = load_options(configuration)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=limits.allow_remote_code)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=workplace.allow_remote_code)
     config.use_cache = False
     config.pad_token_id = tokenizer.pad_token_id
     for name, value in task.model_arguments(data.train + data.validation).items():
@@ -197,13 +186,13 @@ def _model(
             model = _random(spec, configuration, task, config, options, device, seed)
         else:
             options |= {"config": config, "device_map": {"": device.torch}}
-            options["trust_remote_code"] = limits.allow_remote_code
-            options["use_safetensors"] = None if limits.allow_pickle else True
+            options["trust_remote_code"] = workplace.allow_remote_code
+            options["use_safetensors"] = None if workplace.allow_pickle else True
             kind = task.model_class()
             if configuration.method == "qlora":
                 rest = f"{spec.task} {seed} {options['dtype']} {task.model_arguments(data.train + data.validation)}"
                 asked = quantised.Asked(folder, _quantization(spec.task, configuration), rest)
-                model, extra = quantised.load(kind, asked, options, limits.quantised)
+                model, extra = quantised.load(kind, asked, options, workplace.quantised_weights)
             else:
                 model = kind.from_pretrained(folder, **options)
     except (ValueError, ImportError) as error:

@@ -9,6 +9,7 @@ import time
 
 import torch
 
+from service.contract.child import Progress
 from service.contract.measurement import Timing
 from service.contract.objective import SMALLEST_WITHIN
 from service.contract.task import TrialRequest
@@ -111,7 +112,7 @@ class Curve:
         if limit is not None and best.timing().seconds > CLEARLY_SLOWER * limit:
             self.notes.append("Clearly slower than the best so far, so it was timed once only.")
         elif best.passes < self._request.passes:
-            self._tell.send({"kind": "progress", "text": f"timing micro batch {best.micro} again"})
+            self._tell.send(Progress(text=f"timing micro batch {best.micro} again"))
             time_unit(best, passes=self._request.passes, extra=1, deadline=self._deadline)
         return best
 
@@ -135,7 +136,7 @@ class Curve:
     def _time(self, size: int) -> bool:
         """Time one pass at a size; False when time is up."""
         bundle, device = self._bundle, self._bundle.device
-        self._tell.send({"kind": "progress", "text": f"timing micro batch {size}"})
+        self._tell.send(Progress(text=f"timing micro batch {size}"))
         device.reset_peak()
         self._tell.begun(size)
         worst = self._worst(size)

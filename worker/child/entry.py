@@ -1,122 +1,128 @@
-"""The child's entry: runs one request under its memory cap and says how it ended.
+"""The entry of a child process: runs one request under its memory cap and says how it ended.
 
-Says all it knows through a pipe, as dictionaries with a `kind`: progress, probe_started, probe, and last of all
-result, out_of_memory, or failed. What it does not say (a segfault, a hang, a kill) its worker sees.
+It speaks through a pipe in JSON: progress and probes as they come, and last of all a result, an out-of-memory, or a
+failure (service/contract/child.py). What a child cannot say itself (a segmentation fault, a hang, a kill) its worker
+sees from outside.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import resource
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from worker.child.build import Limits
+    from service.contract.child import ChildMessage, ChildRequest, Failed, OutOfMemory, Result
     from worker.devices import Device
 
 from worker.child.isolation import isolate
 
+# How a Rust library such as tokenizers panics when memory is short: an allocation that failed, or a thread that the
+# system would not start (its stack counts against the cap).
+PANIC_WITHOUT_MEMORY = re.compile(r"memory allocation of|Cannot allocate memory|capacity overflow|kind: WouldBlock")
+MOST_CHARACTERS = 300
 
-def main(request: dict[str, Any], messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
-    """Run one request and say how it ended. `_lock` is held open: the device's lock goes with the last of us."""
+
+def main(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Run one request and say how it ended. `_lock` keeps the device's lock file open while this child lives."""
     isolate(lifeline, scratch)
     warnings.simplefilter("default")
-    # Cold: a warm cache of somebody else would make compile look free.
+    # An empty cache of compiled code, because a warm cache would make compiling look free.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(scratch) / "compile")
-    messages.send(_answer(request, messages))
+
+    def tell(message: ChildMessage) -> None:
+        messages.send_bytes(message.model_dump_json().encode())
+
+    tell(_answer(request, tell))
     messages.close()
     sys.stdout.flush()
     sys.stderr.flush()
 
 
-def _answer(request: dict[str, Any], messages: Connection) -> dict[str, Any]:
-    """The last message. Every error becomes one: this is the boundary of the process."""
-    from worker.child.problem import JobProblem, TrialProblem, Unsafe, Unstable
-    from worker.devices.base import is_out_of_memory
+def _answer(request: bytes, tell: Callable[[ChildMessage], None]) -> Result | OutOfMemory | Failed:
+    """The last message. Whatever is raised becomes one, for this is the boundary of the process.
 
-    def failed(outcome: str, error: BaseException, whole_job: bool = False) -> dict[str, Any]:
-        return {"kind": "failed", "outcome": outcome, "reason": str(error), "whole_job": whole_job}
+    That includes what is no `Exception`: a Rust library's panic, and a model's own code that calls `sys.exit`.
+    """
+    from service.contract.child import REQUEST
 
     opened: list[Device] = []
     try:
-        return {"kind": "result", "result": _run(request, messages, opened)}
-    except JobProblem as error:
-        return failed("invalid", error, whole_job=True)
-    except TrialProblem as error:
-        return failed("invalid", error)
-    except Unstable as error:
-        return failed("unstable", error)
-    except Unsafe as error:
-        return failed("unstable", error) | {"unsafe": True}
-    except TimeoutError as error:
-        return failed("timed_out", error)
-    except Exception as error:  # noqa: BLE001 - the boundary: its worker records it with the traceback in the log
-        traceback.print_exc()
-        if is_out_of_memory(error):
-            reason = str(error).strip().split("\n", 1)[0][:300]
-            return {"kind": "out_of_memory", "reason": reason, **_memory_of(opened)}
-        return failed("crashed", RuntimeError(f"{type(error).__name__}: {str(error).strip()[:300]}"))
+        return _run(REQUEST.validate_json(request), tell, opened)
+    except BaseException as error:  # noqa: BLE001 - see above
+        # Without the cap from here on: the answer needs a little memory itself.
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        return _failure(error, opened)
 
 
-def _memory_of(opened: list[Device]) -> dict[str, int]:
-    """What was held when memory ran out, and what others hold, in bytes."""
+def _failure(error: BaseException, opened: list[Device]) -> OutOfMemory | Failed:
+    """What an error means: whose mistake it is where it says so, a shortage of memory, or a crash."""
+    from service.contract.child import Failed, OutOfMemory
+    from service.contract.measurement import Outcome
+    from worker.child.problem import JobProblem, TrialProblem, Unsafe, Unstable
+
+    told = str(error).encode(errors="replace").decode().strip()
+    meanings: dict[type[BaseException], dict[str, Any]] = {
+        JobProblem: {"outcome": Outcome.invalid, "whole_job": True},
+        TrialProblem: {"outcome": Outcome.invalid},
+        Unstable: {"outcome": Outcome.unstable},
+        Unsafe: {"outcome": Outcome.unstable, "unsafe": True},
+        TimeoutError: {"outcome": Outcome.timed_out},
+    }
+    for kind, meaning in meanings.items():
+        if isinstance(error, kind):
+            return Failed(reason=told, **meaning)
+    traceback.print_exception(error)
+    if _is_out_of_memory(error):
+        used, others = _memory_of(opened)
+        return OutOfMemory(reason=told.partition("\n")[0][:MOST_CHARACTERS], used_bytes=used, others_bytes=others)
+    return Failed(outcome=Outcome.crashed, reason=f"{type(error).__name__}: {told[:MOST_CHARACTERS]}")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    from worker.devices.base import is_out_of_memory
+
+    if isinstance(error, Exception):
+        return is_out_of_memory(error)
+    return PANIC_WITHOUT_MEMORY.search(str(error)) is not None
+
+
+def _memory_of(opened: list[Device]) -> tuple[int | None, int]:
+    """(bytes that this process held when memory ran out, bytes that others hold of a GPU)."""
     if not opened:
-        return {}
+        return None, 0
     device = opened[0]
-    others = device.used_by_others() if device.torch.type == "cuda" else 0
-    return {"used_bytes": device.peak(), "others_bytes": others}
+    return device.peak(), device.used_by_others() if device.torch.type == "cuda" else 0
 
 
-def _run(request: dict[str, Any], messages: Connection, opened: list[Device]) -> dict[str, Any]:
-    from service.contract.job import JobSpec
-    from service.contract.measurement import Measurement, Probe
-    from service.contract.task import TrialRequest
-    from worker.child import block, measure, soak
+def _run(request: ChildRequest, tell: Callable[[ChildMessage], None], opened: list[Device]) -> Result:
+    """Do what is asked. The device goes into `opened`, so that a failure can be told with its memory."""
+    from service.contract.child import Result, RunBlock, RunEstimate, RunTrial
     from worker.devices import open_device
 
-    if request["mode"] == "estimate":
-        return _estimate(request)
-    spec = JobSpec.model_validate(request["spec"])
-    device = open_device(request["device"], request["index"])
+    place = request.workplace
+    if isinstance(request, RunEstimate):
+        from worker.child.memory_estimate import estimate
+
+        return Result(estimate=estimate(request.request, request.facts, request.known, place))
+    from worker.child import block, measure, soak
+
+    spec = request.spec
+    device = open_device(place.device, place.index)
     opened.append(device)
     cap = spec.hardware.memory_gib
     device.limit(int(cap * 2**30) if cap else None)
-    limits = _limits(request)
-    if request["mode"] in ("trial", "probe"):
-        trial = TrialRequest.model_validate(request["trial"])
-        known = tuple(Probe.model_validate(one) for one in request.get("known", ()))
-        found = measure.run_trial(spec, trial, device, limits, messages.send, known, request["mode"] == "probe")
-        return found.model_dump(mode="json")
-    candidate = Measurement.model_validate(request["candidate"])
-    if request["mode"] == "block":
-        done = block.run_block(spec, candidate, request["block"], request["seed"], device, limits)
-        return done.model_dump(mode="json")
-    certificate = soak.run_soak(spec, candidate, request["seed"], device, limits, request["seconds"])
-    return certificate.model_dump(mode="json")
-
-
-def _limits(request: dict[str, Any]) -> Limits:
-    from service.contract.paths import Roots
-    from worker.child.build import Limits
-
-    return Limits(
-        roots=Roots(tuple(Path(root) for root in request["data_roots"]), Path(request["hub_cache"])),
-        cache=Path(request["cache"]),
-        allow_pickle=request["allow_pickle"],
-        allow_remote_code=request["allow_remote_code"],
-        quantised=Path(request["quantised"]),
-    )
-
-
-def _estimate(request: dict[str, Any]) -> dict[str, Any]:
-    from service.contract.estimate import EstimateRequest, Known
-    from service.contract.hardware import HardwareFacts
-    from worker.child.memory_estimate import estimate
-
-    asked, facts = EstimateRequest.model_validate(request["estimate"]), HardwareFacts.model_validate(request["facts"])
-    known = tuple(Known.model_validate(one) for one in request["known"])
-    return estimate(asked, facts, known, _limits(request)).model_dump(mode="json")
+    if isinstance(request, RunTrial):
+        measured = measure.run_trial(spec, request.trial, device, place, tell, request.known, request.only_probe)
+        return Result(measurement=measured)
+    if isinstance(request, RunBlock):
+        return Result(block=block.run_block(spec, request.candidate, request.block, request.seed, device, place))
+    return Result(soak=soak.run_soak(spec, request.candidate, request.seed, device, place, request.seconds))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from service.contract.child import ChildMessage, Progress, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts, Measurement, Outcome, Probe
 from service.contract.task import TrialRequest
@@ -15,7 +16,7 @@ from service.levers import LEVERS
 from service.levers.batching import GROUP_STEPS
 from service.levers.optimizer import WHOLE_STEP
 from worker.child import arrange, curve, loop, probe
-from worker.child.build import Bundle, Limits, build, parameter_counts
+from worker.child.build import Bundle, build, parameter_counts
 from worker.child.data import work_unit
 from worker.child.lacking import lacking
 from worker.child.problem import Unstable
@@ -29,7 +30,7 @@ EXACT = (1e-4, 1e-3)
 ROUNDED = (2e-3, 2e-2)
 LEARNS_OTHERWISE = 1e-2, math.inf  # the user allowed it: gradients may be scaled otherwise, the function is the same
 
-Send = Callable[[dict[str, Any]], None]
+Send = Callable[[ChildMessage], None]
 
 
 @dataclass
@@ -64,7 +65,7 @@ def run_trial(
     spec: JobSpec,
     request: TrialRequest,
     device: Device,
-    limits: Limits,
+    workplace: Workplace,
     send: Send,
     known: tuple[Probe, ...] = (),
     only_probe: bool = False,
@@ -75,9 +76,9 @@ def run_trial(
     `only_probe` nothing is timed: the answer is the largest micro batch and the memory line.
     """
     spent, started = Spent(), time.perf_counter()
-    send({"kind": "progress", "text": "loading"})
+    send(Progress(text="loading"))
     used_before = device.used_by_others()
-    bundle = build(spec, request.configuration, device, limits, spec.training.seed)
+    bundle = build(spec, request.configuration, device, workplace, spec.training.seed)
     spent.phases |= {"data": bundle.data_seconds, "load": bundle.load_seconds}
     spent.phase("build")
     spent.phases["build"] -= bundle.data_seconds + bundle.load_seconds
@@ -109,7 +110,7 @@ def run_trial(
         return Measurement(**base, outcome=Outcome.ok)
     compile_seconds = 0.0
     if bundle.compiled():
-        send({"kind": "progress", "text": "compiling"})
+        send(Progress(text="compiling"))
         bundle.compile()
         compile_seconds = curve.warm_compiled(bundle, found.predicted, tell)
         if request.confirm_largest:
@@ -117,7 +118,7 @@ def run_trial(
             base |= limits_of(found)
         bundle.new_optimizer()
         spent.phase("compile")
-    send({"kind": "progress", "text": "checking against the baseline"})
+    send(Progress(text="checking against the baseline"))
     reference = check_reference(bundle, unit, request, found.largest, notes)
     spent.phase("check")
     weights = loop.trained_sum(bundle.model)

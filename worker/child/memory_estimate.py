@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from service.contract.child import Workplace
 from service.contract.configuration import Configuration
 from service.contract.estimate import Estimate, EstimateRequest, Known, MethodEstimate
 from service.contract.hardware import HardwareFacts
@@ -23,7 +24,7 @@ from service.exports.templates.common import parameter_groups
 from service.levers import LEVERS
 from service.levers.quantization import HEADS
 from worker.child import sources
-from worker.child.build import Limits, adapted, check_length, load_options
+from worker.child.build import adapted, check_length, load_options
 from worker.child.fake import Storages, fake_tensors, real_shapes
 from worker.devices.base import proc_status
 from worker.levers import batching, precision
@@ -76,12 +77,14 @@ class Sizes:
     idle: float  # bytes of this process with the same libraries imported and threads started, on the host
 
 
-def estimate(request: EstimateRequest, facts: HardwareFacts, known: tuple[Known, ...], limits: Limits) -> Estimate:
+def estimate(
+    request: EstimateRequest, facts: HardwareFacts, known: tuple[Known, ...], workplace: Workplace
+) -> Estimate:
     """All methods; JobProblem for the user's mistakes."""
     started = time.perf_counter()
     spec = request.spec.model_copy(update={"model": request.spec.model.model_copy(update={"weights": "random"})})
     device = facts.device if spec.hardware.device == "auto" else spec.hardware.device
-    estimator = _Estimator(spec, device, limits)
+    estimator = _Estimator(spec, device, workplace)
     levers = _levers(spec, device, facts)
     methods = {method: estimator.method(method, levers, request.memory_gib * GIB, known) for method in METHODS}
     corrected = any(one.corrected for one in methods.values())
@@ -119,8 +122,8 @@ def drawable(levers: dict[str, str]) -> dict[str, str]:
 class _Estimator:
     """One job's estimates. Each draws a line at small batches, and one near the largest that it promises."""
 
-    def __init__(self, spec: JobSpec, device: str, limits: Limits) -> None:
-        self._spec, self._device, self._limits = spec, device, limits
+    def __init__(self, spec: JobSpec, device: str, workplace: Workplace) -> None:
+        self._spec, self._device, self._workplace = spec, device, workplace
         self._overhead = 0.0 if device == "cpu" else CUDA_OVERHEAD
         self._drawn: dict[str, Sizes] = {}
 
@@ -192,7 +195,7 @@ class _Estimator:
         drawn: Method = "full" if method == "full" else "lora"
         key = f"{drawn} {length} {micros} {sorted(levers.items())}"
         if key not in self._drawn:
-            self._drawn[key] = step_sizes(self._spec, drawn, levers, length, self._limits, micros)
+            self._drawn[key] = step_sizes(self._spec, drawn, levers, length, self._workplace, micros)
             # The first one's: what fake tensors leave behind, a trial does not have.
             self._overhead = self._overhead or self._drawn[key].idle
         return self._drawn[key]
@@ -206,14 +209,14 @@ def _state(sizes: Sizes, levers: dict[str, str]) -> float:
 
 
 def step_sizes(
-    spec: JobSpec, method: Method, levers: dict[str, str], length: int, limits: Limits, micros: Micros = SMALL
+    spec: JobSpec, method: Method, levers: dict[str, str], length: int, workplace: Workplace, micros: Micros = SMALL
 ) -> Sizes:
     """Sizes of a full step of one configuration, at `length` tokens a sample, as two micro batches show them."""
     configuration = Configuration(method=method, levers=levers, effective_batch_size=1, learning_rate=1e-4)
     task = TASKS[spec.task]()
-    folder = sources.model_folder(spec.model, limits.roots, limits.allow_pickle, limits.allow_remote_code)
+    folder = sources.model_folder(spec.model, workplace.roots, workplace.allow_pickle, workplace.allow_remote_code)
     with torch.device("meta"):
-        model = _model(spec, configuration, task, folder, limits)
+        model = _model(spec, configuration, task, folder, workplace)
     trained = [one for one in model.parameters() if one.requires_grad]
     saved, dequantised = _quantised(model, levers)
     idle = _idle_bytes()
@@ -248,12 +251,12 @@ def _idle_bytes() -> float:
     return float(proc_status()["VmData"])
 
 
-def _model(spec: JobSpec, configuration: Configuration, task: Any, folder: Any, limits: Limits) -> Any:
+def _model(spec: JobSpec, configuration: Configuration, task: Any, folder: Any, workplace: Workplace) -> Any:
     """The model with its adapter and levers, on no device."""
     from transformers import AutoConfig
 
     options = load_options(configuration)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=limits.allow_remote_code)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=workplace.allow_remote_code)
     config.use_cache = False
     config.pad_token_id = config.pad_token_id or 0
     check_length(spec, config)

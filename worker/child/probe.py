@@ -14,10 +14,10 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
+from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
 from service.contract.measurement import MemoryLine, Probe
 from service.contract.states import ProbePhase
 from service.exports.templates.levers.evaluation import LONGEST_GENERATED, generated_ids
@@ -56,15 +56,15 @@ class Known:
 class Tell:
     """Says what is about to be tried, so that the worker knows it when the child dies of it."""
 
-    send: Callable[[dict[str, Any]], None]
+    send: Callable[[ChildMessage], None]
 
     def begun(self, micro: int, phase: ProbePhase = ProbePhase.training) -> None:
         """A step of this size begins."""
-        self.send({"kind": "probe_started", "micro_batch_size": micro, "phase": phase})
+        self.send(ProbeStarted(micro_batch_size=micro, phase=phase))
 
     def done(self, probe: Probe) -> None:
         """It fitted."""
-        self.send({"kind": "probe", "probe": probe.model_dump(mode="json")})
+        self.send(ProbeDone(probe=probe))
 
 
 @dataclass

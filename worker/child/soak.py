@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
+from service.contract.child import Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Soak
 from service.exports.templates.segments import moved
 from worker.child import arrange, loop
 from worker.child.block import ready
-from worker.child.build import Bundle, Limits, evaluating
+from worker.child.build import Bundle, evaluating
 from worker.child.curve import plan_of
 from worker.child.problem import Unsafe, Unstable
 from worker.devices import Device
@@ -97,12 +98,14 @@ def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[a
     return (before + longest + plan[middle:])[:steps], min(len(before), steps - 1)
 
 
-def run_soak(spec: JobSpec, candidate: Measurement, seed: int, device: Device, limits: Limits, seconds: float) -> Soak:
+def run_soak(
+    spec: JobSpec, candidate: Measurement, seed: int, device: Device, workplace: Workplace, seconds: float
+) -> Soak:
     """Soak a candidate for its steps or `seconds`, whichever is less. Unsafe, Unstable and out of memory pass."""
-    bundle, micro = ready(spec, candidate, seed, device, limits)
+    bundle, micro = ready(spec, candidate, seed, device, workplace)
     steps = spec.search.soak_steps or STEPS[spec.search.verify]
     name = f"soak-{candidate.configuration.key}-{micro}-{steps}.json"
-    file = limits.cache / name if limits.cache else None
+    file = workplace.job_cache / name if workplace.job_cache else None
     return soak(bundle, micro, steps, seed, candidate.evaluation_batch_size or micro, seconds, file)
 
 

@@ -1,7 +1,8 @@
-"""Answers a memory estimate in a child: no device and no lock are needed, only torch."""
+"""Answers a memory estimate in a child, which needs torch but neither the device nor its lock."""
 
 from __future__ import annotations
 
+from service.contract.child import Result, RunEstimate
 from service.contract.estimate import Estimate, EstimateClaim
 from worker.runner.measuring import Bench
 
@@ -11,15 +12,10 @@ HOST_BYTES = 4 << 30
 
 def answer(bench: Bench, claim: EstimateClaim) -> tuple[Estimate | None, str | None]:
     """(the estimate, None), or (None, the sentence that says why there is none)."""
-    request = bench.request(
-        claim.request.spec,
-        claim.id,
-        mode="estimate",
-        estimate=claim.request.model_dump(mode="json"),
-        known=[one.model_dump(mode="json") for one in claim.known],
-        facts=bench.facts.model_dump(mode="json"),
+    request = RunEstimate(
+        workplace=bench.workplace_of(claim.id), request=claim.request, facts=bench.facts, known=claim.known
     )
     ending = bench.sandbox.run(request, SECONDS, lambda _: None, lambda: False, cap_bytes=HOST_BYTES)
-    if ending.kind == "result":
-        return Estimate.model_validate(ending.message["result"]), None
-    return None, ending.reason or "the worker could not work it out"
+    if isinstance(ending.last, Result):
+        return ending.last.estimate, None
+    return None, ending.reason

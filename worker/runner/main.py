@@ -16,6 +16,7 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.broker import LEASE_SECONDS, connect
+from service.contract.child import Workplace
 from service.contract.hardware import HardwareFacts
 from service.errors import DynotuneError, Misconfigured
 from service.settings import Settings
@@ -126,10 +127,15 @@ def serve(facts: HardwareFacts, options: argparse.Namespace) -> None:
         sandbox=sandbox,
         facts=facts,
         home=settings.home,
-        data_roots=settings.data_roots,
-        hub_cache=settings.hub_cache,
-        allow_pickle=settings.allow_pickle,
-        allow_remote_code=settings.allow_remote_code,
+        workplace=Workplace(
+            device=facts.device,
+            index=facts.index,
+            data_roots=settings.data_roots,
+            hub_cache=settings.hub_cache,
+            quantised_weights=settings.home / "quantised",
+            allow_pickle=settings.allow_pickle,
+            allow_remote_code=settings.allow_remote_code,
+        ),
     )
     worker_id = f"{facts.device}{facts.index}-{secrets.token_hex(4)}"
     try:

@@ -1,4 +1,4 @@
-"""Runs a claimed trial: its child, another one after each out-of-memory, and a Measurement whatever happens."""
+"""Runs a claimed trial: a child, another child after each out-of-memory, and a Measurement however they ended."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
+from service.contract.child import (
+    ChildMessage,
+    EndingKind,
+    Failed,
+    OutOfMemory,
+    ProbeDone,
+    ProbeStarted,
+    Progress,
+    Result,
+    RunTrial,
+    Workplace,
+)
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Probe
+from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
 from worker.runner.sandbox import Ending, Sandbox
 
@@ -32,35 +44,21 @@ class JobFailed(Exception):
 
 @dataclass(frozen=True)
 class Bench:
-    """What every child of this worker is given."""
+    """A device, the sandbox that runs children on it, and what every child may use."""
 
     sandbox: Sandbox
     facts: HardwareFacts
     home: Path
-    data_roots: tuple[Path, ...]
-    hub_cache: Path
-    allow_pickle: bool = False
-    allow_remote_code: bool = False
+    workplace: Workplace
 
     def host_cap(self, spec: JobSpec) -> int | None:
         """Host memory that a child may take; on a GPU the job's cap is the GPU's."""
         cap = spec.hardware.memory_gib
         return int(cap * 2**30) if cap and self.facts.device == "cpu" else None
 
-    def request(self, spec: JobSpec, job_id: str, **more: Any) -> dict[str, Any]:
-        """A child's request."""
-        return {
-            "spec": spec.model_dump(mode="json"),
-            "device": self.facts.device,
-            "index": self.facts.index,
-            "cache": str(self.home / "cache" / job_id),
-            "data_roots": [str(root) for root in self.data_roots],
-            "quantised": str(self.home / "quantised"),
-            "hub_cache": str(self.hub_cache),
-            "allow_pickle": self.allow_pickle,
-            "allow_remote_code": self.allow_remote_code,
-            **more,
-        }
+    def workplace_of(self, job_id: str) -> Workplace:
+        """What a child of this job may use: the job's cache folder is its own."""
+        return self.workplace.model_copy(update={"job_cache": self.home / "cache" / job_id})
 
 
 def measure(
@@ -71,35 +69,36 @@ def measure(
     on_progress: Callable[[str], None],
     ended: Callable[[], bool],
     lock_fd: int | None,
-    mode: Literal["trial", "probe"] = "trial",
+    only_probe: bool = False,
 ) -> tuple[Measurement | None, str]:
-    """(measurement, log); no measurement when it was ended from outside. JobFailed when no trial can run.
+    """(measurement, log); no measurement when it was ended from outside. JobFailed when no trial of the job can run.
 
-    Mode `probe` finds the largest micro batch only.
+    With `only_probe` the trial finds its largest micro batch and times nothing.
     """
     probes: list[Probe] = []
     log = ""
     for _ in range(MOST_CHILDREN):
-        known = [probe.model_dump(mode="json") for probe in probes]
-        request = bench.request(spec, job_id, mode=mode, trial=trial.model_dump(mode="json"), known=known)
+        request = RunTrial(
+            workplace=bench.workplace_of(job_id), spec=spec, trial=trial, known=tuple(probes), only_probe=only_probe
+        )
         ending = bench.sandbox.run(
             request,
             trial.seconds_limit,
-            lambda message: _tell(message, on_progress),
+            lambda message: _show(message, on_progress),
             ended,
             lock_fd,
             bench.host_cap(spec),
         )
         log += ending.log
-        begun, seen = _probes(ending)
-        probes += seen
-        if ending.kind == "ended":
+        begun, done = _probes(ending)
+        probes += done
+        if ending.kind is EndingKind.ended:
             return None, log
-        if ending.kind != "out_of_memory" or begun is None:
+        if ending.kind is not EndingKind.out_of_memory or begun is None:
             return _conclude(ending, trial.configuration, probes), log
         # A process is not clean after an out-of-memory error: the next child goes on from what is known.
         probes.append(begun)
-        if begun.micro_batch_size <= 1 and begun.phase == "training":
+        if begun.micro_batch_size <= 1 and begun.phase is ProbePhase.training:
             return _infeasible(
                 trial.configuration, probes, f"not even a micro batch of 1 fits{memory_sentence(ending)}"
             ), log
@@ -109,50 +108,52 @@ def measure(
 
 
 def memory_sentence(ending: Ending) -> str:
-    """What was held when memory ran out, what more was asked for, and who else holds some."""
-    message, text, wanted = ending.message, f": {ending.reason}", ALLOCATION.search(ending.reason)
-    if "used_bytes" in message:
-        text = f"; {message['used_bytes'] / 2**30:.2f} GiB were held"
+    """How much was held when memory ran out, how much more was asked for, and how much others hold of a GPU."""
+    last, text, wanted = ending.last, f": {ending.reason}", ALLOCATION.search(ending.reason)
+    if not isinstance(last, OutOfMemory):
+        return text
+    if last.used_bytes is not None:
+        text = f"; {last.used_bytes / 2**30:.2f} GiB were held"
         if wanted:
-            need = message["used_bytes"] + float(wanted["amount"]) * UNITS[wanted["unit"].lower()]
+            need = last.used_bytes + float(wanted["amount"]) * UNITS[wanted["unit"].lower()]
             text += f" and {need / 2**30:.2f} GiB ({need:,.0f} bytes) needed to go on"
-    if message.get("others_bytes", 0) > 1 << 30:
-        text += f"; other processes hold {message['others_bytes'] / 2**30:.1f} GiB of this GPU"
+    if last.others_bytes > 1 << 30:
+        text += f"; other processes hold {last.others_bytes / 2**30:.1f} GiB of this GPU"
     return text
 
 
-def _tell(message: dict[str, Any], on_progress: Callable[[str], None]) -> None:
-    if message["kind"] == "progress":
-        on_progress(message["text"])
-    elif message["kind"] == "probe_started":
-        on_progress(f"probing micro batch {message['micro_batch_size']}")
+def outcome_of(ending: Ending) -> Outcome:
+    """What a trial or block came to whose child ended with neither a result nor an out-of-memory."""
+    if isinstance(ending.last, Failed):
+        return ending.last.outcome
+    return Outcome.timed_out if ending.kind is EndingKind.timed_out else Outcome.crashed
+
+
+def _show(message: ChildMessage, on_progress: Callable[[str], None]) -> None:
+    if isinstance(message, Progress):
+        on_progress(message.text)
+    elif isinstance(message, ProbeStarted):
+        on_progress(f"probing micro batch {message.micro_batch_size}")
 
 
 def _probes(ending: Ending) -> tuple[Probe | None, list[Probe]]:
-    """(the size under way when the child ended, as a probe without a peak; the sizes that ran)."""
-    begun = [
-        Probe(micro_batch_size=message["micro_batch_size"], peak_bytes=None, phase=message["phase"])
-        for message in ending.seen
-        if message["kind"] == "probe_started"
-    ]
-    done = [Probe.model_validate(message["probe"]) for message in ending.seen if message["kind"] == "probe"]
-    return (begun[-1] if begun else None), done
+    """(the size under way when the child ended, as a probe without a peak; the sizes that fitted)."""
+    begun = [message for message in ending.seen if isinstance(message, ProbeStarted)]
+    done = [message.probe for message in ending.seen if isinstance(message, ProbeDone)]
+    if not begun:
+        return None, done
+    return Probe(micro_batch_size=begun[-1].micro_batch_size, peak_bytes=None, phase=begun[-1].phase), done
 
 
 def _conclude(ending: Ending, configuration: Configuration, probes: list[Probe]) -> Measurement:
-    if ending.kind == "result":
-        measurement = Measurement.model_validate(ending.message["result"])
-        return measurement.model_copy(update={"probes": tuple(probes)})
-    if ending.kind == "out_of_memory":
+    last = ending.last
+    if isinstance(last, Result) and last.measurement is not None:
+        return last.measurement.model_copy(update={"probes": tuple(probes)})
+    if ending.kind is EndingKind.out_of_memory:
         return _infeasible(configuration, probes, f"memory ran out while it was built{memory_sentence(ending)}")
-    if ending.kind == "failed":
-        if ending.message.get("whole_job"):
-            raise JobFailed(ending.reason, ending.log)
-        outcome, reason = Outcome(ending.message["outcome"]), ending.reason
-    elif ending.kind == "timed_out":
-        outcome, reason = Outcome.timed_out, ending.reason
-    else:
-        outcome, reason = Outcome.crashed, ending.reason
+    if isinstance(last, Failed) and last.whole_job:
+        raise JobFailed(ending.reason, ending.log)
+    outcome, reason = outcome_of(ending), ending.reason or "its process answered another question"
     return Measurement(configuration=configuration, outcome=outcome, reason=reason, probes=tuple(probes))
 
 

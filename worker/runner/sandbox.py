@@ -1,7 +1,8 @@
-"""One child process group a trial; every way it can end becomes a typed ending.
+"""Runs each request in a process group of its own; every way in which that can end becomes a typed ending.
 
-Children come from a fork server with torch and transformers imported: 0.3 s instead of 4.5 s. The server is this
-process's child and ends with it; each trial ends with either.
+Children come from a fork server that has torch and transformers imported, so that one starts in 0.3 s instead of 4.5 s.
+The server is a child of this process and ends with it; a running child ends with either. What a child says is parsed as
+JSON and never unpickled, because it may run code that came with a model.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from service.contract.base import Contract
+from service.contract.child import MESSAGE, ChildMessage, EndingKind, Failed, OutOfMemory, Result
 from worker.runner import watchdog
 
 SCRATCH = "dynotune-trial-"
@@ -27,6 +32,8 @@ OUTPUT = "output.log"  # in the child's scratch folder, which goes with it
 TAIL_BYTES = 64 << 10
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 5.0
+MOST_MESSAGE_BYTES = 64 << 20
+FINAL = ("result", "out_of_memory", "failed")
 # peft and bitsandbytes ask for CUDA when imported, after which a forked child cannot use it.
 PRELOAD = ("torch", "transformers", "transformers.models.auto.modeling_auto", "numpy")
 PRELOAD_CPU = (*PRELOAD, "peft", "accelerate")
@@ -48,43 +55,47 @@ def _detach(handle: Any) -> int:
 
 @dataclass
 class Ending:
-    """How a child ended: its last message, or what the system says. `log` is the end of its output."""
+    """How a child ended and why. `last` is its last message, if it had a last one, `log` the end of its output."""
 
-    kind: str  # result, out_of_memory, failed, signal, exit, timed_out, ended
-    message: dict[str, Any] = field(default_factory=dict)
+    kind: EndingKind
     reason: str = ""
-    seen: list[dict[str, Any]] = field(default_factory=list)
+    last: Result | OutOfMemory | Failed | None = None
+    seen: list[ChildMessage] = field(default_factory=list)
     log: str = ""
 
 
 class Sandbox:
-    """Runs children, one at a time."""
+    """Runs children, one at a time. `entry` is called in the child and speaks in messages of the given union."""
 
-    def __init__(self, device: str, entry: str = "worker.child.entry:main") -> None:
-        self._entry = entry
+    def __init__(
+        self, device: str, entry: str = "worker.child.entry:main", messages: TypeAdapter[Any] = MESSAGE
+    ) -> None:
+        self._entry, self._messages = entry, messages
         self._context = multiprocessing.get_context("forkserver")
         if entry.startswith("worker."):
             self._context.set_forkserver_preload(list(PRELOAD_CPU if device == "cpu" else PRELOAD))
 
     def run(
         self,
-        request: dict[str, Any],
+        request: Contract,
         seconds: float,
-        on_message: Callable[[dict[str, Any]], None],
+        on_message: Callable[[ChildMessage], None],
         ended: Callable[[], bool],
         lock_fd: int | None = None,
         cap_bytes: int | None = None,
     ) -> Ending:
         """Run one request.
 
-        Kills the child's group after `seconds`, as soon as `ended()` says so, or when it escapes its memory cap.
+        Kills the child's group after `seconds`, as soon as `ended()` says so, when it escapes its memory cap, or when
+        it sends what is no message. The child inherits the device's lock file, `lock_fd`.
         """
         messages, theirs = self._context.Pipe(duplex=False)
         their_lifeline, lifeline = self._context.Pipe(duplex=False)
         scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
         inherited = _Inherited(lock_fd) if lock_fd is not None else None
+        asked = request.model_dump_json().encode()
         process = self._context.Process(
-            target=_enter, args=(self._entry, request, theirs, their_lifeline, str(scratch), inherited), daemon=False
+            target=_enter, args=(self._entry, asked, theirs, their_lifeline, str(scratch), inherited), daemon=False
         )
         started = time.monotonic()
         try:
@@ -105,30 +116,32 @@ class Sandbox:
         process: Any,
         messages: Any,
         deadline: float,
-        on_message: Callable[[dict[str, Any]], None],
+        on_message: Callable[[ChildMessage], None],
         ended: Callable[[], bool],
         cap_bytes: int | None,
     ) -> Ending:
-        seen: list[dict[str, Any]] = []
+        seen: list[ChildMessage] = []
         while True:
             if ended():
-                return Ending("ended", seen=seen)
+                return Ending(EndingKind.ended, seen=seen)
             if time.monotonic() > deadline:
-                return Ending("timed_out", reason="it ran past its time limit and was killed", seen=seen)
+                return Ending(EndingKind.timed_out, "it ran past its time limit and was killed", seen=seen)
             if (reason := watchdog.too_much(process.pid, cap_bytes)) is not None:
-                return Ending("out_of_memory", {}, reason, seen)
+                return Ending(EndingKind.out_of_memory, reason, seen=seen)
             if messages not in wait([messages, process.sentinel], POLL_SECONDS):
                 if process.exitcode is not None:
                     return _by_exit_code(process.exitcode, seen)
                 continue
             try:
-                message = messages.recv()
+                message = self._messages.validate_json(messages.recv_bytes(MOST_MESSAGE_BYTES))
+            except ValidationError as error:
+                return Ending(EndingKind.malformed, _unreadable(error), seen=seen)
             except (EOFError, OSError):
                 process.join(GRACE_SECONDS)
                 return _by_exit_code(process.exitcode, seen)
-            if message["kind"] in ("result", "out_of_memory", "failed"):
+            if message.kind in FINAL:
                 process.join(GRACE_SECONDS)
-                return Ending(message["kind"], message, message.get("reason", ""), seen)
+                return Ending(EndingKind(message.kind), getattr(message, "reason", ""), message, seen)
             seen.append(message)
             on_message(message)
 
@@ -139,18 +152,24 @@ class Sandbox:
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
-def _enter(entry: str, request: dict[str, Any], messages: Any, lifeline: Any, scratch: str, lock: object) -> None:
+def _enter(entry: str, request: bytes, messages: Any, lifeline: Any, scratch: str, lock: object) -> None:
     """In the child: find the entry and call it."""
     module, _, name = entry.partition(":")
     getattr(importlib.import_module(module), name)(request, messages, lifeline, scratch, lock)
 
 
-def _by_exit_code(code: int | None, seen: list[dict[str, Any]]) -> Ending:
+def _unreadable(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"])) or "the message"
+    return f"its process sent a message that cannot be read ({place}: {first['msg']})"[:300]
+
+
+def _by_exit_code(code: int | None, seen: list[ChildMessage]) -> Ending:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         hint = "; the system may have been short of memory" if -code == signal.SIGKILL else ""
-        return Ending("signal", reason=f"its process was ended by {name}{hint}", seen=seen)
-    return Ending("exit", reason=f"its process ended without a word (exit code {code})", seen=seen)
+        return Ending(EndingKind.signal, f"its process was ended by {name}{hint}", seen=seen)
+    return Ending(EndingKind.exit, f"its process ended without a word (exit code {code})", seen=seen)
 
 
 def _kill_group(process: Any) -> None:

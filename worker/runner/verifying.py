@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from service.contract.child import EndingKind, Failed, Result, RunBlock, RunSoak
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Verification
 from service.contract.task import VerifyRequest
 from service.levers.optimizer import WHOLE_STEP
 from worker.plan.verdicts import judge
-from worker.runner.measuring import Bench, JobFailed
+from worker.runner.measuring import Bench, JobFailed, outcome_of
 from worker.runner.sandbox import Ending
 
 SOAK_SHARE = 0.25
@@ -34,7 +35,8 @@ class Verifier:
         ended: Callable[[], bool],
         lock_fd: int | None,
     ) -> None:
-        self._bench, self._spec, self._job_id, self._request = bench, spec, job_id, request
+        self._bench, self._spec, self._request = bench, spec, request
+        self._workplace = bench.workplace_of(job_id)
         self._progress, self._ended, self._lock_fd = on_progress, ended, lock_fd
         self._started = time.monotonic()
         self._quick = spec.search.verify == "quick"
@@ -122,9 +124,11 @@ class Verifier:
         key = candidate.configuration.key
         seed = self._spec.training.seed + 1 + number
         self._progress(f"block {number + 1}: {candidate.configuration.title(self._against())}")
-        ending = self._run("block", candidate, block=number, seed=seed)
-        if ending.kind == "result":
-            return Block.model_validate(ending.message["result"])
+        ending = self._run(
+            RunBlock(workplace=self._workplace, spec=self._spec, candidate=candidate, block=number, seed=seed)
+        )
+        if isinstance(ending.last, Result) and ending.last.block is not None:
+            return ending.last.block
         outcome, reason = _failure(ending)
         return Block(key=key, block=number, seed=seed, outcome=outcome, reason=reason)
 
@@ -132,29 +136,30 @@ class Verifier:
         """The soak, or the sentence that says how it failed."""
         self._progress(f"soak of {candidate.micro_batch_size}: {candidate.configuration.title(self._against())}")
         seconds = max(5.0, min(self._left(), self._request.seconds_limit * SOAK_SHARE))
-        ending = self._run("soak", candidate, seed=self._spec.training.seed + 101, seconds=seconds)
-        self._unsafe = ending.kind == "out_of_memory" or bool(ending.message.get("unsafe"))
-        if ending.kind == "result":
-            return Soak.model_validate(ending.message["result"])
+        seed = self._spec.training.seed + 101
+        ending = self._run(
+            RunSoak(workplace=self._workplace, spec=self._spec, candidate=candidate, seed=seed, seconds=seconds)
+        )
+        unsafe = isinstance(ending.last, Failed) and ending.last.unsafe
+        self._unsafe = ending.kind is EndingKind.out_of_memory or unsafe
+        if isinstance(ending.last, Result) and ending.last.soak is not None:
+            return ending.last.soak
         outcome, reason = _failure(ending)
         return f"the soak failed ({outcome}): {reason}"
 
     def _against(self) -> Configuration | None:
         return self._request.baseline.configuration if self._request.baseline else None
 
-    def _run(self, mode: str, candidate: Measurement, **more: object) -> Ending:
-        request = self._bench.request(
-            self._spec, self._job_id, mode=mode, candidate=candidate.model_dump(mode="json"), **more
-        )
+    def _run(self, request: RunBlock | RunSoak) -> Ending:
         # A block does once what the trial did more than once, so a few times the trial is a hang.
-        limit = 120.0 + 4 * sum(candidate.time_spent.values()) + self._request.seconds_limit * SOAK_SHARE
+        limit = 120.0 + 4 * sum(request.candidate.time_spent.values()) + self._request.seconds_limit * SOAK_SHARE
         ending = self._bench.sandbox.run(
             request, limit, lambda _: None, self._ended, self._lock_fd, self._bench.host_cap(self._spec)
         )
         self.log += ending.log
-        if ending.kind == "ended":
+        if ending.kind is EndingKind.ended:
             raise _Ended
-        if ending.message.get("whole_job"):
+        if isinstance(ending.last, Failed) and ending.last.whole_job:
             raise JobFailed(ending.reason, self.log)
         return ending
 
@@ -170,10 +175,6 @@ def lowered(candidate: Measurement) -> Measurement | None:
 
 
 def _failure(ending: Ending) -> tuple[Outcome, str]:
-    if ending.kind == "out_of_memory":
+    if ending.kind is EndingKind.out_of_memory:
         return Outcome.infeasible, f"memory ran out at a batch that had fitted: {ending.reason}"
-    if ending.kind == "timed_out":
-        return Outcome.timed_out, ending.reason
-    if ending.kind == "failed":
-        return Outcome(ending.message["outcome"]), ending.reason
-    return Outcome.crashed, ending.reason
+    return outcome_of(ending), ending.reason
