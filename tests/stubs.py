@@ -179,6 +179,13 @@ def panic(request: bytes, messages: Connection, lifeline: Connection, scratch: s
     _raising(PanicException("no entry found for key"), 8, request, messages, lifeline, scratch, lock)
 
 
+def aborting(_request: bytes, _messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """A Rust library that ends the process when it is refused memory, as tokenizers does under a tight cap."""
+    isolate(lifeline, scratch)
+    print("memory allocation of 69648 bytes failed", file=sys.stderr, flush=True)
+    os.abort()
+
+
 def starved(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
     """A Rust library that panics because the memory cap lets it start no thread."""
     text = 'ThreadPoolBuildError { kind: IOError(Os { code: 11, kind: WouldBlock, message: "..." }) }'

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -33,6 +34,8 @@ TAIL_BYTES = 64 << 10
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 5.0
 MOST_MESSAGE_BYTES = 64 << 20
+# A Rust library such as tokenizers ends the process when it is refused memory, and prints this.
+ABORTED_WITHOUT_MEMORY = re.compile(r"memory allocation of \d+ bytes failed")
 FINAL = ("result", "out_of_memory", "failed")
 # peft and bitsandbytes ask for CUDA when imported, after which a forked child cannot use it.
 PRELOAD = ("torch", "transformers", "transformers.models.auto.modeling_auto", "numpy")
@@ -104,6 +107,8 @@ class Sandbox:
             their_lifeline.close()
             ending = self._watch(process, messages, started + seconds, on_message, ended, cap_bytes)
             ending.log = _tail(scratch / OUTPUT)
+            if ending.kind is EndingKind.signal and (said := ABORTED_WITHOUT_MEMORY.search(ending.log)):
+                ending.kind, ending.reason = EndingKind.out_of_memory, said[0]
             return ending
         finally:
             _kill_group(process)
