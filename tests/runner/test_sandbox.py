@@ -132,6 +132,7 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         "illegal",
         "panic",
         "starved",
+        "aborting",
         "babbling",
     ):
         sandbox = Sandbox("cpu", f"tests.stubs:{entry}")
@@ -160,8 +161,10 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         "illegal": Outcome.crashed,
         "panic": Outcome.crashed,
         "starved": Outcome.infeasible,
+        "aborting": Outcome.infeasible,
         "babbling": Outcome.crashed,
     }
+    assert reasons["aborting"].endswith("memory allocation of 69648 bytes failed")
     assert reasons["panic"] == "PanicException: no entry found for key"
     assert "(result.measurement.configuration: Field required)" in reasons["babbling"]
     assert "illegal memory access" in reasons["illegal"] and "its cap is" in reasons["escaping"]
