@@ -1,57 +1,75 @@
-"""The protocol a worker speaks: claim, renew, finish, release. `connect` gives its SQL form."""
+"""The port through which a worker speaks to the queue, and the one error that says it cannot be reached.
+
+`connect` gives the port's SQL form (service/queue.py). A worker knows this module and nothing of SQL.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from service.contract.estimate import Estimate, EstimateClaim
+from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Measurement, Verification
-from service.contract.task import Claim, PlanDecision, PlanInput, TaskKind, Wish
-from service.errors import LeaseLost
+from service.contract.task import (
+    LEASE_SECONDS,
+    Claim,
+    EstimateClaim,
+    PlanClaim,
+    PlanDecision,
+    PlanInput,
+    TaskKind,
+    TrialClaim,
+    VerifyClaim,
+    Wish,
+)
 
-LEASE_SECONDS = 30.0
-WISH_SECONDS = 2.0
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+
+class BrokerUnavailable(Exception):
+    """The queue does not answer at the moment; the same call may succeed later."""
 
 
 class Broker(Protocol):
-    """What a worker may ask of the queue. Every write about a claim raises LeaseLost once it is no longer held."""
+    """What a worker may ask of the queue.
+
+    Every write about a claim raises LeaseLost once the claim is no longer held; every call raises BrokerUnavailable
+    while the queue does not answer.
+    """
 
     def register(self, worker_id: str, pid: int, facts: HardwareFacts) -> None:
-        """Announce a worker. From then on, its claims and renewals show that it lives."""
+        """Announce a worker. From then on, its claims and renewals show that it is alive."""
 
     def leave(self, worker_id: str) -> None:
         """Say that the worker has ended."""
 
     def claim(self, worker_id: str, kinds: tuple[TaskKind, ...]) -> Claim | None:
-        """Lease the next task this worker's hardware can serve, or None."""
+        """Lease the next task of these kinds that this worker's hardware can serve, or None."""
 
     def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
         """Extend the lease; the answer is what the user wishes of the job."""
 
-    def plan_input(self, claim: Claim) -> PlanInput:
+    def plan_input(self, claim: PlanClaim) -> PlanInput:
         """What the plan of the claimed task may know."""
 
-    def finish_plan(self, claim: Claim, decision: PlanDecision) -> None:
+    def finish_plan(self, claim: PlanClaim, decision: PlanDecision) -> None:
         """Carry out a plan's decision."""
 
-    def finish_trial(self, claim: Claim, measurement: Measurement, log: str) -> None:
+    def finish_trial(self, claim: TrialClaim, measurement: Measurement, log: str) -> None:
         """Record a trial's measurement."""
 
-    def finish_verify(self, claim: Claim, verification: Verification, log: str) -> None:
+    def finish_verify(self, claim: VerifyClaim, verification: Verification, log: str) -> None:
         """Record a verification."""
 
+    def finish_estimate(self, claim: EstimateClaim, estimate: Estimate) -> None:
+        """Record an estimate."""
+
     def release(self, claim: Claim) -> None:
-        """Hand a task back, unfinished: somebody else, or the same worker later, takes it."""
+        """Hand a task back unfinished, for another worker, or for the same one later."""
 
-    def fail_job(self, claim: Claim, reason: str, log: str = "") -> None:
-        """End the claimed task's job with a sentence for its user, the end of the child's output kept."""
-
-    def claim_estimate(self, worker_id: str, fingerprint: str) -> EstimateClaim | None:
-        """Lease an estimate to answer, with what is known of its model on this hardware, or None."""
-
-    def finish_estimate(self, claim: EstimateClaim, estimate: Estimate | None, error: str | None = None) -> None:
-        """Record an estimate, or why there is none."""
+    def fail(self, claim: Claim, reason: str, log: str = "") -> None:
+        """End the task, and the job it belongs to, with a sentence for the user; `log` is the end of the output."""
 
     def reap(self) -> int:
         """Give the tasks of dead workers to others; the number of them."""
@@ -67,7 +85,20 @@ def connect(url: str, lease_seconds: float = LEASE_SECONDS) -> Broker:
 
     engine = db.connect(url)
     db.check(engine)
+    _translate(engine)
     return Queue(engine, lease_seconds=lease_seconds)
 
 
-__all__ = ["LEASE_SECONDS", "WISH_SECONDS", "Broker", "LeaseLost", "connect"]
+def _translate(engine: Engine) -> None:
+    """Have the engine raise BrokerUnavailable where the database is away, locked, or hung up."""
+    from sqlalchemy import ExceptionContext, event
+    from sqlalchemy.exc import InterfaceError, OperationalError
+
+    @event.listens_for(engine, "handle_error")
+    def _unavailable(context: ExceptionContext) -> BrokerUnavailable | None:
+        away = isinstance(context.sqlalchemy_exception, OperationalError | InterfaceError) or context.is_disconnect
+        # The ping before a connection is used again is allowed to fail: another connection is then opened.
+        return BrokerUnavailable(str(context.original_exception)) if away and not context.is_pre_ping else None
+
+
+__all__ = ["Broker", "BrokerUnavailable", "connect"]

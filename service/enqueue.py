@@ -1,17 +1,20 @@
-"""Rows of the task table: how plans, trials and verifications are queued, and which worker may take them."""
+"""Rows of the task table: how tasks are queued, and which of them a worker's hardware can serve."""
 
 from __future__ import annotations
 
 import secrets
 from typing import Any
 
-from sqlalchemy import ColumnElement, insert, or_, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import ColumnElement, or_, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from service.contract.job import JobSpec
+from service.contract.estimate import EstimateRequest
+from service.contract.job import HardwareSpec
 from service.contract.task import TaskKind, TrialRequest, VerifyRequest
-from service.models import Job, Task, Worker
+from service.models import Base, Job, Task, Worker
+
+URGENT, ORDINARY = 0, 1
 
 
 def new_id() -> str:
@@ -19,42 +22,43 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
+def insert_if_new(session: Session, table: type[Base], **values: Any) -> None:
+    """Insert a row unless a unique index says that it is there already."""
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    session.execute(dialect.insert(table).values(**values).on_conflict_do_nothing())
+
+
 def queue_plan(session: Session, job: Job, now: float) -> None:
     """Queue a plan unless one is waiting or under way; a running one notices the new history itself."""
-    _insert(session, _row(job, TaskKind.plan, now) | {"rank": 0, "payload": {}})
+    _queue(session, TaskKind.plan, now, rank=URGENT, payload={}, **_of_job(job))
 
 
 def queue_task(session: Session, job: Job, kind: TaskKind, request: TrialRequest | VerifyRequest, now: float) -> None:
     """Queue a trial or a verification; one that the job has already is left alone."""
     if isinstance(request, TrialRequest):
-        values = {"key": f"{request.configuration.key}-{request.origin}"[:32], "number": request.number}
+        named: dict[str, Any] = {"key": f"{request.configuration.key}-{request.origin}"[:32], "number": request.number}
     else:
-        values = {"key": request.method, "number": 0}
-    _insert(session, _row(job, kind, now) | values | {"payload": request.model_dump(mode="json")})
+        named = {"key": request.method}
+    _queue(session, kind, now, payload=request.model_dump(mode="json"), **named, **_of_job(job))
 
 
-def _insert(session: Session, values: dict[str, Any]) -> None:
-    """Insert unless a unique index says that it is there already: somebody else was as quick."""
-    try:
-        with session.begin_nested():
-            session.execute(insert(Task).values(id=new_id(), **values))
-    except IntegrityError:
-        return
+def queue_estimate(session: Session, request: EstimateRequest, now: float) -> str:
+    """Queue an estimate, which any worker can answer; its id."""
+    return _queue(session, TaskKind.estimate, now, job_seq=0, payload=request.model_dump(mode="json"))
 
 
-def _row(job: Job, kind: TaskKind, now: float) -> dict[str, Any]:
-    hardware = JobSpec.model_validate(job.spec).hardware
+def _queue(session: Session, kind: TaskKind, now: float, **values: Any) -> str:
+    task_id = new_id()
+    defaults = {"state": "queued", "rank": ORDINARY, "attempt": 0, "deaths": 0, "number": 0, "base_version": 0}
+    insert_if_new(session, Task, **(defaults | {"id": task_id, "kind": kind, "created_at": now} | values))
+    return task_id
+
+
+def _of_job(job: Job) -> dict[str, Any]:
+    hardware = HardwareSpec.model_validate(job.spec["hardware"])
     return {
         "job_id": job.id,
         "job_seq": job.seq,
-        "kind": kind.value,
-        "state": "queued",
-        "rank": 1,
-        "attempt": 0,
-        "deaths": 0,
-        "number": 0,
-        "base_version": 0,
-        "created_at": now,
         "need_device": None if hardware.device == "auto" else hardware.device,
         "need_name": hardware.name.lower() if hardware.name else None,
         "need_bytes": hardware.memory_gib * 2**30 if hardware.memory_gib else None,

@@ -1,8 +1,9 @@
-"""Reads a job's tasks into what the plan and the recommendation need."""
+"""Reads a job's rows into what its plan and its recommendation are computed from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
@@ -10,17 +11,64 @@ from sqlalchemy.orm import Session
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Verification
-from service.contract.task import PlanInput, TaskKind, TrialRecord, TrialRequest, VerifyRequest
+from service.contract.states import TaskState
+from service.contract.task import PlanInput, TaskKind, TrialClaim, TrialRecord, TrialRequest, VerifyClaim, VerifyRequest
+from service.errors import NotFound
 from service.models import Job, Task, Worker
 
 ALIVE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class JobHistory:
+    """All that a job's recommendation is computed from, as of one version of the job's history.
+
+    `facts` is None until a worker has begun the job.
+    """
+
+    version: int
+    job_id: str
+    spec: JobSpec
+    facts: HardwareFacts | None
+    trials: tuple[TrialRecord, ...]
+    verifications: dict[str, Verification | None]
+    notes: tuple[str, ...]
+
+    def with_trial(self, claim: TrialClaim, measurement: Measurement) -> JobHistory:
+        """The history with one more trial."""
+        record = TrialRecord(request=claim.request, measurement=measurement)
+        return replace(self, trials=(*self.trials, record))
+
+    def with_verification(self, claim: VerifyClaim, verification: Verification | None) -> JobHistory:
+        """The history with one more verification; None where it could not be carried out."""
+        return replace(self, verifications=self.verifications | {claim.request.method: verification})
+
+    def with_notes(self, notes: Iterable[str]) -> JobHistory:
+        """The history with the notes of a plan, each of them once."""
+        return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
+
+
+def load(session: Session, job_id: str) -> JobHistory:
+    """The job's history; NotFound. The version is read first, so that a task that ends meanwhile makes it stale."""
+    job = session.scalars(select(Job).where(Job.id == job_id)).one_or_none()
+    if job is None:
+        raise NotFound(f"There is no job {job_id!r}.")
+    return JobHistory(
+        version=job.history_version,
+        job_id=job_id,
+        spec=JobSpec.model_validate(job.spec),
+        facts=HardwareFacts.model_validate(job.facts) if job.facts else None,
+        trials=trials(session, job_id),
+        verifications=verifications(session, job_id),
+        notes=tuple(job.notes or ()),
+    )
 
 
 def trials(session: Session, job_id: str) -> tuple[TrialRecord, ...]:
     """Finished trials in finish order."""
     rows = session.scalars(
         select(Task)
-        .where(Task.job_id == job_id, Task.kind == TaskKind.trial, Task.state == "done")
+        .where(Task.job_id == job_id, Task.kind == TaskKind.trial, Task.state == TaskState.done)
         .order_by(Task.finish_order)
     )
     return tuple(
@@ -34,7 +82,7 @@ def trials(session: Session, job_id: str) -> tuple[TrialRecord, ...]:
 def verifications(session: Session, job_id: str) -> dict[str, Verification | None]:
     """Finished verifications by method; None where the verification itself could not be carried out."""
     rows = session.scalars(
-        select(Task).where(Task.job_id == job_id, Task.kind == TaskKind.verify, Task.state == "done")
+        select(Task).where(Task.job_id == job_id, Task.kind == TaskKind.verify, Task.state == TaskState.done)
     )
     return {
         VerifyRequest.model_validate(row.payload).method: (
@@ -59,17 +107,18 @@ def elapsed(session: Session, job_id: str, now: float) -> float:
         select(Task.started_at, Task.finished_at).where(
             Task.job_id == job_id,
             Task.started_at.is_not(None),
-            or_(Task.finished_at.is_not(None), Task.state == "running"),
+            or_(Task.finished_at.is_not(None), Task.state == TaskState.running),
         )
     )
     return busy_seconds((start or now, stop if stop is not None else now) for start, stop in rows)
 
 
-def plan_input(session: Session, job: Job, now: float) -> PlanInput:
+def plan_input(session: Session, job_id: str, now: float) -> PlanInput:
     """The input of the job's plan, as of this transaction."""
+    job = session.scalars(select(Job).where(Job.id == job_id)).one()
     open_tasks = session.scalars(
         select(Task)
-        .where(Task.job_id == job.id, Task.kind != TaskKind.plan, Task.state.in_(("queued", "running")))
+        .where(Task.job_id == job.id, Task.kind != TaskKind.plan, Task.state.in_((TaskState.queued, TaskState.running)))
         .order_by(Task.seq)
     ).all()
     done = verifications(session, job.id)

@@ -1,11 +1,18 @@
-"""The tables. Times are seconds since 1970 (UTC) as doubles, so that both databases compare them alike."""
+"""The tables. Times are seconds since 1970 (UTC) as doubles, so that both databases compare them alike.
+
+States and kinds are kept as their names; what is read from such a column is a member of its enum.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Float, ForeignKey, Index, Integer, MetaData, String, Text, UniqueConstraint, text
+from sqlalchemy import JSON, Enum, Float, ForeignKey, Index, Integer, MetaData, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from service.contract.measurement import Outcome
+from service.contract.states import JobPhase, JobStatus, TaskState
+from service.contract.task import TaskKind, Wish
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -20,20 +27,32 @@ class Base(DeclarativeBase):
     """All tables, with a name for every constraint so that migrations can speak of them."""
 
     metadata = MetaData(naming_convention=NAMES)
-    type_annotation_map = {dict[str, Any]: JSON, float: Float(53)}
+    type_annotation_map = {
+        dict[str, Any]: JSON,
+        float: Float(53),
+        JobStatus: Enum(JobStatus, native_enum=False, length=16),
+        JobPhase: Enum(JobPhase, native_enum=False, length=16),
+        Wish: Enum(Wish, native_enum=False, length=8),
+        TaskKind: Enum(TaskKind, native_enum=False, length=8),
+        TaskState: Enum(TaskState, native_enum=False, length=12),
+        Outcome: Enum(Outcome, native_enum=False, length=16),
+    }
 
 
 class Job(Base):
-    """A finetuning job. `history_version` counts what its plan has to take into account."""
+    """A finetuning job. `history_version` counts the ends of its trials and verifications.
+
+    `recommendation` is the best so far, written together with each of them, and the final one once the job has ended.
+    """
 
     __tablename__ = "jobs"
     seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
     id: Mapped[str] = mapped_column(String(32), unique=True)
     name: Mapped[str] = mapped_column(String(200))
     spec: Mapped[dict[str, Any]]
-    status: Mapped[str] = mapped_column(String(16))
-    phase: Mapped[str] = mapped_column(String(16), default="queued")
-    wish: Mapped[str | None] = mapped_column(String(8))
+    status: Mapped[JobStatus]
+    phase: Mapped[JobPhase] = mapped_column(default=JobPhase.queued)
+    wish: Mapped[Wish | None]
     error: Mapped[str | None] = mapped_column(Text)
     fingerprint: Mapped[str | None] = mapped_column(String(16))
     facts: Mapped[dict[str, Any] | None]
@@ -58,21 +77,25 @@ class JobLabel(Base):
 
 
 class Task(Base):
-    """A leasable piece of a job. `attempt` is the fence: it rises at every claim."""
+    """A piece of work that a worker leases: of a job, or an estimate, which has none.
+
+    `attempt` is the fence: it rises at every claim. `error` says why a task failed that has no job to say it.
+    """
 
     __tablename__ = "tasks"
     seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
     id: Mapped[str] = mapped_column(String(32), unique=True)
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
-    kind: Mapped[str] = mapped_column(String(8))
-    state: Mapped[str] = mapped_column(String(12), default="queued")
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    kind: Mapped[TaskKind]
+    state: Mapped[TaskState] = mapped_column(default=TaskState.queued)
     rank: Mapped[int] = mapped_column(Integer, default=1)
     job_seq: Mapped[int] = mapped_column(Integer)
     number: Mapped[int] = mapped_column(Integer, default=0)
     key: Mapped[str | None] = mapped_column(String(32))
     payload: Mapped[dict[str, Any]]
     result: Mapped[dict[str, Any] | None]
-    outcome: Mapped[str | None] = mapped_column(String(16))
+    outcome: Mapped[Outcome | None]
+    error: Mapped[str | None] = mapped_column(Text)
     log: Mapped[str | None] = mapped_column(Text)
     progress: Mapped[str | None] = mapped_column(String(200))
     attempt: Mapped[int] = mapped_column(Integer, default=0)
@@ -125,30 +148,6 @@ class Event(Base):
     kind: Mapped[str] = mapped_column(String(32))
     data: Mapped[dict[str, Any]]
     __table_args__ = (Index("ix_events_job_id_seq", "job_id", "seq"),)
-
-
-class EstimateRow(Base):
-    """A question for the memory a job would need, and its answer."""
-
-    __tablename__ = "estimates"
-    seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
-    id: Mapped[str] = mapped_column(String(32), unique=True)
-    request: Mapped[dict[str, Any]]
-    state: Mapped[str] = mapped_column(String(12), default="queued")
-    attempt: Mapped[int] = mapped_column(Integer, default=0)
-    worker_id: Mapped[str | None] = mapped_column(String(32))
-    lease_until: Mapped[float | None]
-    result: Mapped[dict[str, Any] | None]
-    error: Mapped[str | None] = mapped_column(Text)
-    created_at: Mapped[float]
-    __table_args__ = (
-        Index(
-            "ix_estimates_open",
-            "seq",
-            sqlite_where=text("state IN ('queued', 'running')"),
-            postgresql_where=text("state IN ('queued', 'running')"),
-        ),
-    )
 
 
 class Worker(Base):

@@ -10,9 +10,9 @@ if __name__ == "__main__":
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(f"dynotune worker: {', '.join(missing)} not installed; pip install 'dynotune[worker]'")
-    # Until the worker has its own: the imports take a second, and a user may change their mind.
+    # Until the worker has handlers of its own: a user may change their mind while it starts.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(130))
-    from worker.runner.main import main
+    from worker.runner.main import app
 
-    main()
+    app(prog_name="dynotune worker")

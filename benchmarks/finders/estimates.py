@@ -9,8 +9,10 @@ from store import Row
 from finders.cases import Case
 from finders.messages import Answer
 from finders.ours import Machine
-from service.contract.estimate import EstimateClaim, EstimateRequest
+from service.contract.estimate import EstimateRequest
+from service.contract.task import EstimateClaim
 from worker.runner.estimating import answer
+from worker.runner.measuring import JobFailed
 from worker.runner.sandbox import Sandbox
 
 
@@ -26,10 +28,12 @@ def estimated(machine: Machine, case: Case, measured: Row, true: int) -> Row:
     request = EstimateRequest(
         spec=spec.model_copy(update={"search": search}), memory_gib=case.gib or machine.facts.memory_bytes / 2**30
     )
-    claim = EstimateClaim(id=case.cache, attempt=1, request=request, known=())
-    found, why = answer(machine.bench(Sandbox(case.device)), claim)
-    if found is None:
-        raise RuntimeError(f"{case.name}: {why}")
+    claim = EstimateClaim(task_id=case.cache, attempt=1, request=request)
+    try:
+        found = answer(machine.bench(Sandbox(case.device)), claim, lambda _: None, lambda: False)
+    except JobFailed as error:
+        raise RuntimeError(f"{case.name}: {error}") from error
+    assert found is not None, "nobody ends it from outside"
     idle = machine.child(case, "idle")
     if not isinstance(idle.last, Answer):
         raise RuntimeError(f"{case.name}: {idle.kind}: {idle.reason}")

@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1/estimates", tags=["estimates"])
 def submit(request: EstimateRequest, response: Response, here: InContext) -> dict[str, Any]:
     """Weights, gradients, optimizer, activations and the largest batch for LoRA, QLoRA and full; a worker answers."""
     validate_model(request.spec, here.settings)
-    estimate_id = here.queue.estimates.submit(request)
+    estimate_id = here.queue.submit_estimate(request)
     response.headers["Location"] = f"/v1/estimates/{estimate_id}"
     return {"id": estimate_id, "state": "queued"}
 

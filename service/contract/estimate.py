@@ -1,4 +1,4 @@
-"""Estimate: what a job would need, worked out without its hardware and without its weights."""
+"""Estimate: the memory that a job would need, computed from shapes, without its hardware and its weights."""
 
 from __future__ import annotations
 
@@ -23,15 +23,6 @@ class EstimateRequest(Contract):
 
     spec: JobSpec
     memory_gib: float = Field(gt=0, description="Memory of one device in GiB.")
-
-
-class EstimateClaim(Contract):
-    """A leased estimate; what is written about it carries `id` and `attempt`."""
-
-    id: str
-    attempt: int
-    request: EstimateRequest
-    known: tuple[Known, ...]
 
 
 class MethodEstimate(Contract):

@@ -31,7 +31,7 @@ class JobPhase(StrEnum):
 
 
 class TaskState(StrEnum):
-    """Where a task of the queue stands. `done` and `cancelled` are final."""
+    """Where a task of the queue stands. `done` and `cancelled` are final; a failed estimate is `done` with an error."""
 
     queued = "queued"
     running = "running"

@@ -1,26 +1,31 @@
-"""Tasks: the unit of work a worker leases, and what goes in and out of each kind."""
+"""Tasks: the unit of work that a worker leases, what each kind asks for, and what a worker answers."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from service.contract.base import Contract
 from service.contract.configuration import Configuration
+from service.contract.estimate import EstimateRequest, Known
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, MemoryLine
 from service.contract.states import JobPhase, Origin
 
+LEASE_SECONDS = 30.0
+WISH_SECONDS = 2.0
+
 
 class TaskKind(StrEnum):
-    """Every expensive thing done for a job is one of these."""
+    """Every expensive thing that a worker does is one of these; all but estimates belong to a job."""
 
     plan = "plan"
     trial = "trial"
     verify = "verify"
+    estimate = "estimate"
 
 
 class Wish(StrEnum):
@@ -28,17 +33,6 @@ class Wish(StrEnum):
 
     cancel = "cancel"
     stop = "stop"
-
-
-class Claim(Contract):
-    """A leased task. Every write about it carries `task_id` and `attempt`: the fence."""
-
-    task_id: str
-    attempt: int
-    job_id: str
-    kind: TaskKind
-    spec: JobSpec
-    payload: dict[str, Any]
 
 
 class TrialRequest(Contract):
@@ -74,6 +68,52 @@ class VerifyRequest(Contract):
     )
     blocks: int
     seconds_limit: float
+
+
+class Leased(Contract):
+    """What every claim carries. `task_id` and `attempt` are the fence: a write under an older attempt is refused."""
+
+    task_id: str
+    attempt: int
+
+
+class PlanClaim(Leased):
+    """A leased plan: decide what a job does next."""
+
+    kind: Literal[TaskKind.plan] = TaskKind.plan
+    job_id: str
+    spec: JobSpec
+
+
+class TrialClaim(Leased):
+    """A leased trial: measure one configuration."""
+
+    kind: Literal[TaskKind.trial] = TaskKind.trial
+    job_id: str
+    spec: JobSpec
+    request: TrialRequest
+
+
+class VerifyClaim(Leased):
+    """A leased verification: compare the finalists of one method."""
+
+    kind: Literal[TaskKind.verify] = TaskKind.verify
+    job_id: str
+    spec: JobSpec
+    request: VerifyRequest
+
+
+class EstimateClaim(Leased):
+    """A leased estimate. `known` are lines that trials measured of the same model on the worker's hardware."""
+
+    kind: Literal[TaskKind.estimate] = TaskKind.estimate
+    request: EstimateRequest
+    known: tuple[Known, ...] = ()
+
+
+JobClaim = PlanClaim | TrialClaim | VerifyClaim
+Claim = Annotated[PlanClaim | TrialClaim | VerifyClaim | EstimateClaim, Field(discriminator="kind")]
+CLAIM: TypeAdapter[Claim] = TypeAdapter(Claim)
 
 
 class TrialRecord(Contract):

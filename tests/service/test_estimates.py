@@ -10,12 +10,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from service.conclude import MAX_DEATHS
 from service.contract.estimate import Estimate, MethodEstimate
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import MemoryLine
-from service.contract.task import PlanDecision, TaskKind, TrialRequest
-from service.errors import LeaseLost
-from service.models import EstimateRow
+from service.contract.task import EstimateClaim, PlanDecision, TaskKind, TrialRequest
+from service.errors import LeaseLost, NotFound
+from service.models import Task
 from service.queue import Queue
 from tests.factory import configuration, measured
 
@@ -45,38 +46,90 @@ def ask(api: TestClient, job: Make) -> str:
     return str(answer.json()["id"])
 
 
+def claimed(queue: Queue, worker: str = "w") -> EstimateClaim | None:
+    claim = queue.claim(worker, (TaskKind.plan, TaskKind.estimate))
+    assert claim is None or isinstance(claim, EstimateClaim)
+    return claim
+
+
+@pytest.fixture(autouse=True)
+def _workers(queue: Queue, facts: Callable[..., HardwareFacts]) -> None:
+    queue.register("w", 1, facts())
+    queue.register("v", 2, facts(name="Other CPU"))
+
+
+def expire(queue: Queue, claim: EstimateClaim) -> None:
+    with Session(queue.engine) as session, session.begin():
+        session.execute(update(Task).where(Task.id == claim.task_id).values(lease_until=1.0))
+
+
 def test_asked_and_answered(api: TestClient, job: Make, queue: Queue) -> None:
     first, second = ask(api, job), ask(api, job)
-    claim = queue.claim_estimate("w", "f")
-    assert claim is not None and claim.id == first and claim.request.memory_gib == 24 and claim.known == ()
+    claim = claimed(queue)
+    assert claim is not None and claim.task_id == first and claim.request.memory_gib == 24 and claim.known == ()
     assert api.get(f"/v1/estimates/{first}").json()["state"] == "running"
     queue.finish_estimate(claim, ANSWER)
     assert Estimate.model_validate(api.get(f"/v1/estimates/{first}").json()["result"]) == ANSWER
-    other = queue.claim_estimate("w", "f")
-    assert other is not None and other.id == second
-    queue.finish_estimate(other, None, "model.source: it is no model")
+    other = claimed(queue)
+    assert other is not None and other.task_id == second
+    queue.fail(other, "model.source: it is no model", "log")
     found = api.get(f"/v1/estimates/{second}").json()
     assert (found["state"], found["error"]) == ("failed", "model.source: it is no model")
-    assert queue.claim_estimate("w", "f") is None
+    assert claimed(queue) is None
 
 
 def test_a_silent_worker_s_estimate_is_taken_over(api: TestClient, job: Make, queue: Queue) -> None:
     ask(api, job)
-    lost = queue.claim_estimate("w", "f")
-    assert lost is not None and queue.claim_estimate("v", "f") is None
-    with Session(queue.engine) as session, session.begin():
-        session.execute(update(EstimateRow).values(lease_until=1.0))
-    again = queue.claim_estimate("v", "f")
-    assert again is not None and again.id == lost.id
+    lost = claimed(queue)
+    assert lost is not None and claimed(queue, "v") is None
+    assert queue.renew(lost, "estimating") is None and queue.reap() == 0
+    expire(queue, lost)
+    assert queue.reap() == 1
+    again = claimed(queue, "v")
+    assert again is not None and again.task_id == lost.task_id and again.attempt > lost.attempt
     with pytest.raises(LeaseLost):
         queue.finish_estimate(lost, ANSWER)
     queue.finish_estimate(again, ANSWER)
 
 
+def test_an_estimate_that_ends_its_workers_is_given_up(api: TestClient, job: Make, queue: Queue) -> None:
+    estimate_id = ask(api, job)
+    for _ in range(MAX_DEATHS):
+        claim = claimed(queue)
+        assert claim is not None
+        expire(queue, claim)
+        assert queue.reap() == 1
+    assert claimed(queue) is None
+    found = api.get(f"/v1/estimates/{estimate_id}").json()
+    assert found["state"] == "failed" and "workers died" in found["error"]
+
+
+def test_an_estimate_can_be_handed_back_or_cancelled(api: TestClient, job: Make, queue: Queue) -> None:
+    estimate_id = ask(api, job)
+    claim = claimed(queue)
+    assert claim is not None
+    queue.release(claim)
+    again = claimed(queue)
+    assert again is not None
+    queue.cancel_estimate(estimate_id)
+    with pytest.raises(LeaseLost):
+        queue.renew(again)
+    assert claimed(queue) is None and api.get(f"/v1/estimates/{estimate_id}").json()["state"] == "cancelled"
+    with pytest.raises(NotFound):
+        queue.cancel_estimate("none")
+
+
+def test_a_job_s_tasks_come_before_estimates(api: TestClient, job: Make, queue: Queue) -> None:
+    ask(api, job)
+    api.post("/v1/jobs", json=job())
+    first, second = (queue.claim("w", (TaskKind.plan, TaskKind.estimate)) for _ in range(2))
+    assert first is not None and first.kind is TaskKind.plan
+    assert second is not None and second.kind is TaskKind.estimate
+
+
 def test_lines_of_the_same_model_on_the_same_hardware_go_with_it(
     api: TestClient, job: Make, queue: Queue, facts: Callable[..., HardwareFacts]
 ) -> None:
-    queue.register("w", 1, facts())
     api.post("/v1/jobs", json=job())
     plan = queue.claim("w", (TaskKind.plan,))
     assert plan is not None
@@ -87,13 +140,14 @@ def test_lines_of_the_same_model_on_the_same_hardware_go_with_it(
     assert trial is not None
     queue.finish_trial(trial, measured(configuration(), memory_line=LINE), "")
     ask(api, job)
-    claim = queue.claim_estimate("w", facts().fingerprint)
-    assert claim is not None
+    claim = queue.claim("w", (TaskKind.estimate,))
+    assert isinstance(claim, EstimateClaim)
     (one,) = claim.known
     assert one.line == LINE and one.method == "lora" and one.max_length == 512
     queue.finish_estimate(claim, ANSWER)
     ask(api, job)
-    elsewhere = queue.claim_estimate("w", "another")
+    elsewhere = queue.claim("v", (TaskKind.estimate,))
+    assert isinstance(elsewhere, EstimateClaim)
     assert elsewhere is not None and elsewhere.known == ()
 
 
@@ -112,7 +166,6 @@ def test_mistakes(api: TestClient, job: Make, body: dict[str, Any], says: str) -
 
 
 def test_the_memory_curve_of_the_best(api: TestClient, job: Make, queue: Queue, facts: Any) -> None:
-    queue.register("w", 1, facts())
     job_id = api.post("/v1/jobs", json=job()).json()["id"]
     assert api.get(f"/v1/jobs/{job_id}/memory-curve").status_code == 409
     plan = queue.claim("w", (TaskKind.plan,))

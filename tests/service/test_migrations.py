@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
+from sqlalchemy.exc import IntegrityError
 
-from service.db import check, connect, upgrade
+from service.db import alembic_config, check, connect, upgrade
 from service.errors import Unavailable
 from service.models import Base
 from tests.conftest import ROOT
 
-TABLES = {"estimates", "jobs", "job_labels", "tasks", "events", "workers", "dynotune_alembic_version"}
+TABLES = {"jobs", "job_labels", "tasks", "events", "workers", "dynotune_alembic_version"}
 
 
 def test_the_schema_is_the_models(engine: Engine, database_url: str) -> None:
@@ -53,6 +55,32 @@ def test_a_migration_that_fails_half_way_changes_nothing(empty: Engine) -> None:
     with pytest.raises(Unavailable, match="workers"):
         upgrade(url_of(empty))
     assert set(inspect(empty).get_table_names()) == {"workers"}
+
+
+def test_estimates_become_tasks_and_the_tasks_of_jobs_stay(empty: Engine) -> None:
+    config = alembic_config(url_of(empty))
+    command.upgrade(config, "0002")
+    task = (
+        "INSERT INTO tasks (id, job_id, kind, state, rank, job_seq, number, payload, attempt, deaths, base_version, "
+        "created_at) VALUES (:id, :job, :kind, 'queued', 0, 1, 0, '{}', 0, 0, 0, 1.0)"
+    )
+    job = (
+        "INSERT INTO jobs (id, name, spec, status, phase, history_version, created_at) "
+        "VALUES ('j', 'n', '{}', 'running', 'searching', 0, 1.0)"
+    )
+    with empty.begin() as connection:
+        connection.execute(text(job))
+        connection.execute(text(task), {"id": "t", "job": "j", "kind": "plan"})
+    command.upgrade(config, "head")
+    with empty.begin() as connection:
+        assert connection.execute(text("SELECT id, job_id, error FROM tasks")).all() == [("t", "j", None)]
+        connection.execute(text(task), {"id": "e", "job": None, "kind": "estimate"})
+    with pytest.raises(IntegrityError), empty.begin() as connection:  # one open plan a job, still
+        connection.execute(text(task), {"id": "u", "job": "j", "kind": "plan"})
+    command.downgrade(config, "0002")
+    with empty.begin() as connection:
+        assert connection.execute(text("SELECT id FROM tasks")).all() == [("t",)]
+    command.upgrade(config, "head")
 
 
 def test_services_that_start_at_once(empty: Engine) -> None:

@@ -11,12 +11,13 @@ from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
 from service import jobs
+from service.conclude import MAX_DEATHS
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.task import Claim, PlanDecision, TaskKind, TrialRequest, Wish
 from service.errors import LeaseLost, NotFound, NotYet
 from service.models import Job, Task, Worker
-from service.queue import MAX_DEATHS, Queue
+from service.queue import Queue
 from tests.factory import configuration, failed, measured
 
 PLAN, TRIAL = (TaskKind.plan,), (TaskKind.trial, TaskKind.verify)
@@ -90,7 +91,7 @@ def test_a_lost_lease_drops_the_result(queue: Queue, engine: Engine, started: st
         lambda: queue.finish_trial(first, measured(configuration(), 1.0), ""),
         lambda: queue.renew(first),
         lambda: queue.release(first),
-        lambda: queue.fail_job(first, "no"),
+        lambda: queue.fail(first, "no"),
     ):
         with pytest.raises(LeaseLost):
             write()
@@ -215,7 +216,7 @@ def test_a_failed_job_keeps_its_best(queue: Queue, engine: Engine, facts: Facts,
     first, second = queue.claim("w", TRIAL), queue.claim("w", TRIAL)
     assert first and second
     queue.finish_trial(first, measured(configuration()), "")
-    queue.fail_job(second, "the disk is full")
+    queue.fail(second, "the disk is full")
     job = status(engine, job_id)
     assert job.status == "failed" and job.error == "the disk is full" and job.recommendation is not None
 

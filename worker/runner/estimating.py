@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from service.contract.child import Result, RunEstimate
-from service.contract.estimate import Estimate, EstimateClaim
-from worker.runner.measuring import Bench
+from collections.abc import Callable
 
-SECONDS = 110.0  # within the lease
+from service.contract.child import EndingKind, Result, RunEstimate
+from service.contract.estimate import Estimate
+from service.contract.task import EstimateClaim
+from worker.runner.measuring import Bench, JobFailed
+
+SECONDS = 110.0
 HOST_BYTES = 4 << 30
 
 
-def answer(bench: Bench, claim: EstimateClaim) -> tuple[Estimate | None, str | None]:
-    """(the estimate, None), or (None, the sentence that says why there is none)."""
+def answer(
+    bench: Bench, claim: EstimateClaim, on_progress: Callable[[str], None], ended: Callable[[], bool]
+) -> Estimate | None:
+    """The estimate, or None when it was ended from outside. JobFailed with the reason when there is none."""
     request = RunEstimate(
-        workplace=bench.workplace_of(claim.id), request=claim.request, facts=bench.facts, known=claim.known
+        workplace=bench.workplace_of(claim.task_id), request=claim.request, facts=bench.facts, known=claim.known
     )
-    ending = bench.sandbox.run(request, SECONDS, lambda _: None, lambda: False, cap_bytes=HOST_BYTES)
-    if isinstance(ending.last, Result):
-        return ending.last.estimate, None
-    return None, ending.reason
+    on_progress("estimating")
+    ending = bench.sandbox.run(request, SECONDS, lambda _: None, ended, cap_bytes=HOST_BYTES)
+    if ending.kind is EndingKind.ended:
+        return None
+    if isinstance(ending.last, Result) and ending.last.estimate is not None:
+        return ending.last.estimate
+    raise JobFailed(ending.reason, ending.log)

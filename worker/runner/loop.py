@@ -1,4 +1,4 @@
-"""The worker's loop: claim, run, finish, with a heartbeat and an ear for wishes. It never imports torch."""
+"""The worker's loop: it claims a task, does it while its lease is renewed, and records the result. No torch in here."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from sqlalchemy.exc import OperationalError
-
-from service.broker import Broker, LeaseLost
-from service.contract.task import Claim, TaskKind, TrialRequest, VerifyRequest
-from worker.plan import plan
+from service.broker import Broker, BrokerUnavailable
+from service.contract.task import Claim, TaskKind
+from service.errors import LeaseLost
 from worker.runner.estimating import answer
 from worker.runner.lease import Lease
 from worker.runner.lock import DeviceLock
@@ -27,7 +26,10 @@ IDLE_SECONDS = (0.2, 2.0)
 REAP_SECONDS = 5.0
 PRUNE_SECONDS = 3600.0
 TURN_SECONDS = 1.0
+OFF_DEVICE = (TaskKind.plan, TaskKind.estimate)
 ON_DEVICE = (TaskKind.trial, TaskKind.verify)
+
+Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -56,12 +58,12 @@ class Loop:
         self._stopping.set()
 
     def run(self) -> None:
-        """Work until stopped. A database that is away is waited for, and a lost lease drops the result."""
+        """Work until stopped. A queue that does not answer is waited for, and a lost lease drops the result."""
         idle = IDLE_SECONDS[0]
         while not self._stopping.is_set():
             try:
                 worked = self._once()
-            except OperationalError:
+            except BrokerUnavailable:
                 worked = False
             except LeaseLost:
                 worked = True
@@ -80,13 +82,9 @@ class Loop:
         if time.monotonic() - self._pruned > PRUNE_SECONDS:
             prune(self.bench.home)
             self._pruned = time.monotonic()
-        claim = self.broker.claim(self.worker_id, (TaskKind.plan,))
+        claim = self.broker.claim(self.worker_id, OFF_DEVICE)
         if claim is not None:
-            self._plan(claim)
-            return True
-        estimate = self.broker.claim_estimate(self.worker_id, self.bench.facts.fingerprint)
-        if estimate is not None:
-            self._persist(lambda: self.broker.finish_estimate(estimate, *answer(self.bench, estimate)))
+            self._work(claim)
             return True
         # The device first, then the task: whoever holds a trial may measure at once.
         if not self.lock.acquire():
@@ -95,7 +93,7 @@ class Loop:
             claim = self.broker.claim(self.worker_id, ON_DEVICE)
             if claim is None:
                 return False
-            self._on_device(claim)
+            self._work(claim)
         finally:
             self.lock.release()
         if self.lock.awaited():
@@ -108,18 +106,11 @@ class Loop:
         while time.monotonic() < until and not self._stopping.is_set():
             claim = self.broker.claim(self.worker_id, (TaskKind.plan,))
             if claim is not None:
-                self._plan(claim)
+                self._work(claim)
             self._stopping.wait(0.1)
 
-    def _plan(self, claim: Claim) -> None:
-        known = self.broker.plan_input(claim)
-        self.broker.finish_plan(claim, plan(known))
-
-    def _on_device(self, claim: Claim) -> None:
-        problem = free_disk_problem(self.bench.home, self.least_free_disk)
-        if problem is not None:
-            self.broker.fail_job(claim, problem)
-            return
+    def _work(self, claim: Claim) -> None:
+        """Do a claimed task with its lease renewed meanwhile; a task that fails ends with its reason."""
         with Lease(self.broker, claim) as lease:
             self._lease = lease
             if self._now.is_set():
@@ -127,49 +118,59 @@ class Loop:
             try:
                 self._run(claim, lease)
             except JobFailed as error:
-                text, log = str(error), error.log
-                self._persist(lambda: self.broker.fail_job(claim, text, log))
-            except (OperationalError, LeaseLost):
+                self._fail(claim, str(error), error.log)
+            except (BrokerUnavailable, LeaseLost):
                 raise
-            except Exception as error:  # noqa: BLE001 - a mistake of ours ends this job, not the worker
+            except Exception as error:  # noqa: BLE001 - a mistake of ours ends this task, not the worker
                 log = traceback.format_exc()
                 sys.stderr.write(log)
                 text = f"The worker failed: {type(error).__name__}: {str(error)[:300]}; its log says where."
-                self._persist(lambda: self.broker.fail_job(claim, text, log))
+                self._fail(claim, text, log)
             finally:
                 self._lease = None
 
     def _run(self, claim: Claim, lease: Lease) -> None:
-        def progress(text: str) -> None:
-            lease.progress = text
-
-        if claim.kind is TaskKind.trial:
-            trial = TrialRequest.model_validate(claim.payload)
-            measurement, log = measure(
-                self.bench, claim.spec, claim.job_id, trial, progress, lease.over.is_set, self.lock.fd
-            )
-            if measurement is not None:
-                self._persist(lambda: self.broker.finish_trial(claim, measurement, log))
-                return
-        else:
-            request = VerifyRequest.model_validate(claim.payload)
-            verifier = Verifier(
-                self.bench, claim.spec, claim.job_id, request, progress, lease.over.is_set, self.lock.fd
-            )
-            verification = verifier.run()
-            if verification is not None:
-                self._persist(lambda: self.broker.finish_verify(claim, verification, verifier.log))
-                return
-        if not lease.lost:
+        """Do the task and record its result; hand it back where it was ended from outside."""
+        record = self._done(claim, lease)
+        if record is not None:
+            self._persist(record)
+        elif lease.failure is not None:
+            raise lease.failure
+        elif not lease.lost:
             self._persist(lambda: self.broker.release(claim))
 
-    def _persist(self, write: Callable[[], None]) -> None:
-        """Write what minutes of measuring found; a database that is away is waited for while the lease may hold."""
+    def _done(self, claim: Claim, lease: Lease) -> Callable[[], None] | None:
+        """Do the task; what records its result, or None when it was ended from outside."""
+        broker, ended = self.broker, lease.over.is_set
+        if claim.kind is TaskKind.plan:
+            from worker.plan import plan  # Optuna, which takes a second to import
+
+            decision = plan(self._persist(lambda: broker.plan_input(claim)))
+            return lambda: broker.finish_plan(claim, decision)
+        if claim.kind is TaskKind.estimate:
+            estimate = answer(self.bench, claim, lease.show, ended)
+            return None if estimate is None else lambda: broker.finish_estimate(claim, estimate)
+        if (problem := free_disk_problem(self.bench.home, self.least_free_disk)) is not None:
+            raise JobFailed(problem)
+        if claim.kind is TaskKind.trial:
+            measurement, log = measure(
+                self.bench, claim.spec, claim.job_id, claim.request, lease.show, ended, self.lock.fd
+            )
+            return None if measurement is None else lambda: broker.finish_trial(claim, measurement, log)
+        verifier = Verifier(self.bench, claim.spec, claim.job_id, claim.request, lease.show, ended, self.lock.fd)
+        verification = verifier.run()
+        return None if verification is None else lambda: broker.finish_verify(claim, verification, verifier.log)
+
+    def _fail(self, claim: Claim, reason: str, log: str) -> None:
+        self._persist(lambda: self.broker.fail(claim, reason, log))
+
+    def _persist(self, call: Callable[[], Answer]) -> Answer:
+        """Repeat a call until the queue answers, so that an outage costs no result; only the call is repeated."""
         wait = IDLE_SECONDS[0]
         while True:
             try:
-                return write()
-            except OperationalError:
+                return call()
+            except BrokerUnavailable:
                 if self._now.wait(wait):
                     raise
                 wait = min(wait * 1.6, IDLE_SECONDS[1])

@@ -1,8 +1,10 @@
-"""`python -m worker`: arguments and signals of one worker process, or of one process a device."""
+"""`python -m worker`: options and signals of one worker process, or of one process a device.
+
+What takes long to import is imported where it is used, so that a mistake in an option is answered at once.
+"""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -11,38 +13,55 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from sqlalchemy.exc import SQLAlchemyError
+import typer
 
-from service.broker import LEASE_SECONDS, connect
-from service.contract.child import Workplace
-from service.contract.hardware import HardwareFacts
+from service.contract.task import LEASE_SECONDS
 from service.errors import DynotuneError, Misconfigured
-from service.settings import Settings
-from worker.runner.lock import DeviceLock
-from worker.runner.loop import Loop
-from worker.runner.measuring import Bench
-from worker.runner.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from service.contract.hardware import HardwareFacts
+    from worker.runner.loop import Loop
 
 DEFAULT_ENTRY = "worker.child.entry:main"
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="dynotune worker", description="Measure trials on this machine's device.")
-    parser.add_argument(
-        "--devices", default="first", help="first (default), all, or a list such as cuda:0,cuda:1 or cpu"
-    )
-    parser.add_argument("--facts", type=Path, help="read the device's facts from this JSON file, not from the device")
-    parser.add_argument("--entry", default=DEFAULT_ENTRY, help=argparse.SUPPRESS)
-    parser.add_argument("--lease", type=float, default=LEASE_SECONDS, help="seconds of silence that lose a task")
-    parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args()
+@dataclass(frozen=True)
+class Options:
+    """The command line, but for the devices. `lifeline` is the read end of a pipe that whoever started us holds."""
+
+    entry: str
+    lease: float
+    lifeline: int | None
+
+
+@app.command()
+def work(
+    devices: Annotated[str, typer.Option(help="first, all, or a list such as cuda:0,cuda:1 or cpu")] = "first",
+    facts: Annotated[
+        Path | None, typer.Option(help="Read the device's facts from this JSON file, not from the device.")
+    ] = None,
+    lease: Annotated[float, typer.Option(help="Seconds of silence that lose a task.")] = LEASE_SECONDS,
+    entry: Annotated[str, typer.Option(hidden=True)] = DEFAULT_ENTRY,
+    lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Measure trials on this machine's device."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # until there is a loop to tell
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        start(devices, facts, Options(entry, lease, lifeline))
+    except DynotuneError as error:
+        sys.exit(f"dynotune worker: {error.detail}")
 
 
 def discover() -> list[HardwareFacts]:
     """The devices of this machine, asked in a process of its own, because asking imports torch."""
+    from service.contract.hardware import HardwareFacts
+
     done = subprocess.run(
         [sys.executable, "-m", "worker.devices.facts"], capture_output=True, text=True, env=environment()
     )
@@ -53,7 +72,9 @@ def discover() -> list[HardwareFacts]:
 
 
 def read_facts(file: Path) -> HardwareFacts:
-    """The facts of a device that is not asked."""
+    """The facts of a device from a file."""
+    from service.contract.hardware import HardwareFacts
+
     try:
         return HardwareFacts.model_validate_json(file.read_text())
     except (OSError, ValueError) as error:
@@ -85,28 +106,18 @@ def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
     return [names[name] for name in devices.split(",")]
 
 
-def main() -> None:
-    """Start; a setting or a database that is no good is one sentence."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # until there is a loop to tell
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    try:
-        start(arguments())
-    except DynotuneError as error:
-        sys.exit(f"dynotune worker: {error.detail}")
-
-
-def start(options: argparse.Namespace) -> None:
-    """One device is served here, several by a process each."""
+def start(devices: str, file: Path | None, options: Options) -> None:
+    """Serve one device in this process, several by a process each."""
     os.environ.update(environment())
-    devices = chosen([read_facts(options.facts)] if options.facts else discover(), options.devices)
-    if len(devices) == 1:
-        serve(devices[0], options)
+    served = chosen([read_facts(file)] if file else discover(), devices)
+    if len(served) == 1:
+        serve(served[0], options)
         return
     command = [sys.executable, "-m", "worker", "--entry", options.entry, "--lease", str(options.lease), "--devices"]
     # The children watch a pipe of ours: however this process ends, they end too.
     theirs, _ours = os.pipe()
     command[-1:-1] = ["--lifeline", str(theirs)]
-    children = [subprocess.Popen([*command, f"{facts.device}:{facts.index}"], pass_fds=(theirs,)) for facts in devices]
+    children = [subprocess.Popen([*command, f"{facts.device}:{facts.index}"], pass_fds=(theirs,)) for facts in served]
     os.close(theirs)
 
     def end(*_: object) -> None:
@@ -118,8 +129,16 @@ def start(options: argparse.Namespace) -> None:
     sys.exit(max(child.wait() for child in children))
 
 
-def serve(facts: HardwareFacts, options: argparse.Namespace) -> None:
+def serve(facts: HardwareFacts, options: Options) -> None:
     """Work on one device until told to go: SIGTERM once drains, twice hands back; so does the lifeline's end."""
+    from service.broker import BrokerUnavailable, connect
+    from service.contract.child import Workplace
+    from service.settings import Settings
+    from worker.runner.lock import DeviceLock
+    from worker.runner.loop import Loop
+    from worker.runner.measuring import Bench
+    from worker.runner.sandbox import Sandbox
+
     settings = Settings.from_environment()
     broker = connect(settings.database_url, options.lease)
     sandbox = Sandbox(facts.device, options.entry)
@@ -153,7 +172,7 @@ def serve(facts: HardwareFacts, options: argparse.Namespace) -> None:
     try:
         loop.run()
     finally:
-        with contextlib.suppress(SQLAlchemyError):  # the database is away: it forgets silent workers by itself
+        with contextlib.suppress(BrokerUnavailable):  # the queue forgets silent workers by itself
             broker.leave(worker_id)
         sandbox.close()
 

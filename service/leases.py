@@ -1,0 +1,72 @@
+"""Rows of tasks under a lease: taken, described to their worker, and written under the fence."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from sqlalchemy import ColumnElement, CursorResult, Select, func, literal_column, select, update
+from sqlalchemy.orm import Session
+
+from service.contract.states import TaskState
+from service.contract.task import Claim, TaskKind
+from service.enqueue import servable
+from service.errors import LeaseLost, NotFound
+from service.models import Job, Task, Worker
+
+QUEUED = Task.state == literal_column("'queued'")
+RUNNING = Task.state == literal_column("'running'")
+
+
+def job_of(session: Session, job_id: str, lock: bool = True) -> Job:
+    """The job's row, locked until the transaction ends unless told otherwise; NotFound."""
+    query = select(Job).where(Job.id == job_id)
+    job = session.scalars(query.with_for_update() if lock else query).one_or_none()
+    if job is None:
+        raise NotFound(f"There is no job {job_id!r}.")
+    return job
+
+
+def take(session: Session, worker: Worker, kinds: tuple[TaskKind, ...], now: float, lease_until: float) -> Task | None:
+    """Lease the next task that the worker's hardware can serve; of a job if there is one, else an estimate."""
+    order = (Task.rank, Task.job_seq, Task.seq)
+    wanted = select(Task.seq).where(QUEUED, Task.kind.in_(kinds), *servable(worker)).order_by(*order).limit(1)
+    # The job's row too, else this would wait for it with the task locked: a deadlock with a task that ends.
+    of_a_job = wanted.join(Job, Job.id == Task.job_id).with_for_update(skip_locked=True, of=(Task, Job))
+    alone = wanted.where(Task.job_id.is_(None)).with_for_update(skip_locked=True)
+    return _lease(session, of_a_job, worker, now, lease_until) or _lease(session, alone, worker, now, lease_until)
+
+
+def _lease(session: Session, wanted: Select[Any], worker: Worker, now: float, lease_until: float) -> Task | None:
+    picked = wanted.cte("picked")
+    return session.scalars(
+        update(Task)
+        .where(Task.seq.in_(select(picked.c.seq)), QUEUED)
+        .values(
+            state=TaskState.running,
+            attempt=Task.attempt + 1,
+            worker_id=worker.id,
+            lease_until=lease_until,
+            started_at=func.coalesce(Task.started_at, now),
+            progress=None,
+        )
+        .returning(Task)
+        .execution_options(synchronize_session=False)
+    ).one_or_none()
+
+
+def claimed(session: Session, task: Task) -> dict[str, Any]:
+    """The fields of a claim of a task, as `CLAIM` reads them."""
+    fields: dict[str, Any] = {"task_id": task.id, "attempt": task.attempt, "kind": task.kind}
+    if task.kind is not TaskKind.plan:
+        fields["request"] = task.payload
+    if task.job_id is not None:
+        fields |= {"job_id": task.job_id, "spec": job_of(session, task.job_id, lock=False).spec}
+    return fields
+
+
+def write(session: Session, claim: Claim, values: dict[str, Any], *also: ColumnElement[bool]) -> None:
+    """Write to the claimed task if it still runs under the claim's attempt (and `also` holds); else LeaseLost."""
+    mine = (Task.id == claim.task_id, Task.attempt == claim.attempt, RUNNING, *also)
+    changed = session.execute(update(Task).where(*mine).values(**values).execution_options(synchronize_session=False))
+    if cast("CursorResult[Any]", changed).rowcount == 0:
+        raise LeaseLost(f"task {claim.task_id} is no longer held at attempt {claim.attempt}")
