@@ -1,0 +1,154 @@
+"""The worker's loop against a queue of this process: what fails ends its task with a reason, and never the worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.broker import BrokerUnavailable
+from service.contract.child import Workplace
+from service.contract.estimate import Estimate, EstimateRequest
+from service.contract.job import JobSpec
+from service.contract.task import Claim, EstimateClaim, PlanClaim, PlanInput, TaskKind, TrialClaim, TrialRequest
+from tests.factory import configuration
+from worker.runner import lease
+from worker.runner import loop as loop_room
+from worker.runner.lock import DeviceLock
+from worker.runner.loop import Loop
+from worker.runner.measuring import Bench
+
+SPEC = JobSpec.model_validate({"model": {"source": "org/model"}, "dataset": {"source": "org/data"}})
+PLAN = PlanClaim(task_id="p", attempt=1, job_id="j", spec=SPEC)
+TRIAL = TrialClaim(
+    task_id="t",
+    attempt=1,
+    job_id="j",
+    spec=SPEC,
+    request=TrialRequest(configuration=configuration(), origin="recipe", number=1),
+)
+ESTIMATE = EstimateClaim(task_id="e", attempt=1, request=EstimateRequest(spec=SPEC, memory_gib=1))
+
+
+class FakeQueue:
+    """Gives out the claims in turn, and tells the loop to stop once all of them have ended."""
+
+    def __init__(self, *claims: Claim) -> None:
+        self.waiting, self.ended = list(claims), dict[str, Any]()
+        self.loop: Loop
+        self.renew: Callable[..., None] = lambda *_: None
+        self.outages = 0
+
+    def register(self, *_: object) -> None: ...
+
+    def reap(self) -> int:
+        return 0
+
+    def claim(self, _worker: str, kinds: tuple[TaskKind, ...]) -> Claim | None:
+        if not self.waiting:
+            self.loop.stop()
+            return None
+        return self.waiting.pop(0) if self.waiting[0].kind in kinds else None
+
+    def plan_input(self, claim: PlanClaim) -> Any:
+        return PlanInput.model_construct(spec=claim.spec)
+
+    def finish_estimate(self, claim: EstimateClaim, estimate: Estimate) -> None:
+        if self.outages > 0:
+            self.outages -= 1
+            raise BrokerUnavailable("away")
+        self.ended[claim.task_id] = estimate
+
+    def fail(self, claim: Claim, reason: str, log: str = "") -> None:
+        self.ended[claim.task_id] = reason
+
+    def release(self, claim: Claim) -> None:
+        self.ended[claim.task_id] = "released"
+
+
+@pytest.fixture
+def work(tmp_path: Path, facts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeQueue]:
+    """Has a loop do these claims."""
+    monkeypatch.setattr(lease, "WISH_SECONDS", 0.01)
+    monkeypatch.setattr(loop_room, "IDLE_SECONDS", (0.001, 0.01))
+
+    def go(queue: FakeQueue) -> FakeQueue:
+        place = Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path)
+        bench = Bench(None, facts(), tmp_path, place)  # type: ignore[arg-type] # nothing in here starts a child
+        queue.loop = Loop(queue, "w", bench, DeviceLock(tmp_path / "locks", "cpu-0"), 0)  # type: ignore[arg-type]
+        queue.loop.run()
+        return queue
+
+    return go
+
+
+def test_an_estimate_is_computed_once_however_often_its_write_is_repeated(
+    work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = Estimate(memory_gib=1, max_length=8, device="cpu", methods={}, seconds=0.1, statement="none")
+    asked: list[str] = []
+
+    def answer(_bench: Bench, claim: EstimateClaim, *_: object) -> Estimate:
+        asked.append(claim.task_id)
+        return answered
+
+    monkeypatch.setattr(loop_room, "answer", answer)
+    queue = FakeQueue(ESTIMATE)
+    queue.outages = 3
+    assert work(queue).ended == {"e": answered} and asked == ["e"] and queue.outages == 0
+
+
+def test_a_mistake_in_the_plan_ends_its_task_and_the_worker_goes_on(
+    work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("worker.plan.plan", broken)
+    ended = work(FakeQueue(PLAN, PLAN.model_copy(update={"task_id": "q"}))).ended
+    said = "The worker failed: ZeroDivisionError: division by zero; its log says where."
+    assert ended == {"p": said, "q": said} and "in broken" in capsys.readouterr().err
+
+
+def test_an_error_of_the_heartbeat_ends_the_task_with_its_reason(
+    work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(*args: Any) -> tuple[None, str]:
+        ended = args[5]
+        for _ in range(1000):  # until the lease says so, as a child's sandbox does; 10 s at most
+            if ended():
+                return None, ""
+            threading.Event().wait(0.01)
+        raise AssertionError("nobody ended the trial")
+
+    def renew(*_: object) -> None:
+        raise ValueError("a lease that cannot be read")
+
+    monkeypatch.setattr(loop_room, "measure", measure)
+    queue = FakeQueue(TRIAL)
+    queue.renew = renew
+    assert "ValueError: a lease that cannot be read" in work(queue).ended["t"]
+    assert "in renew" in capsys.readouterr().err
+
+
+def test_a_short_outage_ends_nothing(work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed = threading.Event()
+    calls: list[int] = []
+
+    def renew(*_: object) -> None:
+        calls.append(1)
+        if len(calls) < 3:
+            raise BrokerUnavailable("away")
+        renewed.set()
+
+    def answer(*_: object) -> Estimate:
+        assert renewed.wait(10)
+        return Estimate(memory_gib=1, max_length=8, device="cpu", methods={}, seconds=0.1, statement="none")
+
+    monkeypatch.setattr(loop_room, "answer", answer)
+    queue = FakeQueue(ESTIMATE)
+    queue.renew = renew
+    assert isinstance(work(queue).ended["e"], Estimate)
