@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Engine, delete, func, select, update
 from sqlalchemy.orm import Session
 
-from service import conclude, estimates, events, history, leases
+from service import conclude, estimates, events, history, leases, lifecycle
 from service.conclude import MAX_DEATHS
 from service.contract.estimate import Estimate, EstimateRequest
 from service.contract.hardware import HardwareFacts
@@ -38,9 +38,9 @@ from service.contract.task import (
 )
 from service.db import readonly
 from service.enqueue import insert_if_new, new_id, queue_estimate, queue_plan, queue_task
-from service.errors import LeaseLost, NotFound, NotYet
+from service.errors import LeaseLost, NotFound
 from service.history import JobHistory
-from service.leases import QUEUED, RUNNING, job_of
+from service.leases import RUNNING, job_of
 from service.models import Job, JobLabel, Task, Worker
 
 FORGOTTEN_SECONDS = 24 * 3600.0
@@ -91,9 +91,9 @@ class Queue:
 
         def write(session: Session, job: Job, best: dict[str, Any] | None) -> None:
             if job.status is not JobStatus.cancelled:
-                self._must_be_open(job)
+                lifecycle.must_be_open(job)
                 now = self._now(session)
-                self._end(session, job, JobStatus.cancelled, now, recommendation=best, wish=Wish.cancel)
+                lifecycle.end(session, job, JobStatus.cancelled, now, recommendation=best, wish=Wish.cancel)
 
         self._conclude(job_id, lambda known: conclude.best(known, final=True), write)
 
@@ -101,12 +101,12 @@ class Queue:
         """End a job now with the best so far; its status. NotFound, or NotYet when it has ended already."""
 
         def write(session: Session, job: Job, best: dict[str, Any] | None) -> JobStatus:
-            self._must_be_open(job)
+            lifecycle.must_be_open(job)
             status, error = JobStatus.succeeded, None
             if best is None:
                 status, error = JobStatus.failed, conclude.STOPPED_TOO_EARLY
             now = self._now(session)
-            self._end(session, job, status, now, error=error, recommendation=best, wish=Wish.stop)
+            lifecycle.end(session, job, status, now, error=error, recommendation=best, wish=Wish.stop)
             return status
 
         return self._conclude(job_id, lambda known: conclude.best(known, final=True), write)
@@ -153,7 +153,7 @@ class Queue:
                 return None
             if task.job_id is not None:
                 job = job_of(session, task.job_id)
-                self._start(session, job, worker, now)
+                lifecycle.start(session, job, worker, now)
                 task.base_version = job.history_version
             claimed = leases.claimed(session, task)
             worker.state, worker.task_id = "busy", task.id
@@ -214,7 +214,7 @@ class Queue:
                 queue_plan(session, job, now)
             elif decision.finish:
                 status = JobStatus.failed if error else JobStatus.succeeded
-                self._end(session, job, status, now, error=error, recommendation=best)
+                lifecycle.end(session, job, status, now, error=error, recommendation=best)
             else:
                 job.recommendation = best
 
@@ -262,7 +262,7 @@ class Queue:
             now = self._now(session)
             leases.write(session, claim, {"state": TaskState.cancelled, "finished_at": now, "log": log})
             if not job.status.ended:
-                self._end(session, job, JobStatus.failed, now, error=reason, recommendation=best)
+                lifecycle.end(session, job, JobStatus.failed, now, error=reason, recommendation=best)
 
         self._conclude(claim.job_id, lambda known: conclude.best(known, final=True), write)
 
@@ -330,18 +330,16 @@ class Queue:
         def write(session: Session, job: Job, made: tuple[Measurement | None, dict[str, Any] | None]) -> None:
             crashed, best = made
             now = self._now(session)
-            ended = {"state": TaskState.done, "finished_at": now}
             expired = Task.lease_until < now
             events.append(session, job.id, "worker-died", now, task=claim.task_id, deaths=MAX_DEATHS)
-            if job.status.ended:
-                leases.write(session, claim, values | {"state": TaskState.cancelled}, expired)
-            elif claim.kind is TaskKind.plan:
-                leases.write(session, claim, values | ended, expired)
-                self._end(session, job, JobStatus.failed, now, error=conclude.death(claim), recommendation=best)
-            else:
+            if claim.kind is not TaskKind.plan:
                 result = crashed.model_dump(mode="json") if crashed else None
-                ended |= values | {"result": result, "outcome": Outcome.crashed}
+                ended = values | {"result": result, "outcome": Outcome.crashed}
                 self._record(session, claim, job, ended, best, now, expired)
+                return
+            leases.write(session, claim, values | {"state": TaskState.done, "finished_at": now}, expired)
+            if not job.status.ended:
+                lifecycle.end(session, job, JobStatus.failed, now, error=conclude.death(claim), recommendation=best)
 
         self._conclude(claim.job_id, conclusion, write)
 
@@ -383,31 +381,3 @@ class Queue:
         with Session(self.engine) as session, session.begin():
             values = values | {"state": TaskState.done, "finished_at": self._now(session), "lease_until": None}
             leases.write(session, claim, values)
-
-    def _start(self, session: Session, job: Job, worker: Worker, now: float) -> None:
-        """The first claim decides the hardware: timings of different hardware never mix within a job."""
-        if job.status is not JobStatus.queued:
-            return
-        job.status, job.phase, job.started_at = JobStatus.running, JobPhase.baseline, now
-        job.fingerprint, job.facts = worker.fingerprint, worker.facts
-        session.execute(update(Task).where(Task.job_id == job.id).values(fingerprint=worker.fingerprint))
-        events.append(session, job.id, "started", now, worker=worker.id, device=worker.facts["name"])
-
-    def _end(
-        self,
-        session: Session,
-        job: Job,
-        status: JobStatus,
-        now: float,
-        error: str | None = None,
-        recommendation: dict[str, Any] | None = None,
-        wish: Wish | None = None,
-    ) -> None:
-        job.status, job.phase, job.finished_at, job.error = status, JobPhase.done, now, error
-        job.recommendation, job.wish = recommendation, wish
-        session.execute(update(Task).where(Task.job_id == job.id, QUEUED).values(state=TaskState.cancelled))
-        events.append(session, job.id, status, now, error=error)
-
-    def _must_be_open(self, job: Job) -> None:
-        if job.status.ended:
-            raise NotYet(f"Job {job.id} has already ended as {job.status}.")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
-from service import jobs
+from service import conclude, jobs
 from service.conclude import MAX_DEATHS
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.task import Claim, PlanDecision, TaskKind, TrialRequest, Wish
+from service.contract.task import Claim, PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest, Wish
 from service.errors import LeaseLost, NotFound, NotYet
+from service.history import JobHistory
 from service.models import Job, Task, Worker
 from service.queue import Queue
 from tests.factory import configuration, failed, measured
@@ -202,6 +204,52 @@ def test_stop_keeps_what_was_learnt(queue: Queue, engine: Engine, facts: Facts, 
     job = status(engine, job_id)
     assert job.recommendation and job.recommendation["final"] is True
     assert job.recommendation["configuration"]["micro_batch_size"] == 8
+
+
+def test_the_best_so_far_is_kept_with_every_trial(queue: Queue, engine: Engine, facts: Facts, spec: Spec) -> None:
+    queue.register("w", 1, facts())
+    job_id = queue.submit(spec())
+    plan_trials(queue, "w", request(1), request(2, batching="sorted"), request(3, batching="packed"))
+    for levers, seconds, fastest in (
+        ({}, 10.0, 10.0),
+        ({"batching": "sorted"}, 5.0, 5.0),
+        ({"batching": "packed"}, 7.0, 5.0),
+    ):
+        claim = queue.claim("w", TRIAL)
+        assert isinstance(claim, TrialClaim)
+        queue.finish_trial(claim, measured(configuration(**levers), seconds), "")
+        best = status(engine, job_id).recommendation
+        assert best and best["final"] is False
+        assert best["evidence"]["measurement"]["timing"]["seconds"] == fastest
+    planning = queue.claim("w", PLAN)
+    assert isinstance(planning, PlanClaim)
+    queue.plan_input(planning)
+    queue.finish_plan(planning, PlanDecision(notes=("the moon is full",)))
+    assert "the moon is full" in (status(engine, job_id).recommendation or {})["notes"]
+
+
+def test_what_ends_while_a_recommendation_is_computed_is_in_it(
+    queue: Queue, engine: Engine, facts: Facts, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two trials end at once. No transaction is open while the first is computed, and it is computed again."""
+    queue.register("w", 1, facts())
+    job_id = queue.submit(spec())
+    plan_trials(queue, "w", request(1), request(2, batching="sorted"))
+    first, second = queue.claim("w", TRIAL), queue.claim("w", TRIAL)
+    assert isinstance(first, TrialClaim) and isinstance(second, TrialClaim)
+    compute, seen = conclude.best, []
+
+    def best(known: JobHistory, final: bool) -> Any:
+        seen.append(len(known.trials))
+        if len(seen) == 1:  # on SQLite this would wait 30 s and fail if a write were open
+            queue.finish_trial(second, measured(configuration(batching="sorted"), 5.0), "")
+        return compute(known, final)
+
+    monkeypatch.setattr(conclude, "best", best)
+    queue.finish_trial(first, measured(configuration(), 10.0), "")
+    assert seen == [1, 1, 2]
+    found = status(engine, job_id).recommendation
+    assert found and found["evidence"]["measurement"]["timing"]["seconds"] == 5.0 and len(found["alternatives"]) == 1
 
 
 def test_stop_before_the_first_trial_fails_with_a_sentence(queue: Queue, engine: Engine, started: str) -> None:
