@@ -57,8 +57,9 @@ def _sqlite(url: str) -> Engine:
 
 
 def readonly(engine: Engine) -> Engine:
-    """The same engine for reading: on SQLite it does not wait for the write lock."""
-    return engine.execution_options(readonly=True)
+    """The same engine for reading: a transaction sees one moment, and on SQLite does not wait for the write lock."""
+    moment = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
+    return engine.execution_options(readonly=True, **moment)
 
 
 def now(session: Session) -> float:

@@ -49,7 +49,7 @@ class JobHistory:
 
 
 def load(session: Session, job_id: str) -> JobHistory:
-    """The job's history; NotFound. The version is read first, so that a task that ends meanwhile makes it stale."""
+    """The job's history as of this transaction; NotFound."""
     job = session.scalars(select(Job).where(Job.id == job_id)).one_or_none()
     if job is None:
         raise NotFound(f"There is no job {job_id!r}.")

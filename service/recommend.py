@@ -1,4 +1,4 @@
-"""Builds the recommendation from a job's history. Pure: same history, same answer."""
+"""Computes the recommendation from a job's history. Pure: the same history gives the same recommendation."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from service.contract.recommendation import (
     Stability,
     Winner,
 )
+from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRecord
 from service.exports.arguments import arguments
 from service.levers.batching import ACROSS_STEPS, BUDGETED, ROWS
@@ -66,7 +67,7 @@ def recommend(
 def baseline_of(method: Method, history: tuple[TrialRecord, ...]) -> Measurement | None:
     """The method's baseline measurement, when it ran to its end."""
     for record in history:
-        if record.request.origin == "baseline" and record.request.configuration.method == method:
+        if record.request.origin is Origin.baseline and record.request.configuration.method == method:
             return record.measurement if record.measurement.outcome is Outcome.ok else None
     return None
 
@@ -123,9 +124,7 @@ def _build(
         adapter_excludes=measurement.adapter_excludes,
         rows_are_packed=configuration.levers["batching"] in ROWS,
     )
-    headroom = None
-    if measurement.capacity_bytes is not None and measurement.peak_bytes is not None:
-        headroom = measurement.capacity_bytes - measurement.peak_bytes
+    peak, capacity = _peak(measurement, verdict), measurement.capacity_bytes
     return Winner(
         configuration=recommended,
         **arguments(spec, recommended, device),
@@ -141,13 +140,27 @@ def _build(
             tokens_per_second_high=blocks.tokens / blocks.low,
             samples_per_second=blocks.samples / blocks.seconds,
             step_seconds=blocks.seconds / blocks.steps,
-            peak_bytes=measurement.peak_bytes,
-            headroom_bytes=headroom,
+            peak_bytes=peak,
+            headroom_bytes=None if peak is None or capacity is None else capacity - peak,
             run_seconds=run_seconds(spec, measurement, blocks),
         ),
         stability=_stability(spec, verdict, verification),
         verdicts=verification.verdicts if verification else (),
     )
+
+
+def _peak(measurement: Measurement, verdict: Verdict | None) -> int | None:
+    """Peak bytes of the recommended micro batch: where the soak lowered it, what the soak and a probe of it took."""
+    if verdict is None or verdict.micro_batch_size is None:
+        return measurement.peak_bytes
+    seen = [
+        probe.peak_bytes
+        for probe in measurement.probes
+        if probe.micro_batch_size == verdict.micro_batch_size and probe.phase is not ProbePhase.evaluation
+    ]
+    if verdict.soak:
+        seen.append(verdict.soak.peak_bytes)
+    return max((peak for peak in seen if peak is not None), default=None)
 
 
 def _seconds(spec: JobSpec, winner: Winner) -> float:

@@ -11,11 +11,13 @@ import pytest
 from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
-from service import conclude, jobs
+from service import conclude, history, jobs
 from service.conclude import MAX_DEATHS
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
+from service.contract.states import TaskState
 from service.contract.task import Claim, PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest, Wish
+from service.db import readonly
 from service.errors import LeaseLost, NotFound, NotYet
 from service.history import JobHistory
 from service.models import Job, Task, Worker
@@ -325,6 +327,16 @@ def test_the_claim_uses_the_partial_index(engine: Engine) -> None:
         else:
             plan = connection.execute(text(f"EXPLAIN QUERY PLAN {query}")).all()
     assert "ix_tasks_claimable" in str(plan)
+
+
+def test_what_is_read_is_of_one_moment(queue: Queue, engine: Engine, started: str) -> None:
+    """A trial that ends between two queries of a reader is either under way in both, or ended in both."""
+    claim = queue.claim("w", TRIAL)
+    assert isinstance(claim, TrialClaim)
+    with Session(readonly(engine)) as session, session.begin():
+        (before,) = session.scalars(select(Task).where(Task.kind == TaskKind.trial)).all()
+        queue.finish_trial(claim, measured(configuration()), "")
+        assert before.state is TaskState.running and history.load(session, started).trials == ()
 
 
 def test_unknown_jobs_are_not_found(queue: Queue) -> None:

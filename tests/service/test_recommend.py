@@ -8,7 +8,7 @@ import pytest
 
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Outcome
+from service.contract.measurement import Outcome, Probe, Soak
 from service.contract.recommendation import Recommendation
 from service.contract.task import VerifyRequest
 from service.recommend import recommend
@@ -38,6 +38,25 @@ def test_verification_decides(spec: Spec, facts: Facts) -> None:
     assert best and best.configuration.levers["batching"] == "sorted" and best.stability.stable is True
     assert best.evidence.speedup == pytest.approx(12.0 / 5.0, rel=0.01) and "verification" in best.evidence.speedup_from
     assert any(rejected.outcome == "unstable" for rejected in best.rejected)
+
+
+@pytest.mark.parametrize(
+    ("soaked", "probed", "peak"), [(3 << 29, 1 << 30, 3 << 29), (None, 1 << 30, 1 << 30), (None, None, None)]
+)
+def test_the_peak_is_that_of_the_micro_batch_that_the_soak_lowered(
+    spec: Spec, facts: Facts, soaked: int | None, probed: int | None, peak: int | None
+) -> None:
+    """The trial's micro batch of 8 took 2 GiB and did not hold; what is recommended takes less."""
+    probes = (Probe(micro_batch_size=8, peak_bytes=2 << 30), Probe(micro_batch_size=4, peak_bytes=probed))
+    records = (history(spec())[0], record(measured(configuration(batching="sorted"), 5.0, probes=probes)))
+    base, one = (record.measurement for record in records)
+    request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
+    soak = Soak(micro_batch_size=4, steps=8, wanted_steps=8, worst_case_steps=2, peak_bytes=soaked)
+    judged = judge(spec(), request, (block(base, 12.0), block(one, 5.0)), {one.configuration.key: soak})
+    best = recommend("j", spec(), facts(), records, {"lora": judged})
+    assert best and best.configuration.micro_batch_size == 4 and best.evidence.measurement.peak_bytes == 2 << 30
+    assert best.evidence.peak_bytes == peak
+    assert best.evidence.headroom_bytes == (None if peak is None else (3 << 30) - peak)
 
 
 def test_a_verification_that_died_leaves_the_best_unverified(spec: Spec, facts: Facts) -> None:
