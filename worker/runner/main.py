@@ -141,7 +141,7 @@ def serve(facts: HardwareFacts, options: Options) -> None:
 
     settings = Settings.from_environment()
     broker = connect(settings.database_url, options.lease)
-    sandbox = Sandbox(facts.device, options.entry)
+    sandbox = Sandbox(facts.device, options.entry, log=settings.home / "worker.log")
     bench = Bench(
         sandbox=sandbox,
         facts=facts,

@@ -68,15 +68,26 @@ class Ending:
 
 
 class Sandbox:
-    """Runs children, one at a time. `entry` is called in the child and speaks in messages of the given union."""
+    """Runs children, one at a time. `entry` is called in the child and speaks in messages of the given union.
+
+    The fork server imports `preload`, by default what a trial needs, and writes to `log` what that prints.
+    """
 
     def __init__(
-        self, device: str, entry: str = "worker.child.entry:main", messages: TypeAdapter[Any] = MESSAGE
+        self,
+        device: str,
+        entry: str = "worker.child.entry:main",
+        messages: TypeAdapter[Any] = MESSAGE,
+        preload: tuple[str, ...] | None = None,
+        log: Path | None = None,
     ) -> None:
         self._entry, self._messages = entry, messages
         self._context = multiprocessing.get_context("forkserver")
-        if entry.startswith("worker."):
-            self._context.set_forkserver_preload(list(PRELOAD_CPU if device == "cpu" else PRELOAD))
+        if preload is None:
+            preload = () if not entry.startswith("worker.") else PRELOAD_CPU if device == "cpu" else PRELOAD
+        if log is not None:
+            os.environ["DYNOTUNE_WORKER_LOG"] = str(log)
+        self._context.set_forkserver_preload(["worker.runner.quiet", *preload])
 
     def run(
         self,

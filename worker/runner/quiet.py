@@ -1,0 +1,15 @@
+"""Imported first by the fork server: what libraries print while they are imported goes to a file, not to the screen.
+
+multiprocessing starts that server and offers no other way to give it an output of its own. Children inherit it until
+they open their own file (worker/child/isolation.py).
+"""
+
+from __future__ import annotations
+
+import os
+
+if path := os.environ.get("DYNOTUNE_WORKER_LOG"):
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.close(log)
