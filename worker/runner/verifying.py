@@ -11,7 +11,6 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Verification
 from service.contract.task import VerifyRequest
 from service.levers.optimizer import WHOLE_STEP
-from worker.plan.verdicts import judge
 from worker.runner.measuring import Bench, JobFailed, outcome_of
 from worker.runner.sandbox import Ending
 
@@ -110,6 +109,8 @@ class Verifier:
             self._add(lower, number)
 
     def _judged(self) -> Verification:
+        from worker.plan.verdicts import judge  # with Optuna, which takes a second to import
+
         return judge(self._spec, self._request, tuple(self._blocks), self._soaks)
 
     def _held(self) -> bool:
