@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from service.contract.measurement import Measurement, Outcome
 from service.contract.task import Claim, TaskKind
@@ -10,11 +10,12 @@ from service.history import JobHistory
 from service.recommend import recommend
 
 MAX_DEATHS = 3
+Stored: TypeAlias = dict[str, Any] | None  # a recommendation as the job's row keeps it
 STOPPED_TOO_EARLY = "The job was stopped before any trial had succeeded, so there is nothing to recommend."
 
 
-def best(known: JobHistory, final: bool) -> dict[str, Any] | None:
-    """The recommendation as it is stored, or None before the first good trial."""
+def best(known: JobHistory, final: bool) -> Stored:
+    """The recommendation, or None before the first good trial."""
     if known.facts is None:
         return None
     found = recommend(

@@ -8,15 +8,16 @@ by there being one writer on SQLite. Time is the database's on PostgreSQL and an
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Engine, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from service import conclude, estimates, events, history, leases, lifecycle
-from service.conclude import MAX_DEATHS
+from service.conclude import MAX_DEATHS, Stored
 from service.contract.estimate import Estimate, EstimateRequest
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
@@ -58,18 +59,21 @@ class Queue:
         self._lease = lease_seconds
         self._clock = clock
 
-    def _now(self, session: Session) -> float:
-        if self.engine.dialect.name == "postgresql":
-            return float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
-        return self._clock()
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[tuple[Session, float]]:
+        """A short write transaction, and the time."""
+        with Session(self.engine) as session, session.begin():
+            now = self._clock()
+            if self.engine.dialect.name == "postgresql":
+                now = float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
+            yield session, now
 
     # --- what users ask -------------------------------------------------------------------------------------
 
     def submit(self, spec: JobSpec) -> str:
         """Queue a job; its id."""
         job_id = new_id()
-        with Session(self.engine) as session, session.begin():
-            now = self._now(session)
+        with self._writing() as (session, now):
             job = Job(
                 id=job_id,
                 name=spec.name,
@@ -89,10 +93,9 @@ class Queue:
     def cancel(self, job_id: str) -> None:
         """End a job now and keep nothing running; NotFound, or NotYet when it has ended otherwise."""
 
-        def write(session: Session, job: Job, best: dict[str, Any] | None) -> None:
+        def write(session: Session, now: float, job: Job, best: Stored) -> None:
             if job.status is not JobStatus.cancelled:
                 lifecycle.must_be_open(job)
-                now = self._now(session)
                 lifecycle.end(session, job, JobStatus.cancelled, now, recommendation=best, wish=Wish.cancel)
 
         self._conclude(job_id, lambda known: conclude.best(known, final=True), write)
@@ -100,12 +103,11 @@ class Queue:
     def stop(self, job_id: str) -> str:
         """End a job now with the best so far; its status. NotFound, or NotYet when it has ended already."""
 
-        def write(session: Session, job: Job, best: dict[str, Any] | None) -> JobStatus:
+        def write(session: Session, now: float, job: Job, best: Stored) -> JobStatus:
             lifecycle.must_be_open(job)
             status, error = JobStatus.succeeded, None
             if best is None:
                 status, error = JobStatus.failed, conclude.STOPPED_TOO_EARLY
-            now = self._now(session)
             lifecycle.end(session, job, status, now, error=error, recommendation=best, wish=Wish.stop)
             return status
 
@@ -113,12 +115,12 @@ class Queue:
 
     def submit_estimate(self, request: EstimateRequest) -> str:
         """Queue an estimate; its id."""
-        with Session(self.engine) as session, session.begin():
-            return queue_estimate(session, request, self._now(session))
+        with self._writing() as (session, now):
+            return queue_estimate(session, request, now)
 
     def cancel_estimate(self, estimate_id: str) -> None:
         """End an estimate that nobody waits for any more: its worker finds the lease lost. NotFound."""
-        with Session(self.engine) as session, session.begin():
+        with self._writing() as (session, _):
             named = (Task.id == estimate_id, Task.kind == TaskKind.estimate)
             row = session.scalars(select(Task).where(*named).with_for_update()).one_or_none()
             if row is None:
@@ -131,22 +133,20 @@ class Queue:
     def register(self, worker_id: str, pid: int, facts: HardwareFacts) -> None:
         """Announce a worker; without effect on one that is known."""
         values = {"facts": facts.model_dump(mode="json"), "fingerprint": facts.fingerprint}
-        with Session(self.engine) as session, session.begin():
-            now = self._now(session)
+        with self._writing() as (session, now):
             insert_if_new(session, Worker, id=worker_id, pid=pid, state="idle", started_at=now, seen_at=now, **values)
 
     def leave(self, worker_id: str) -> None:
         """Forget a worker that has ended in order."""
-        with Session(self.engine) as session, session.begin():
+        with self._writing() as (session, _):
             session.execute(delete(Worker).where(Worker.id == worker_id))
 
     def claim(self, worker_id: str, kinds: tuple[TaskKind, ...]) -> Claim | None:
         """Lease the next task the worker's hardware can serve: plans first, then the oldest job's, then estimates."""
-        with Session(self.engine) as session, session.begin():
+        with self._writing() as (session, now):
             worker = session.get(Worker, worker_id)
             if worker is None:
                 return None
-            now = self._now(session)
             worker.state, worker.task_id, worker.seen_at = "idle", None, now
             task = leases.take(session, worker, kinds, now, now + self._lease)
             if task is None:
@@ -166,8 +166,7 @@ class Queue:
 
     def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
         """Extend the lease and ask what the user wishes; LeaseLost when it is no longer held."""
-        with Session(self.engine) as session, session.begin():
-            now = self._now(session)
+        with self._writing() as (session, now):
             values: dict[str, Any] = {"lease_until": now + self._lease}
             if progress is not None:
                 values["progress"] = progress[:200]
@@ -180,8 +179,7 @@ class Queue:
 
     def plan_input(self, claim: PlanClaim) -> PlanInput:
         """What the claimed plan may know. Remembers the version from before it is read, against lost wake-ups."""
-        with Session(self.engine) as session, session.begin():
-            now = self._now(session)
+        with self._writing() as (session, now):
             job = job_of(session, claim.job_id)
             leases.write(session, claim, {"base_version": job.history_version})
         with Session(readonly(self.engine)) as session, session.begin():
@@ -190,15 +188,14 @@ class Queue:
     def finish_plan(self, claim: PlanClaim, decision: PlanDecision) -> None:
         """Carry out a decision; one made on an older history queues another plan instead of ending the job."""
 
-        def conclusion(known: JobHistory) -> tuple[dict[str, Any] | None, str | None, list[str]]:
+        def conclusion(known: JobHistory) -> tuple[Stored, str | None, list[str]]:
             known = known.with_notes(decision.notes)
             best = conclude.best(known, decision.finish)
             nothing = conclude.nothing_stable(known) if best is None and decision.finish else None
             return best, decision.error or nothing, list(known.notes)
 
-        def write(session: Session, job: Job, made: tuple[dict[str, Any] | None, str | None, list[str]]) -> None:
+        def write(session: Session, now: float, job: Job, made: tuple[Stored, str | None, list[str]]) -> None:
             best, error, notes = made
-            now = self._now(session)
             leases.write(session, claim, {"state": TaskState.done, "finished_at": now, "lease_until": None})
             if job.status is not JobStatus.running:
                 return
@@ -223,7 +220,7 @@ class Queue:
     def finish_trial(self, claim: TrialClaim, measurement: Measurement, log: str) -> None:
         """Record a trial, and the best so far with it."""
 
-        def best(known: JobHistory) -> dict[str, Any] | None:
+        def best(known: JobHistory) -> Stored:
             return conclude.best(known.with_trial(claim, measurement), final=False)
 
         values = {"result": measurement.model_dump(mode="json"), "outcome": measurement.outcome, "log": log}
@@ -233,7 +230,7 @@ class Queue:
     def finish_verify(self, claim: VerifyClaim, verification: Verification, log: str) -> None:
         """Record a verification, and the best so far with it."""
 
-        def best(known: JobHistory) -> dict[str, Any] | None:
+        def best(known: JobHistory) -> Stored:
             return conclude.best(known.with_verification(claim, verification), final=False)
 
         values = {"result": verification.model_dump(mode="json"), "outcome": Outcome.ok, "log": log}
@@ -245,7 +242,7 @@ class Queue:
 
     def release(self, claim: Claim) -> None:
         """Hand a task back unfinished; when its job has ended, close it instead."""
-        with Session(self.engine) as session, session.begin():
+        with self._writing() as (session, _):
             over = claim.kind is not TaskKind.estimate and job_of(session, claim.job_id).status.ended
             state = TaskState.cancelled if over else TaskState.queued
             # Begun anew, or the time it waits would count as time used.
@@ -258,8 +255,7 @@ class Queue:
             self._end_estimate(claim, {"error": reason, "log": log})
             return
 
-        def write(session: Session, job: Job, best: dict[str, Any] | None) -> None:
-            now = self._now(session)
+        def write(session: Session, now: float, job: Job, best: Stored) -> None:
             leases.write(session, claim, {"state": TaskState.cancelled, "finished_at": now, "log": log})
             if not job.status.ended:
                 lifecycle.end(session, job, JobStatus.failed, now, error=reason, recommendation=best)
@@ -268,8 +264,7 @@ class Queue:
 
     def reap(self) -> int:
         """Requeue the tasks whose lease ran out; the third death of a task poisons it."""
-        with Session(self.engine) as session, session.begin():
-            now = self._now(session)
+        with self._writing() as (session, now):
             session.execute(delete(Worker).where(Worker.seen_at < now - FORGOTTEN_SECONDS))
             expired = session.scalars(select(Task).where(RUNNING, Task.lease_until < now)).all()
             dead = [(leases.claimed(session, task), task.deaths + 1) for task in expired]
@@ -281,7 +276,7 @@ class Queue:
         self,
         job_id: str,
         make: Callable[[JobHistory], Made],
-        write: Callable[[Session, Job, Made], Written],
+        write: Callable[[Session, float, Job, Made], Written],
     ) -> Written:
         """Read a job's history, compute from it outside of any transaction, then write.
 
@@ -291,10 +286,10 @@ class Queue:
             with Session(readonly(self.engine)) as session, session.begin():
                 known = history.load(session, job_id)
             made = make(known)
-            with Session(self.engine) as session, session.begin():
+            with self._writing() as (session, now):
                 job = job_of(session, job_id)
                 if job.history_version == known.version:
-                    return write(session, job, made)
+                    return write(session, now, job, made)
 
     def _bury(self, claim: Claim, deaths: int) -> bool:
         """Hand a dead worker's task to others, or give it up; False when its worker was only slow."""
@@ -311,8 +306,7 @@ class Queue:
 
     def _hand_on(self, claim: Claim, deaths: int, values: dict[str, Any]) -> None:
         state: dict[str, Any] = {"state": TaskState.queued, "started_at": None}
-        with Session(self.engine) as session, session.begin():
-            now = self._now(session)
+        with self._writing() as (session, now):
             if claim.kind is TaskKind.estimate:
                 if deaths >= MAX_DEATHS:
                     state = {"state": TaskState.done, "finished_at": now, "error": conclude.death(claim)}
@@ -323,13 +317,12 @@ class Queue:
             leases.write(session, claim, values | state, Task.lease_until < now)
 
     def _give_up(self, claim: JobClaim, values: dict[str, Any]) -> None:
-        def conclusion(known: JobHistory) -> tuple[Measurement | None, dict[str, Any] | None]:
+        def conclusion(known: JobHistory) -> tuple[Measurement | None, Stored]:
             known, crashed = conclude.poisoned(known, claim)
             return crashed, conclude.best(known, final=claim.kind is TaskKind.plan)
 
-        def write(session: Session, job: Job, made: tuple[Measurement | None, dict[str, Any] | None]) -> None:
+        def write(session: Session, now: float, job: Job, made: tuple[Measurement | None, Stored]) -> None:
             crashed, best = made
-            now = self._now(session)
             expired = Task.lease_until < now
             events.append(session, job.id, "worker-died", now, task=claim.task_id, deaths=MAX_DEATHS)
             if claim.kind is not TaskKind.plan:
@@ -347,12 +340,11 @@ class Queue:
         self,
         claim: TrialClaim | VerifyClaim,
         values: dict[str, Any],
-        best: Callable[[JobHistory], dict[str, Any] | None],
+        best: Callable[[JobHistory], Stored],
         event: str,
         told: dict[str, Any],
     ) -> None:
-        def write(session: Session, job: Job, made: dict[str, Any] | None) -> None:
-            now = self._now(session)
+        def write(session: Session, now: float, job: Job, made: Stored) -> None:
             self._record(session, claim, job, values, made, now)
             events.append(session, job.id, event, now, task=claim.task_id, outcome=values["outcome"], **told)
 
@@ -364,7 +356,7 @@ class Queue:
         claim: JobClaim,
         job: Job,
         values: dict[str, Any],
-        best: dict[str, Any] | None,
+        best: Stored,
         now: float,
         *held: ColumnElement[bool],
     ) -> None:
@@ -378,6 +370,5 @@ class Queue:
             queue_plan(session, job, now)
 
     def _end_estimate(self, claim: EstimateClaim, values: dict[str, Any]) -> None:
-        with Session(self.engine) as session, session.begin():
-            values = values | {"state": TaskState.done, "finished_at": self._now(session), "lease_until": None}
-            leases.write(session, claim, values)
+        with self._writing() as (session, now):
+            leases.write(session, claim, values | {"state": TaskState.done, "finished_at": now, "lease_until": None})

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,15 +29,6 @@ DEFAULT_ENTRY = "worker.child.entry:main"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command line, but for the devices. `lifeline` is the read end of a pipe that whoever started us holds."""
-
-    entry: str
-    lease: float
-    lifeline: int | None
-
-
 @app.command()
 def work(
     devices: Annotated[str, typer.Option(help="first, all, or a list such as cuda:0,cuda:1 or cpu")] = "first",
@@ -53,7 +43,7 @@ def work(
     for number in (signal.SIGTERM, signal.SIGINT):  # until there is a loop to tell
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        start(devices, facts, Options(entry, lease, lifeline))
+        start(devices, facts, entry, lease, lifeline)
     except DynotuneError as error:
         sys.exit(f"dynotune worker: {error.detail}")
 
@@ -106,14 +96,14 @@ def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
     return [names[name] for name in devices.split(",")]
 
 
-def start(devices: str, file: Path | None, options: Options) -> None:
+def start(devices: str, file: Path | None, entry: str, lease: float, lifeline: int | None) -> None:
     """Serve one device in this process, several by a process each."""
     os.environ.update(environment())
     served = chosen([read_facts(file)] if file else discover(), devices)
     if len(served) == 1:
-        serve(served[0], options)
+        serve(served[0], entry, lease, lifeline)
         return
-    command = [sys.executable, "-m", "worker", "--entry", options.entry, "--lease", str(options.lease), "--devices"]
+    command = [sys.executable, "-m", "worker", "--entry", entry, "--lease", str(lease), "--devices"]
     # The children watch a pipe of ours: however this process ends, they end too.
     theirs, _ours = os.pipe()
     command[-1:-1] = ["--lifeline", str(theirs)]
@@ -129,7 +119,7 @@ def start(devices: str, file: Path | None, options: Options) -> None:
     sys.exit(max(child.wait() for child in children))
 
 
-def serve(facts: HardwareFacts, options: Options) -> None:
+def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None) -> None:
     """Work on one device until told to go: SIGTERM once drains, twice hands back; so does the lifeline's end."""
     from service.broker import BrokerUnavailable, connect
     from service.contract.child import Workplace
@@ -140,8 +130,8 @@ def serve(facts: HardwareFacts, options: Options) -> None:
     from worker.runner.sandbox import Sandbox
 
     settings = Settings.from_environment()
-    broker = connect(settings.database_url, options.lease)
-    sandbox = Sandbox(facts.device, options.entry, log=settings.home / "worker.log")
+    broker = connect(settings.database_url, lease)
+    sandbox = Sandbox(facts.device, entry, log=settings.home / "worker.log")
     bench = Bench(
         sandbox=sandbox,
         facts=facts,
@@ -165,8 +155,8 @@ def serve(facts: HardwareFacts, options: Options) -> None:
     # In a thread: a handler that interrupts an event's own lock would wait for itself.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=loop.stop).start())
     signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=loop.stop, args=(True,)).start())
-    if options.lifeline is not None:
-        threading.Thread(target=_watch, args=(options.lifeline, loop), daemon=True, name="lifeline").start()
+    if lifeline is not None:
+        threading.Thread(target=_watch, args=(lifeline, loop), daemon=True, name="lifeline").start()
     broker.register(worker_id, os.getpid(), facts)
     sys.stderr.write(f"worker {worker_id}: measuring on {facts.name}\n")
     try:
