@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from service.contract.measurement import Measurement, Outcome
-from service.contract.task import Claim, TaskKind
+from service.contract.task import Claim, TaskKind, TrialClaim
 from service.history import JobHistory
 from service.recommend import recommend
 
@@ -38,10 +38,6 @@ def death(claim: Claim) -> str:
     return f"{MAX_DEATHS} workers died while running this; it is not tried again."
 
 
-def poisoned(known: JobHistory, claim: Claim) -> tuple[JobHistory, Measurement | None]:
-    """The history with a trial or verification that was given up, and the trial's measurement."""
-    if claim.kind is TaskKind.trial:
-        configuration = claim.request.configuration
-        crashed = Measurement(configuration=configuration, outcome=Outcome.crashed, reason=death(claim))
-        return known.with_trial(claim, crashed), crashed
-    return known.with_verification(claim, None) if claim.kind is TaskKind.verify else known, None
+def crashed(claim: TrialClaim) -> Measurement:
+    """The measurement of a trial that is given up."""
+    return Measurement(configuration=claim.request.configuration, outcome=Outcome.crashed, reason=death(claim))

@@ -219,22 +219,12 @@ class Queue:
 
     def finish_trial(self, claim: TrialClaim, measurement: Measurement, log: str) -> None:
         """Record a trial, and the best so far with it."""
-
-        def best(known: JobHistory) -> Stored:
-            return conclude.best(known.with_trial(claim, measurement), final=False)
-
-        values = {"result": measurement.model_dump(mode="json"), "outcome": measurement.outcome, "log": log}
-        told = {"number": claim.request.number, "reason": measurement.reason}
-        self._finish(claim, values, best, "trial", told)
+        self._end_trial(claim, measurement, {"log": log})
 
     def finish_verify(self, claim: VerifyClaim, verification: Verification, log: str) -> None:
         """Record a verification, and the best so far with it."""
-
-        def best(known: JobHistory) -> Stored:
-            return conclude.best(known.with_verification(claim, verification), final=False)
-
         values = {"result": verification.model_dump(mode="json"), "outcome": Outcome.ok, "log": log}
-        self._finish(claim, values, best, "verified", {"number": 0, "note": verification.note})
+        self._end_verify(claim, verification, values, verification.note)
 
     def finish_estimate(self, claim: EstimateClaim, estimate: Estimate) -> None:
         """Record an estimate."""
@@ -253,22 +243,17 @@ class Queue:
         """End the task and its job with a sentence; what was learnt before stays recommended."""
         if claim.kind is TaskKind.estimate:
             self._end_estimate(claim, {"error": reason, "log": log})
-            return
-
-        def write(session: Session, now: float, job: Job, best: Stored) -> None:
-            leases.write(session, claim, {"state": TaskState.cancelled, "finished_at": now, "log": log})
-            if not job.status.ended:
-                lifecycle.end(session, job, JobStatus.failed, now, error=reason, recommendation=best)
-
-        self._conclude(claim.job_id, lambda known: conclude.best(known, final=True), write)
+        else:
+            self._fail_job(claim, reason, {"log": log})
 
     def reap(self) -> int:
         """Requeue the tasks whose lease ran out; the third death of a task poisons it."""
         with self._writing() as (session, now):
             session.execute(delete(Worker).where(Worker.seen_at < now - FORGOTTEN_SECONDS))
-            expired = session.scalars(select(Task).where(RUNNING, Task.lease_until < now)).all()
-            dead = [(leases.claimed(session, task), task.deaths + 1) for task in expired]
-        return sum(self._bury(CLAIM.validate_python(claimed), deaths) for claimed, deaths in dead)
+            expired = Task.lease_until < now
+            tasks = session.scalars(select(Task).where(RUNNING, expired)).all()
+            dead = [(leases.claimed(session, task), task.deaths + 1) for task in tasks]
+        return sum(self._bury(CLAIM.validate_python(claimed), deaths, expired) for claimed, deaths in dead)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -291,64 +276,79 @@ class Queue:
                 if job.history_version == known.version:
                     return write(session, now, job, made)
 
-    def _bury(self, claim: Claim, deaths: int) -> bool:
+    def _bury(self, claim: Claim, deaths: int, expired: ColumnElement[bool]) -> bool:
         """Hand a dead worker's task to others, or give it up; False when its worker was only slow."""
         # The attempt rises, so that a worker that was only slow can no longer write.
-        values = {"deaths": deaths, "lease_until": None, "worker_id": None, "attempt": claim.attempt + 1}
+        values: dict[str, Any] = {
+            "deaths": deaths,
+            "lease_until": None,
+            "worker_id": None,
+            "attempt": claim.attempt + 1,
+        }
         try:
-            if deaths < MAX_DEATHS or claim.kind is TaskKind.estimate:
-                self._hand_on(claim, deaths, values)
+            if deaths < MAX_DEATHS:
+                self._hand_on(claim, values, expired)
+            elif claim.kind is TaskKind.estimate:
+                self._end_estimate(claim, values | {"error": conclude.death(claim)}, expired)
+            elif claim.kind is TaskKind.plan:
+                self._fail_job(claim, conclude.death(claim), values, expired)
+            elif claim.kind is TaskKind.trial:
+                self._end_trial(claim, conclude.crashed(claim), values, expired)
             else:
-                self._give_up(claim, values)
+                values |= {"outcome": Outcome.crashed}
+                self._end_verify(claim, None, values, conclude.death(claim), expired)
         except LeaseLost:
             return False
         return True
 
-    def _hand_on(self, claim: Claim, deaths: int, values: dict[str, Any]) -> None:
-        state: dict[str, Any] = {"state": TaskState.queued, "started_at": None}
+    def _hand_on(self, claim: Claim, values: dict[str, Any], expired: ColumnElement[bool]) -> None:
+        state = TaskState.queued
         with self._writing() as (session, now):
-            if claim.kind is TaskKind.estimate:
-                if deaths >= MAX_DEATHS:
-                    state = {"state": TaskState.done, "finished_at": now, "error": conclude.death(claim)}
-            else:
+            if claim.kind is not TaskKind.estimate:
                 if job_of(session, claim.job_id).status.ended:
-                    state = {"state": TaskState.cancelled}
-                events.append(session, claim.job_id, "worker-died", now, task=claim.task_id, deaths=deaths)
-            leases.write(session, claim, values | state, Task.lease_until < now)
+                    state = TaskState.cancelled
+                events.append(session, claim.job_id, "worker-died", now, task=claim.task_id, deaths=values["deaths"])
+            leases.write(session, claim, values | {"state": state, "started_at": None}, expired)
 
-    def _give_up(self, claim: JobClaim, values: dict[str, Any]) -> None:
-        def conclusion(known: JobHistory) -> tuple[Measurement | None, Stored]:
-            known, crashed = conclude.poisoned(known, claim)
-            return crashed, conclude.best(known, final=claim.kind is TaskKind.plan)
-
-        def write(session: Session, now: float, job: Job, made: tuple[Measurement | None, Stored]) -> None:
-            crashed, best = made
-            expired = Task.lease_until < now
-            events.append(session, job.id, "worker-died", now, task=claim.task_id, deaths=MAX_DEATHS)
-            if claim.kind is not TaskKind.plan:
-                result = crashed.model_dump(mode="json") if crashed else None
-                ended = values | {"result": result, "outcome": Outcome.crashed}
-                self._record(session, claim, job, ended, best, now, expired)
-                return
-            leases.write(session, claim, values | {"state": TaskState.done, "finished_at": now}, expired)
+    def _fail_job(self, claim: JobClaim, reason: str, values: dict[str, Any], *held: ColumnElement[bool]) -> None:
+        def write(session: Session, now: float, job: Job, best: Stored) -> None:
+            leases.write(session, claim, {"state": TaskState.cancelled, "finished_at": now} | values, *held)
             if not job.status.ended:
-                lifecycle.end(session, job, JobStatus.failed, now, error=conclude.death(claim), recommendation=best)
+                lifecycle.end(session, job, JobStatus.failed, now, error=reason, recommendation=best)
 
-        self._conclude(claim.job_id, conclusion, write)
+        self._conclude(claim.job_id, lambda known: conclude.best(known, final=True), write)
 
-    def _finish(
-        self,
-        claim: TrialClaim | VerifyClaim,
-        values: dict[str, Any],
-        best: Callable[[JobHistory], Stored],
-        event: str,
-        told: dict[str, Any],
+    def _end_trial(
+        self, claim: TrialClaim, measurement: Measurement, values: dict[str, Any], *held: ColumnElement[bool]
     ) -> None:
-        def write(session: Session, now: float, job: Job, made: Stored) -> None:
-            self._record(session, claim, job, values, made, now)
-            events.append(session, job.id, event, now, task=claim.task_id, outcome=values["outcome"], **told)
+        def write(session: Session, now: float, job: Job, best: Stored) -> None:
+            told = {"number": claim.request.number, "outcome": measurement.outcome, "reason": measurement.reason}
+            events.append(session, job.id, "trial", now, task=claim.task_id, **told)
+            result = {"result": measurement.model_dump(mode="json"), "outcome": measurement.outcome}
+            self._record(session, claim, job, values | result, best, now, *held)
 
-        self._conclude(claim.job_id, best, write)
+        self._conclude(
+            claim.job_id, lambda known: conclude.best(known.with_trial(claim, measurement), final=False), write
+        )
+
+    def _end_verify(
+        self,
+        claim: VerifyClaim,
+        verification: Verification | None,
+        values: dict[str, Any],
+        note: str,
+        *held: ColumnElement[bool],
+    ) -> None:
+        def write(session: Session, now: float, job: Job, best: Stored) -> None:
+            told = {"number": 0, "outcome": values["outcome"], "note": note}
+            events.append(session, job.id, "verified", now, task=claim.task_id, **told)
+            self._record(session, claim, job, values, best, now, *held)
+
+        self._conclude(
+            claim.job_id,
+            lambda known: conclude.best(known.with_verification(claim, verification), final=False),
+            write,
+        )
 
     def _record(
         self,
@@ -369,6 +369,7 @@ class Queue:
             job.recommendation = best
             queue_plan(session, job, now)
 
-    def _end_estimate(self, claim: EstimateClaim, values: dict[str, Any]) -> None:
+    def _end_estimate(self, claim: EstimateClaim, values: dict[str, Any], *held: ColumnElement[bool]) -> None:
         with self._writing() as (session, now):
-            leases.write(session, claim, values | {"state": TaskState.done, "finished_at": now, "lease_until": None})
+            ended = {"state": TaskState.done, "finished_at": now, "lease_until": None}
+            leases.write(session, claim, values | ended, *held)

@@ -11,12 +11,21 @@ import pytest
 from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
-from service import conclude, history, jobs
+from service import conclude, events, history, jobs
 from service.conclude import MAX_DEATHS
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.states import TaskState
-from service.contract.task import Claim, PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest, Wish
+from service.contract.states import JobStatus, TaskState
+from service.contract.task import (
+    Claim,
+    PlanClaim,
+    PlanDecision,
+    TaskKind,
+    TrialClaim,
+    TrialRequest,
+    VerifyRequest,
+    Wish,
+)
 from service.db import readonly
 from service.errors import LeaseLost, NotFound, NotYet
 from service.history import JobHistory
@@ -132,6 +141,45 @@ def test_the_third_death_poisons_a_trial(queue: Queue, engine: Engine, started: 
         (trial,) = jobs.trials(session, jobs.get(session, started))
     assert trial["outcome"] == "crashed" and "workers died" in trial["measurement"]["reason"]
     assert queue.claim("w", PLAN) is not None  # the plan is told
+
+
+def die(queue: Queue, engine: Engine, kinds: tuple[TaskKind, ...]) -> None:
+    for _ in range(MAX_DEATHS):
+        claim = queue.claim("w", kinds)
+        assert claim is not None
+        expire(engine, claim.task_id)
+        assert queue.reap() == 1
+    assert queue.claim("w", kinds) is None
+
+
+def test_a_plan_that_ends_its_workers_fails_the_job(queue: Queue, engine: Engine, facts: Facts, spec: Spec) -> None:
+    queue.register("w", 1, facts())
+    job_id = queue.submit(spec())
+    die(queue, engine, PLAN)
+    job = status(engine, job_id)
+    assert job.status is JobStatus.failed and "Planning ended 3 workers" in (job.error or "")
+
+
+def test_a_verification_that_ends_its_workers_leaves_the_best_unverified(
+    queue: Queue, engine: Engine, started: str
+) -> None:
+    claim = queue.claim("w", TRIAL)
+    assert isinstance(claim, TrialClaim)
+    good = measured(configuration())
+    queue.finish_trial(claim, good, "")
+    planning = queue.claim("w", PLAN)
+    assert isinstance(planning, PlanClaim)
+    queue.plan_input(planning)
+    request = VerifyRequest(method="lora", baseline=good, finalists=(good,), blocks=1, seconds_limit=60)
+    queue.finish_plan(planning, PlanDecision(verify=request))
+    die(queue, engine, TRIAL)
+    again = queue.claim("w", PLAN)
+    assert isinstance(again, PlanClaim) and queue.plan_input(again).verified_methods == ("lora",)
+    best = status(engine, started).recommendation
+    assert best and best["stability"]["stable"] is None
+    with Session(engine) as session:
+        told = events.tail(session, started)[-1]["data"]
+    assert told["outcome"] == "crashed" and "workers died" in told["note"]
 
 
 def test_a_released_task_is_no_death(queue: Queue, engine: Engine, started: str) -> None:
