@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from sqlalchemy.exc import SQLAlchemyError
 
 from service import __version__
 from service.api import estimates, jobs, others, problems
 from service.api.context import Context
-from service.contract.job import JobSpec
 from service.db import connect
 from service.queue import Queue
 from service.settings import Settings
@@ -45,6 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=__version__,
         lifespan=lifespan,
         description="Measures every finetuning speed-up and returns the fastest stable configuration.",
+        separate_input_output_schemas=False,  # a job is described once, whether it is sent or answered
     )
     app.state.context = Context(settings, engine, queue)
     app.add_middleware(problems.LimitBody, limit=settings.max_body_bytes)
@@ -52,17 +50,4 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(jobs.router)
     app.include_router(others.router)
     app.include_router(estimates.router)
-
-    def openapi() -> dict[str, Any]:
-        """The schema, with JobSpec, which the route reads by itself to allow YAML."""
-        if app.openapi_schema is None:
-            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            spec = JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")
-            components = schema.setdefault("components", {}).setdefault("schemas", {})
-            components.update(spec.pop("$defs", {}))
-            components["JobSpec"] = spec
-            app.openapi_schema = schema
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
     return app

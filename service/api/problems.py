@@ -11,6 +11,7 @@ from sqlalchemy.exc import DataError, DBAPIError, OperationalError, TimeoutError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.contract.views import Problem
 from service.db import lacks_schema, unavailable
 from service.errors import BadQuery, BodyTooLarge, DynotuneError, NotAllowed, NotFound, Unavailable, pointer
 
@@ -22,18 +23,16 @@ def answer(error: DynotuneError) -> JSONResponse:
     return JSONResponse(error.problem(), status_code=error.status, media_type=MEDIA)
 
 
-def responses(*errors: type[DynotuneError], example: object = None) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries for the errors a route may answer with, and an example of its answer."""
-    found: dict[int | str, dict[str, Any]] = {
+def responses(*errors: type[DynotuneError]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI entries for the errors a route may answer with."""
+    example = "One sentence: what is wrong, where, and what to do."
+    return {
         error.status: {
             "description": error.title,
-            "content": {MEDIA: {"example": error("One sentence: what, where, what to do.").problem()}},
+            "content": {MEDIA: {"schema": Problem.model_json_schema(), "example": error(example).problem()}},
         }
         for error in errors
     }
-    if example is not None:
-        found[200] = {"content": {"application/json": {"example": example}}}
-    return found
 
 
 def install(app: FastAPI) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +20,7 @@ from service.cli.output import console as new_console
 from service.cli.output import say
 from service.cli.tune import tune as run_tune
 from service.client import Client, Refused, Unreachable
+from service.contract.states import JobStatus
 from service.errors import DynotuneError
 from service.exports import EXPORTS
 from service.settings import Settings
@@ -37,8 +39,14 @@ LOCAL = "http://127.0.0.1:8000"
 
 
 def emit(data: Any) -> None:
-    """JSON on stdout."""
-    print(json.dumps(data, indent=2))
+    """Print data, an answer of the API or a sequence of answers as JSON on stdout."""
+    print(json.dumps(data, indent=2, default=_plain))
+
+
+def _plain(data: object) -> object:
+    """What JSON can hold of an answer of the API."""
+    assert isinstance(data, BaseModel), data
+    return data.model_dump(mode="json")
 
 
 @app.command()
@@ -124,8 +132,7 @@ def list_jobs(
     for name in ("id", "name", "status", "phase", "elapsed"):
         table.add_column(name)
     for job in jobs:
-        elapsed = display.duration(job["elapsed_seconds"])
-        table.add_row(job["id"], job["name"], job["status"], job["phase"], elapsed)
+        table.add_row(job.id, job.name, job.status, job.phase, display.duration(job.elapsed_seconds))
     console.print(table)
 
 
@@ -134,12 +141,12 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     """Show a job: its status, and its recommendation so far."""
     with Client(url) as client:
         found = client.job(job)
-        best = client.recommendation(job) if found["best"] else None
+        best = client.recommendation(job) if found.best else None
     if json_:
         emit(found)
         return
-    console.print(f"{found['name']} ({found['id']}): {found['status']}, {display.status_line(found)}")
-    for line in (found["error"], *found["notes"]):
+    console.print(f"{found.name} ({found.id}): {found.status}, {display.status_line(found)}")
+    for line in (found.error, *found.notes):
         if line:
             console.print(line, soft_wrap=True)
     if best:
@@ -156,7 +163,7 @@ def watch(job: str, url: Url = LOCAL, json_: Json = False) -> None:
         else:
             with display.Progress(console) as progress:
                 ended = client.wait(job, look=lambda seen: progress.show(seen, client.trials(job)))
-    raise typer.Exit(0 if ended["status"] == "succeeded" else FAILED)
+    raise typer.Exit(0 if ended.status is JobStatus.succeeded else FAILED)
 
 
 @app.command()
@@ -170,11 +177,11 @@ def trials(
     with Client(url) as client:
         found = client.trials(job)
         if log is not None:
-            numbers = {trial["number"]: trial["id"] for trial in found}
+            numbers = {trial.number: trial.id for trial in found}
             if log not in numbers:
                 fail(f"job {job} has no trial {log}", USAGE)
-            one = client.trial(numbers[log])
-            emit(one) if json_ else print(one["log"] or "(it printed nothing)")
+            trial = client.trial(numbers[log])
+            emit(trial) if json_ else print(trial.log or "(it printed nothing)")
             return
     if json_:
         emit(found)
@@ -188,7 +195,7 @@ def stop(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     with Client(url) as client:
         client.stop(job)
         ended = client.job(job)
-    emit(ended) if json_ else print(f"{job}: {ended['status']}")
+    emit(ended) if json_ else print(f"{job}: {ended.status}")
 
 
 @app.command()
@@ -197,7 +204,7 @@ def cancel(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     with Client(url) as client:
         client.cancel(job)
         ended = client.job(job)
-    emit(ended) if json_ else print(f"{job}: {ended['status']}")
+    emit(ended) if json_ else print(f"{job}: {ended.status}")
 
 
 @app.command()
@@ -228,20 +235,20 @@ def levers(url: Url = LOCAL, json_: Json = False) -> None:
     except Unreachable:
         from service.catalogue import catalogue
 
-        found = catalogue([])  # the catalogue itself needs no control plane; only the workers do
+        found = catalogue()  # the catalogue itself needs no control plane; only the workers do
         if not json_:
             console.print(f"No control plane at {url}: shown without workers.", style="dim")
     if json_:
         emit(found)
         return
-    for lever in found["levers"]:
-        console.print(Text.assemble((lever["name"], "bold"), "  ", lever["summary"]))
-        for choice in lever["choices"]:
-            mark = " (baseline)" if choice["name"] == lever["baseline"] else ""
-            console.print(f"  {choice['name']}{mark}: {choice['summary']}")
-            for name, state in choice["workers"].items():
-                if not state["available"]:
-                    console.print(f"    {name}: {state['why_not']}", style="yellow")
+    for lever in found.levers:
+        console.print(Text.assemble((lever.name, "bold"), "  ", lever.summary))
+        for choice in lever.choices:
+            mark = " (baseline)" if choice.name == lever.baseline else ""
+            console.print(f"  {choice.name}{mark}: {choice.summary}")
+            for name, state in choice.workers.items():
+                if not state.available:
+                    console.print(f"    {name}: {state.why_not}", style="yellow")
 
 
 @app.command()
@@ -271,7 +278,7 @@ def main() -> None:
     except Unreachable as error:
         fail(f"{error}; start one with `dynotune serve`, or name it with --url", UNREACHABLE)
     except Refused as error:
-        fail(str(error), UNREACHABLE if error.problem.get("status") == 503 else USAGE)
+        fail(str(error), UNREACHABLE if error.problem.status == 503 else USAGE)
     except DynotuneError as error:
         fail(error.detail, UNREACHABLE if error.status == 503 else USAGE)
     except (BrokenPipeError, KeyboardInterrupt):

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from service import __version__
-from service.catalogue import catalogue
 from service.contract.hardware import HardwareFacts
+from service.levers import LEVERS
 from service.settings import Settings
 
 BRINGS = {
@@ -72,11 +72,10 @@ def _device(console: Console, facts: HardwareFacts) -> None:
         console.print(f"  {user}", style="yellow")
     if facts.topology:
         console.print(facts.topology)
-    for lever in catalogue([{"id": "here", "alive": True, "facts": facts.model_dump(mode="json")}])["levers"]:
-        for choice in lever["choices"]:
-            why = choice["workers"]["here"]["why_not"]
-            if why:
-                console.print(f"  not searched: {lever['name']}={choice['name']}: {why}")
+    for lever in LEVERS.values():
+        for choice in lever.choices:
+            if why := choice.missing(facts):
+                console.print(f"  not searched: {lever.name}={choice.name}: {why}")
 
 
 def _users(facts: HardwareFacts) -> list[str]:

@@ -20,6 +20,8 @@ from service.cli.output import console as new_console
 from service.cli.output import say
 from service.client import Client, Refused, Unreachable
 from service.contract.recommendation import Recommendation
+from service.contract.states import JobStatus
+from service.contract.views import JobView
 from service.errors import Misconfigured
 from service.settings import Settings
 
@@ -49,9 +51,9 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
             with contextlib.suppress(Refused, Unreachable):  # refused: it has ended, as it should
                 client.cancel(job_id)
             worker.stop(now=True)
-        if ended["error"]:
-            say(str(ended["error"]))
-        if not ended["best"]:
+        if ended.error:
+            say(ended.error)
+        if not ended.best:
             return 1
         best = client.recommendation(job_id)
         written = _write(client, job_id, output)
@@ -59,7 +61,7 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
         print(best.model_dump_json(indent=2))
     else:
         _conclude(console, best, written)
-    return 0 if ended["status"] == "succeeded" else 1
+    return 0 if ended.status is JobStatus.succeeded else 1
 
 
 @contextlib.contextmanager
@@ -73,15 +75,15 @@ def private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
         yield dataclasses.replace(settings, database_url=url, data_roots=(*settings.data_roots, *named))
 
 
-def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) -> dict[str, object]:
+def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) -> JobView:
     with display.Progress(console) as progress:
 
-        def look(job: dict[str, Any]) -> None:
+        def look(job: JobView) -> None:
             if worker.process.poll() is not None:
                 raise SystemExit("dynotune: the local worker ended by itself; its message is above")
-            if job["waiting_for"] and not any(one["alive"] for one in client.workers()):
-                job["waiting_for"] = "the local worker starts"
-            elif job["waiting_for"] and (why := client.job(job_id)["waiting_for"]):  # asked again: now it is there
+            if job.waiting_for and not any(one.alive for one in client.workers()):
+                job = job.model_copy(update={"waiting_for": "the local worker starts"})
+            elif job.waiting_for and (why := client.job(job_id).waiting_for):  # asked again: now it is there
                 raise SystemExit(f"dynotune: {why}")
             progress.show(job, client.trials(job_id))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 import pytest
@@ -13,23 +12,32 @@ import pytest
 from service.cli import display, doctor
 from service.cli.output import console, say
 from service.contract.hardware import HardwareFacts, Package
+from service.contract.measurement import Outcome
+from service.contract.states import Origin, TaskState
+from service.contract.views import ListedTrial
 from tests.factory import configuration, failed
 
 NASTY = "pip install 'dynotune[worker]' [/x] :smile:"
 
 
-def trial(reason: str) -> dict[str, Any]:
+def trial(reason: str) -> ListedTrial:
     made = configuration()
-    return {
-        "id": "t",
-        "number": 1,
-        "origin": "baseline",
-        "state": "done",
-        "outcome": "crashed",
-        "progress": None,
-        "configuration": made.model_dump(mode="json"),
-        "measurement": failed(made, reason=reason).model_dump(mode="json"),
-    }
+    return ListedTrial(
+        id="t",
+        job_id="j",
+        number=1,
+        origin=Origin.baseline,
+        state=TaskState.done,
+        outcome=Outcome.crashed,
+        attempt=1,
+        progress=None,
+        worker_id=None,
+        started_at=None,
+        finished_at=None,
+        configuration=made,
+        measurement=failed(made, reason=reason),
+        fastest=False,
+    )
 
 
 def test_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
