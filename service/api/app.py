@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from service import __version__
-from service.api import estimates, jobs, others, problems
+from service.api import estimates, exports, health, jobs, levers, problems, trials, workers
 from service.api.context import Context
 from service.db import connect
 from service.queue import Queue
@@ -47,7 +47,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.context = Context(settings, engine, queue)
     app.add_middleware(problems.LimitBody, limit=settings.max_body_bytes)
     problems.install(app)
-    app.include_router(jobs.router)
-    app.include_router(others.router)
-    app.include_router(estimates.router)
+    for module in (jobs, trials, exports, workers, levers, estimates, health):
+        app.include_router(module.router)
     return app
