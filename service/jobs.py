@@ -24,13 +24,11 @@ from service.contract.views import (
     JobView,
     ListedTrial,
     LoggedTrial,
-    TrialList,
     TrialView,
     WorkerView,
 )
 from service.errors import NotFound, NotYet
 from service.models import Job, JobLabel, Task, Worker
-from service.recommend import recommend
 
 
 def get(session: Session, job_id: str) -> Job:
@@ -90,12 +88,11 @@ def view(session: Session, job: Job, now: float) -> JobView:
     )
     for state, outcome, count in rows:
         counts[outcome or state] = counts.get(outcome or state, 0) + count
-    best = recommendation(session, job)
     running = session.scalars(select(Task).where(Task.job_id == job.id, Task.state == TaskState.running)).all()
     return JobView(
         **dict(summary(job, now)),
         progress=JobProgress(trials=counts, planned=job.planned_trials, now=_doing(running)),
-        best=_best(best) if best else None,
+        best=_best(recommendation(job)) if job.recommendation else None,
         estimated_finish_at=_estimate(session, job, spec, now),
         waiting_for=waiting_for(session, job, spec, now),
         notes=tuple(job.notes or ()),
@@ -191,30 +188,21 @@ def _differences(before: HardwareFacts, now: HardwareFacts) -> str:
     return ", ".join(f"{name} {new.get(name)} instead of {old.get(name)}" for name in changed)
 
 
-def recommendation(session: Session, job: Job) -> Recommendation | None:
-    """The final recommendation, or the best so far; None before the first good trial."""
+def recommendation(job: Job) -> Recommendation:
+    """The final recommendation, or the best so far, as the queue stored it; NotYet with the reason when there is none.
+
+    Nothing is computed here: the queue stores the best so far with every task that ends.
+    """
     if job.recommendation:
         return Recommendation.model_validate(job.recommendation)
-    if job.facts is None:
-        return None
-    spec, facts = JobSpec.model_validate(job.spec), HardwareFacts.model_validate(job.facts)
-    records, verified = history.trials(session, job.id), history.verifications(session, job.id)
-    return recommend(job.id, spec, facts, records, verified, tuple(job.notes or ()), final=False)
+    if job.status == JobStatus.failed:
+        raise NotYet(f"Job {job.id} failed, so there is no recommendation: {job.error}")
+    if job.status == JobStatus.cancelled:
+        raise NotYet(f"Job {job.id} was cancelled before any trial had succeeded.")
+    raise NotYet(f"Job {job.id} has no successful trial yet.")
 
 
-def must_recommend(session: Session, job: Job) -> Recommendation:
-    """The recommendation; NotYet with the reason when there is none."""
-    found = recommendation(session, job)
-    if found is None:
-        if job.status == JobStatus.failed:
-            raise NotYet(f"Job {job.id} failed, so there is no recommendation: {job.error}")
-        if job.status == JobStatus.cancelled:
-            raise NotYet(f"Job {job.id} was cancelled before any trial had succeeded.")
-        raise NotYet(f"Job {job.id} has no successful trial yet.")
-    return found
-
-
-def trials(session: Session, job: Job) -> TrialList:
+def trials(session: Session, job: Job) -> tuple[ListedTrial, ...]:
     """The job's trials by number; `fastest` marks those of the configuration that leads by the job's objective."""
     rows = session.scalars(
         select(Task).where(Task.job_id == job.id, Task.kind == TaskKind.trial).order_by(Task.number)
@@ -222,7 +210,7 @@ def trials(session: Session, job: Job) -> TrialList:
     views = [trial_view(row) for row in rows]
     good = [one.measurement for one in views if one.measurement and one.outcome is Outcome.ok]
     leaders = [one.configuration for one in ranked(JobSpec.model_validate(job.spec), good)[:1]]
-    return TrialList(items=tuple(ListedTrial(**dict(one), fastest=one.configuration in leaders) for one in views))
+    return tuple(ListedTrial(**dict(one), fastest=one.configuration in leaders) for one in views)
 
 
 def trial_view(row: Task) -> TrialView:

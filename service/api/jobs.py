@@ -90,7 +90,7 @@ def show(job_id: str, session: Reading) -> JobView:
 @router.get("/{job_id}/trials", responses=responses(NotFound), summary="A job's trials")
 def trials(job_id: str, session: Reading) -> TrialList:
     """All trials with their outcome, reason and measurement."""
-    return jobs.trials(session, jobs.get(session, job_id))
+    return TrialList(items=jobs.trials(session, jobs.get(session, job_id)))
 
 
 @router.get("/{job_id}/events", responses=responses(NotFound), summary="A job's events")
@@ -108,14 +108,14 @@ def tail(
 @router.get("/{job_id}/memory-curve", responses=responses(NotFound, NotYet), summary="Memory and speed by batch size")
 def curve(job_id: str, session: Reading) -> MemoryCurve:
     """Every batch size that the best configuration so far was probed or timed at."""
-    best = jobs.must_recommend(session, jobs.get(session, job_id))
+    best = jobs.recommendation(jobs.get(session, job_id))
     return memory_curve(best.evidence.measurement)
 
 
 @router.get("/{job_id}/recommendation", responses=responses(NotFound, NotYet), summary="The answer")
 def recommendation(job_id: str, session: Reading) -> Recommendation:
     """The fastest stable configuration with its evidence; `final: false` while the job is still looking."""
-    return jobs.must_recommend(session, jobs.get(session, job_id))
+    return jobs.recommendation(jobs.get(session, job_id))
 
 
 @router.post("/{job_id}/cancel", status_code=202, responses=responses(NotFound, NotYet), summary="Cancel")

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
 
+from service import jobs
 from service.client import Client
 from service.contract.hardware import HardwareFacts
 from service.contract.task import PlanDecision, TaskKind, TrialRequest
@@ -17,7 +19,7 @@ from service.contract.views import EventList, TrialList, WorkerList
 from service.levers import LEVERS
 from service.queue import Queue
 from service.settings import Settings
-from tests.factory import configuration, measured
+from tests.factory import configuration, measured, store_best
 
 Make = Callable[..., dict[str, Any]]
 Facts = Callable[..., HardwareFacts]
@@ -63,6 +65,7 @@ def test_a_job_from_submission_to_recommendation(api: TestClient, job: Make, que
 
     queue.register("w", 1, facts())
     trial_id = run_trial(queue, 8.0, 1)
+    store_best(queue.engine, job_id, measured(configuration(), 8.0))
     running = api.get(f"/v1/jobs/{job_id}").json()
     assert running["status"] == "running" and running["phase"] == "searching"
     assert running["progress"]["trials"] == {"ok": 1} and running["progress"]["planned"] == 9
@@ -84,6 +87,21 @@ def test_a_job_from_submission_to_recommendation(api: TestClient, job: Make, que
     for name, word in (("json", "schema_version"), ("spec", "max_length"), ("train.py", "import torch")):
         assert word in api.get(f"/v1/jobs/{job_id}/exports/{name}").text
     assert api.get(f"/v1/jobs/{job_id}/exports/none").status_code == 404
+
+
+def test_looking_at_a_running_job_computes_no_recommendation(
+    api: TestClient, job: Make, queue: Queue, facts: Facts
+) -> None:
+    """What is shown is what the queue stored: here another configuration than its trial's, and before that nothing."""
+    job_id = submit(api, job())
+    queue.register("w", 1, facts())
+    run_trial(queue, 8.0, 1)
+    with Session(queue.engine) as session, session.begin():
+        jobs.get(session, job_id).recommendation = None
+    assert api.get(f"/v1/jobs/{job_id}").json()["best"] is None
+    store_best(queue.engine, job_id, measured(configuration(batching="sorted"), 4.0))
+    assert api.get(f"/v1/jobs/{job_id}").json()["best"]["levers"]["batching"] == "sorted"
+    assert "sorted" in api.get(f"/v1/jobs/{job_id}/exports/train.py").text
 
 
 def test_lists_are_paged_and_filtered(api: TestClient, job: Make) -> None:
