@@ -17,6 +17,7 @@ from service.queue import Queue
 from service.settings import Settings
 
 REAP_SECONDS = 5.0
+MAX_BODY_BYTES = 1 << 20
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -45,7 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
         separate_input_output_schemas=False,  # a job is described once, whether it is sent or answered
     )
     app.state.context = Context(settings, engine, queue)
-    app.add_middleware(problems.LimitBody, limit=settings.max_body_bytes)
+    app.add_middleware(problems.LimitBody, limit=MAX_BODY_BYTES)
     problems.install(app)
     for module in (jobs, trials, exports, workers, levers, estimates, health):
         app.include_router(module.router)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -16,15 +17,15 @@ from service.contract.estimate import Estimate
 from service.errors import Misconfigured
 from service.settings import Settings
 
-UNITS = {"": 1.0, "g": 1e9 / 2**30, "gb": 1e9 / 2**30, "gib": 1.0, "m": 1e6 / 2**30, "mb": 1e6 / 2**30, "mib": 1 / 1024}
+SIZE = TypeAdapter(Annotated[ByteSize, Field(gt=0)])
 
 
 def gibibytes(text: str) -> float:
-    """A size such as 24GiB, 80GB or 24 (GiB), in GiB; Misconfigured says what was wrong."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if found is None or found[2].lower() not in UNITS or float(found[1]) == 0:
-        raise Misconfigured(f"--memory: {text!r} is no size; write 24GiB or 80GB.")
-    return float(found[1]) * UNITS[found[2].lower()]
+    """A size such as 24GiB or 80GB in GiB; a number alone is GiB. Misconfigured says what was wrong."""
+    try:
+        return SIZE.validate_python(f"{text}GiB" if text.strip()[-1:].isdigit() else text) / 2**30
+    except ValidationError as error:
+        raise Misconfigured(f"--memory: {text!r} is no size; write 24GiB or 80GB.") from error
 
 
 def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: Console) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -72,7 +71,7 @@ def private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
     named = tuple(end.parent for source in sources for end in (source, source.resolve()))
     with tempfile.TemporaryDirectory(prefix="tune-", dir=settings.home) as folder:
         url = f"sqlite:///{folder}/tune.db"
-        yield dataclasses.replace(settings, database_url=url, data_roots=(*settings.data_roots, *named))
+        yield settings.model_copy(update={"database_url": url, "data_roots": (*settings.data_roots, *named)})
 
 
 def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) -> JobView:
