@@ -61,7 +61,7 @@ def serve(
 
     if json_:
         emit({"url": f"http://{host}:{port}", "worker": worker})
-    run(Settings.from_environment(), host, port, worker)
+    raise typer.Exit(0 if run(Settings.from_environment(), host, port, worker) else FAILED)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -39,9 +39,9 @@ def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: C
         with private(settings, job) as own, control_plane(own) as local, Client(local) as client:
             worker = LocalWorker(own)
             try:
-                found = client.estimate(job, memory_gib)
+                found = client.estimate(job, memory_gib, look=lambda _: worker.check())
             finally:
-                worker.stop(now=True)
+                worker.stop()
     if as_json:
         print(found.model_dump_json(indent=2))
     else:

@@ -49,7 +49,7 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
         finally:
             with contextlib.suppress(Refused, Unreachable):  # refused: it has ended, as it should
                 client.cancel(job_id)
-            worker.stop(now=True)
+            worker.stop()
         if ended.error:
             say(ended.error)
         if not ended.best:
@@ -78,8 +78,7 @@ def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) 
     with display.Progress(console) as progress:
 
         def look(job: JobView) -> None:
-            if worker.process.poll() is not None:
-                raise SystemExit("dynotune: the local worker ended by itself; its message is above")
+            worker.check()
             if job.waiting_for and not any(one.alive for one in client.workers()):
                 job = job.model_copy(update={"waiting_for": "the local worker starts"})
             elif job.waiting_for and (why := client.job(job_id).waiting_for):  # asked again: now it is there
