@@ -14,20 +14,11 @@ from rich.text import Text
 
 from service import __version__
 from service.contract.hardware import HardwareFacts
-from service.levers import LEVERS
+from service.levers import LEVERS, METHOD_NEEDS
 from service.settings import Settings
 
-BRINGS = {
-    "peft": "methods lora and qlora",
-    "bitsandbytes": "method qlora, 8-bit AdamW",
-    "accelerate": "loading straight to the device",
-    "triton": "compile on GPUs",
-    "flash_attn": "attention flash_attention_2 (not a lever yet)",
-    "liger_kernel": "fused kernels (not a lever yet)",
-    "torchao": "fp8 training, low-bit optimizers (not a lever yet)",
-    "apex": "FusedAdam, fused LayerNorm (not a lever yet)",
-    "datasets": "nothing: files and hub datasets are read without it",
-}
+# What packages bring that neither a method nor a choice of a lever has to have.
+BESIDES = {"accelerate": "loading straight to the device", "triton": "compile on GPUs"}
 
 
 def report(console: Console, as_json: bool) -> int:
@@ -56,8 +47,18 @@ def report(console: Console, as_json: bool) -> int:
     console.print(f"versions: {versions}")
     for name, package in found[0].packages.items():
         state = package.version or Text(str(package.problem), "yellow")
-        console.print(Text.assemble(f"  {name}: ", state, f" - brings {BRINGS.get(name, 'nothing dynotune uses')}"))
+        brings = ", ".join(_needed_for(name)) or BESIDES.get(name, "nothing dynotune uses")
+        console.print(Text.assemble(f"  {name}: ", state, f" - brings {brings}"), soft_wrap=True)
     return 0
+
+
+def _needed_for(package: str) -> list[str]:
+    """The methods and the choices of levers that need a package, by the catalogue."""
+    needs = {f"method {method}": needs for method, needs in METHOD_NEEDS.items()}
+    needs |= {f"{lever.name}={choice.name}": choice.needs for lever in LEVERS.values() for choice in lever.choices}
+    return [
+        name for name, wanted in needs.items() if any(one.sentence.startswith(f"needs {package} (") for one in wanted)
+    ]
 
 
 def _device(console: Console, facts: HardwareFacts) -> None:

@@ -60,6 +60,29 @@ def test_doctor(
     assert said.count(NASTY) == 3 and "CPU [/x]: 16.0 GiB" in said
 
 
+def test_doctor_says_what_each_package_brings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: Callable[..., HardwareFacts]
+) -> None:
+    """By the catalogue: what a package is needed for, and never that something of the catalogue is no lever."""
+    names = ("flash_attn", "liger_kernel", "torchao", "apex", "bitsandbytes", "peft", "accelerate", "unheard_of")
+    found = facts(packages=dict.fromkeys(names, Package(problem="not installed")))
+    monkeypatch.setattr(doctor, "_facts", lambda: ([found], None))
+    doctor.report(console(), as_json=False)
+    lines = [line for line in capsys.readouterr().out.splitlines() if ": not installed" in line]
+    said = {line.split(":")[0].strip(): line for line in lines}
+    assert list(said) == list(names) and not any("lever yet" in line for line in lines)
+    for name, choices in (
+        ("flash_attn", ("attention=flash-attention-2",)),
+        ("liger_kernel", ("kernels=liger", "head=liger")),
+        ("torchao", ("float8=tensorwise", "quantization=torchao-int8", "optimizer=")),
+        ("apex", ("normalisation=apex-fused", "optimizer=")),
+        ("bitsandbytes", ("method qlora", "optimizer=adamw-8bit")),
+        ("peft", ("method lora, method qlora",)),
+    ):
+        assert all(choice in said[name] for choice in choices), said[name]
+    assert "nothing" in said["unheard_of"] and "nothing" not in said["accelerate"]
+
+
 def test_doctor_without_the_workers_packages(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
