@@ -39,21 +39,10 @@ from service.contract.views import (
     WorkerList,
     WorkerView,
 )
+from service.errors import Refused, Unreachable
 
+__all__ = ["Client", "Refused", "Unreachable"]
 Answer = TypeVar("Answer", bound=Contract)
-
-
-class Unreachable(Exception):
-    """The control plane does not answer."""
-
-
-class Refused(Exception):
-    """The control plane answered with a problem; `problem` is its body, `code` its stable name."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.detail)
-        self.problem = problem
-        self.code = problem.code
 
 
 class Client:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+if TYPE_CHECKING:  # imported by every command, which most times has no use for pydantic
+    from pydantic import ValidationError
+
+    from service.contract.views import Problem
 
 
 class DynotuneError(Exception):
@@ -89,6 +92,19 @@ class NotAllowed(DynotuneError):
 
 class LeaseLost(Exception):
     """A worker wrote about a task it no longer holds: the result is dropped."""
+
+
+class Unreachable(Exception):
+    """A client's control plane does not answer."""
+
+
+class Refused(Exception):
+    """The control plane answered a client with a problem; `problem` is its body, `code` its stable name."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+        self.code = problem.code
 
 
 def pointer(location: tuple[Any, ...]) -> str:

@@ -1,4 +1,7 @@
-"""The commands. Exit codes: 0 done, 1 job failed, 2 wrong usage, 3 control plane unreachable, 130 interrupted."""
+"""The commands. Exit codes: 0 done, 1 job failed, 2 wrong usage, 3 control plane unreachable, 130 interrupted.
+
+Each command imports what it needs when it runs: a look at the jobs must not wait for the web server's imports.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,17 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
-from rich.table import Table
-from rich.text import Text
 
 from service import __version__
-from service.cli import display
-from service.cli.jobfile import read_job
-from service.cli.output import console as new_console
-from service.cli.output import say
-from service.cli.tune import tune as run_tune
-from service.client import Client, Refused, Unreachable
-from service.contract.states import JobStatus
-from service.errors import DynotuneError
-from service.exports import EXPORTS
-from service.settings import Settings
+from service.errors import DynotuneError, Refused, Unreachable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from service.client import Client
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
 app = typer.Typer(
@@ -32,7 +28,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = new_console()
 Url = Annotated[str, typer.Option("--url", envvar="DYNOTUNE_URL", help="The control plane.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LOCAL = "http://127.0.0.1:8000"
@@ -45,8 +40,24 @@ def emit(data: Any) -> None:
 
 def _plain(data: object) -> object:
     """What JSON can hold of an answer of the API."""
+    from pydantic import BaseModel
+
     assert isinstance(data, BaseModel), data
     return data.model_dump(mode="json")
+
+
+def connect(url: str) -> Client:
+    """A client of the control plane."""
+    from service.client import Client
+
+    return Client(url)
+
+
+def screen() -> Console:
+    """The console that results are printed on."""
+    from service.cli.output import console
+
+    return console()
 
 
 @app.command()
@@ -58,6 +69,7 @@ def serve(
 ) -> None:
     """Run the control plane, by default with one local worker. Brings the schema up to date first."""
     from service.cli.embedded import serve as run
+    from service.settings import Settings
 
     if json_:
         emit({"url": f"http://{host}:{port}", "worker": worker})
@@ -84,7 +96,9 @@ def tune(
     json_: Json = False,
 ) -> None:
     """Run one job here and now: control plane, worker, measurement, recommendation.json and train.py."""
-    raise typer.Exit(run_tune(job, output, json_, console))
+    from service.cli.tune import tune as run
+
+    raise typer.Exit(run(job, output, json_, screen()))
 
 
 @app.command()
@@ -99,7 +113,7 @@ def estimate(
     """Estimate memory and the largest batch for LoRA, QLoRA and full, without loading weights or having the device."""
     from service.cli.estimate_command import estimate as run
 
-    raise typer.Exit(run(job, memory, url, json_, console))
+    raise typer.Exit(run(job, memory, url, json_, screen()))
 
 
 @app.command()
@@ -107,7 +121,9 @@ def submit(
     job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")], url: Url = LOCAL, json_: Json = False
 ) -> None:
     """Submit a job and print its id."""
-    with Client(url) as client:
+    from service.cli.jobfile import read_job
+
+    with connect(url) as client:
         job_id = client.submit(read_job(job))
     if json_:
         emit({"id": job_id})
@@ -123,28 +139,28 @@ def list_jobs(
     json_: Json = False,
 ) -> None:
     """List jobs, newest first."""
-    with Client(url) as client:
+    with connect(url) as client:
         jobs = list(client.jobs(status, label))
     if json_:
         emit(jobs)
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("id", "name", "status", "phase", "elapsed"):
-        table.add_column(name)
-    for job in jobs:
-        table.add_row(job.id, job.name, job.status, job.phase, display.duration(job.elapsed_seconds))
-    console.print(table)
+    from service.cli import display
+
+    screen().print(display.job_table(jobs))
 
 
 @app.command()
 def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     """Show a job: its status, and its recommendation so far."""
-    with Client(url) as client:
+    with connect(url) as client:
         found = client.job(job)
         best = client.recommendation(job) if found.best else None
     if json_:
         emit(found)
         return
+    from service.cli import display
+
+    console = screen()
     console.print(f"{found.name} ({found.id}): {found.status}, {display.status_line(found)}")
     for line in (found.error, *found.notes):
         if line:
@@ -156,14 +172,16 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
 @app.command()
 def watch(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     """Follow a job until it has ended."""
-    with Client(url) as client:
+    from service.cli import display
+
+    with connect(url) as client:
         if json_:
             ended = client.wait(job)
             emit(ended)
         else:
-            with display.Progress(console) as progress:
+            with display.Progress(screen()) as progress:
                 ended = client.wait(job, look=lambda seen: progress.show(seen, client.trials(job)))
-    raise typer.Exit(0 if ended.status is JobStatus.succeeded else FAILED)
+    raise typer.Exit(0 if ended.status == "succeeded" else FAILED)
 
 
 @app.command()
@@ -174,7 +192,7 @@ def trials(
     json_: Json = False,
 ) -> None:
     """List a job's trials, or print one trial's output."""
-    with Client(url) as client:
+    with connect(url) as client:
         found = client.trials(job)
         if log is not None:
             numbers = {trial.number: trial.id for trial in found}
@@ -185,14 +203,16 @@ def trials(
             return
     if json_:
         emit(found)
-    else:
-        console.print(display.trial_table(found))
+        return
+    from service.cli import display
+
+    screen().print(display.trial_table(found))
 
 
 @app.command()
 def stop(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     """End a job now and keep the best so far."""
-    with Client(url) as client:
+    with connect(url) as client:
         client.stop(job)
         ended = client.job(job)
     emit(ended) if json_ else print(f"{job}: {ended.status}")
@@ -201,7 +221,7 @@ def stop(job: str, url: Url = LOCAL, json_: Json = False) -> None:
 @app.command()
 def cancel(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     """End a job now."""
-    with Client(url) as client:
+    with connect(url) as client:
         client.cancel(job)
         ended = client.job(job)
     emit(ended) if json_ else print(f"{job}: {ended.status}")
@@ -210,13 +230,15 @@ def cancel(job: str, url: Url = LOCAL, json_: Json = False) -> None:
 @app.command()
 def export(
     job: str,
-    format_: Annotated[str, typer.Option("--format", "-f", help=f"One of: {', '.join(EXPORTS)}")] = "json",
+    format_: Annotated[
+        str, typer.Option("--format", "-f", help="json, spec, train.py: a wrong one is told them all.")
+    ] = "json",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; stdout if not given.")] = None,
     url: Url = LOCAL,
     json_: Json = False,
 ) -> None:
     """Write a job's recommendation for a trainer."""
-    with Client(url) as client:
+    with connect(url) as client:
         text = client.export(job, format_)
     if output:
         output.write_text(text)
@@ -230,17 +252,20 @@ def export(
 def levers(url: Url = LOCAL, json_: Json = False) -> None:
     """List every lever and choice, and what each worker offers."""
     try:
-        with Client(url) as client:
+        with connect(url) as client:
             found = client.levers()
     except Unreachable:
         from service.catalogue import catalogue
 
         found = catalogue()  # the catalogue itself needs no control plane; only the workers do
         if not json_:
-            console.print(f"No control plane at {url}: shown without workers.", style="dim")
+            screen().print(f"No control plane at {url}: shown without workers.", style="dim")
     if json_:
         emit(found)
         return
+    from rich.text import Text
+
+    console = screen()
     for lever in found.levers:
         console.print(Text.assemble((lever.name, "bold"), "  ", lever.summary))
         for choice in lever.choices:
@@ -256,7 +281,7 @@ def doctor(json_: Json = False) -> None:
     """Say what this machine can run: devices, memory, versions, optional packages."""
     from service.cli.doctor import report
 
-    raise typer.Exit(report(console, json_))
+    raise typer.Exit(report(screen(), json_))
 
 
 @app.command()
@@ -266,7 +291,9 @@ def version(json_: Json = False) -> None:
 
 
 def fail(sentence: str, code: int) -> None:
-    """One sentence on stderr, and out."""
+    """Print one sentence on stderr and exit."""
+    from service.cli.output import say
+
     say(sentence)
     raise SystemExit(code)
 

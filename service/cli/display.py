@@ -15,7 +15,7 @@ from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome, Verdict
 from service.contract.recommendation import Recommendation, Winner
 from service.contract.states import JobStatus, Origin
-from service.contract.views import JobView, ListedTrial
+from service.contract.views import JobSummary, JobView, ListedTrial
 
 GIB = 2**30
 
@@ -30,6 +30,14 @@ def duration(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def job_table(jobs: Sequence[JobSummary]) -> Table:
+    """Jobs as a table."""
+    table = Table("id", "name", "status", "phase", "elapsed", box=None, pad_edge=False)
+    for job in jobs:
+        table.add_row(job.id, job.name, job.status, job.phase, duration(job.elapsed_seconds))
+    return table
 
 
 def titles(trials: Sequence[ListedTrial]) -> dict[str, str]:
