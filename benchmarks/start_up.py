@@ -6,6 +6,7 @@ python benchmarks/start_up.py [--starts 10] [--json FILE]
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -30,6 +31,16 @@ def seconds(arguments: tuple[str, ...], environment: dict[str, str]) -> float:
     return time.perf_counter() - began
 
 
+def wait_for(server: subprocess.Popen[bytes], port: int) -> None:
+    """Wait until the server listens; exits with a sentence when it ends or takes too long."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while server.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+    sys.exit("the server did not start")
+
+
 def main() -> None:
     """Start a server without a worker, time the commands in turn, print the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -40,18 +51,13 @@ def main() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     commands = {"dynotune --help": ("--help",), "dynotune ls": ("ls", "--url", f"http://127.0.0.1:{port}")}
+    times: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as home:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_HOME": home}
-        server = subprocess.Popen(
-            [*COMMAND, "serve", "--no-worker", "--port", str(port)], env=environment, stderr=subprocess.DEVNULL
-        )
+        serve = [*COMMAND, "serve", "--no-worker", "--port", str(port)]
+        server = subprocess.Popen(serve, env=environment, stderr=subprocess.DEVNULL)
         try:
-            deadline = time.monotonic() + WAIT_SECONDS
-            while socket.socket().connect_ex(("127.0.0.1", port)):
-                if server.poll() is not None or time.monotonic() > deadline:
-                    sys.exit("the server did not start")
-                time.sleep(0.1)
-            times: dict[str, list[float]] = {name: [] for name in commands}
+            wait_for(server, port)
             for _ in range(options.starts):
                 for name, arguments in commands.items():
                     times[name].append(seconds(arguments, environment))
@@ -60,7 +66,8 @@ def main() -> None:
             server.wait()
     print(f"{options.starts} starts each, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     for name, found in times.items():
-        print(f"{name:16} median {statistics.median(found):.2f} s, fastest {min(found):.2f} s, slowest {max(found):.2f} s")
+        fastest, slowest = min(found), max(found)
+        print(f"{name:16} median {statistics.median(found):.2f} s, fastest {fastest:.2f} s, slowest {slowest:.2f} s")
     if options.json:
         data: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count()}
         data |= {"python": sys.version.split()[0], "load": os.getloadavg()[0], "seconds": times}

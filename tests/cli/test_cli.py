@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from service.cli.jobfile import read_job
 from service.client import Client, Refused, Unreachable
 from tests import tiny
 from tests.conftest import ROOT
@@ -102,6 +103,32 @@ def test_a_jobs_life_from_the_command_line(run: Run, served: str, tmp_path: Path
     assert run("watch", job, "--url", served).returncode == 1
     unknown = run("show", "nothing", "--url", served)
     assert unknown.returncode == 2 and "There is no job 'nothing'" in unknown.stderr
+
+
+def test_a_look_imports_no_server(served: str, tmp_path: Path) -> None:
+    """Commands that only ask the control plane import neither its libraries nor the worker's, so they start at once."""
+    (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path)))
+    code = """
+import sys
+from service.cli import main
+heavy = "fastapi uvicorn sqlalchemy alembic optuna libcst numpy torch service.exports service.levers".split()
+try:
+    main()
+finally:
+    sys.stderr.write(" ".join(name for name in heavy if name in sys.modules))
+"""
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-c", code, *arguments]
+        around = os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_URL": served}
+        done = subprocess.run(command, cwd=tmp_path, env=around, capture_output=True, text=True, timeout=60)
+        assert done.stderr == "" and done.stdout, (arguments, done.stdout, done.stderr)
+        return done.stdout
+
+    with Client(served) as client:
+        job = client.submit(read_job(tmp_path / "job.json"))
+    for arguments in (["--help"], ["ls"], ["show", job], ["trials", job], ["cancel", job], ["watch", job]):
+        run(*arguments)
 
 
 def test_the_client_tells_refusals_apart(served: str) -> None:
