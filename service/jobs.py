@@ -32,7 +32,7 @@ from service.models import Job, JobLabel, Task, Worker
 
 
 def get(session: Session, job_id: str) -> Job:
-    """The job's row; NotFound."""
+    """The row of a job; NotFound when there is none."""
     job = session.scalars(select(Job).where(Job.id == job_id)).one_or_none()
     if job is None:
         raise NotFound(f"There is no job {job_id!r}.")
@@ -93,7 +93,7 @@ def view(session: Session, job: Job, now: float) -> JobView:
         **dict(summary(job, now)),
         progress=JobProgress(trials=counts, planned=job.planned_trials, now=_doing(running)),
         best=_best(recommendation(job)) if job.recommendation else None,
-        estimated_finish_at=_estimate(session, job, spec, now),
+        estimated_finish_at=_expected_end(session, job, spec, now),
         waiting_for=waiting_for(session, job, spec, now),
         notes=tuple(job.notes or ()),
         spec=spec,
@@ -120,8 +120,8 @@ def _best(best: Recommendation) -> BestSoFar:
     )
 
 
-def _estimate(session: Session, job: Job, spec: JobSpec, now: float) -> float | None:
-    """When the job will have ended: its time budget, or its trials at the usual pace, whichever is sooner."""
+def _expected_end(session: Session, job: Job, spec: JobSpec, now: float) -> float | None:
+    """When the job is expected to end: at its time limit, or sooner, by the median duration of its trials so far."""
     if job.status != JobStatus.running or job.started_at is None:
         return job.finished_at
     used = history.elapsed(session, job.id, now)
@@ -138,7 +138,7 @@ def _estimate(session: Session, job: Job, spec: JobSpec, now: float) -> float | 
 
 
 def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | None:
-    """Why nobody works on a job that has work, or None when somebody does or is about to."""
+    """Why no worker takes the job's queued tasks; None when one works on the job or is free to."""
     states = set(session.scalars(select(Task.state).where(Task.job_id == job.id).distinct()))
     if JobStatus(job.status).ended or TaskState.running in states or TaskState.queued not in states:
         return None
@@ -159,7 +159,7 @@ def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | 
 
 
 def _unfit(worker: Worker, job: Job, spec: JobSpec) -> str | None:
-    """Why a worker can never take the job's tasks, else None: `enqueue.servable` in words."""
+    """Why a worker can never take the job's tasks, or None. The same conditions as `enqueue.servable`, in words."""
     wanted, facts = spec.hardware, HardwareFacts.model_validate(worker.facts)
     if wanted.device not in ("auto", facts.device):
         return f"is a {facts.device} worker, the job wants {wanted.device}"
@@ -177,7 +177,7 @@ def _unfit(worker: Worker, job: Job, spec: JobSpec) -> str | None:
 
 
 def _differences(before: HardwareFacts, now: HardwareFacts) -> str:
-    """What makes two fingerprints different."""
+    """What differs between the hardware a job began on and a worker's, so that their fingerprints do."""
     old, new = (
         {"device": facts.device, "name": facts.name, "cores": facts.cores, "driver": facts.driver}
         | {"memory": f"{facts.memory_bytes >> 30} GiB"}
@@ -234,7 +234,7 @@ def trial_view(row: Task) -> TrialView:
 
 
 def trial(session: Session, trial_id: str) -> LoggedTrial:
-    """One trial with the end of its output; NotFound."""
+    """A trial with the end of its output; NotFound when there is none."""
     row = session.scalars(select(Task).where(Task.id == trial_id, Task.kind == TaskKind.trial)).one_or_none()
     if row is None:
         raise NotFound(f"There is no trial {trial_id!r}.")

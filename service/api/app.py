@@ -1,4 +1,4 @@
-"""The application: routes, errors, and a thread that reaps dead workers' tasks."""
+"""The FastAPI application: its routes, its error handlers, and a task that gives dead workers' tasks to others."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ MAX_BODY_BYTES = 1 << 20
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The API on the settings' database. The schema has to be there: `service.db.upgrade` makes it."""
+    """The API on the database of the settings, whose schema must exist already: `service.db.upgrade` creates it."""
     engine = connect(settings.database_url)
     queue = Queue(engine)
 
     async def reap() -> None:
         while True:
             await asyncio.sleep(REAP_SECONDS)
-            with contextlib.suppress(SQLAlchemyError):  # the database is away: workers wait for it too
+            with contextlib.suppress(
+                SQLAlchemyError
+            ):  # the database does not answer: try again at the next round, as workers do
                 await asyncio.to_thread(queue.reap)
 
     @contextlib.asynccontextmanager

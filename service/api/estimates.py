@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/estimates", tags=["estimates"])
 
 @router.post("", status_code=202, responses=responses(InvalidJob), summary="Ask for a memory estimate")
 def submit(request: EstimateRequest, response: Response, here: InContext) -> EstimateState:
-    """Weights, gradients, optimizer, activations and the largest batch for LoRA, QLoRA and full; a worker answers."""
+    """Queue an estimate of the memory that LoRA, QLoRA and full finetuning need, and of their largest batches."""
     validate_model(request.spec, here.settings)
     estimate_id = here.queue.estimates.submit(request)
     response.headers["Location"] = f"/v1/estimates/{estimate_id}"
@@ -26,5 +26,5 @@ def submit(request: EstimateRequest, response: Response, here: InContext) -> Est
 
 @router.get("/{estimate_id}", responses=responses(NotFound), summary="One estimate")
 def show(estimate_id: str, session: Reading) -> EstimateView:
-    """State queued, running, done (with `result`) or failed (with `error`)."""
+    """The estimate's state; `result` when a worker has answered, `error` when it could not."""
     return EstimateView.model_validate(estimates.view(session, estimate_id))

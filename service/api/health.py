@@ -15,12 +15,12 @@ router = APIRouter(tags=["health"])
 
 @router.get("/healthz", summary="The process is alive")
 def healthz() -> Health:
-    """Always ok while the process answers."""
+    """Answers ok while the process lives."""
     return Health()
 
 
 @router.get("/readyz", responses=responses(Unavailable), summary="The database answers")
 def readyz(here: InContext) -> Health:
-    """ok when the database answers with the schema in place."""
+    """Answers ok when the database does and has its tables, else 503."""
     check(here.engine)
     return Health()

@@ -1,4 +1,4 @@
-"""/v1/jobs: submit, look, stop, cancel."""
+"""/v1/jobs: submit a job, look at it, stop or cancel it."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ BODY = {
     summary="Submit a job",
 )
 async def submit(request: Request, response: Response, here: InContext) -> JobState:
-    """Queue a job from YAML or JSON. 202 with `Location`; every mistake that can be seen now is answered at once."""
+    """Queue a job given as YAML or JSON. Mistakes that can be seen without a worker are answered at once."""
     job_id = await run_in_threadpool(_submit, await request.body(), here)
     response.headers["Location"] = f"/v1/jobs/{job_id}"
     return JobState(id=job_id, status=JobStatus.queued)
 
 
 def _submit(body: bytes, here: Context) -> str:
-    """Reads files and waits for the database: never on the event loop."""
+    """Validate and queue the job. Runs in a thread, because it reads files and waits for the database."""
     spec = parse(body)
     validate(spec, here.settings)
     return here.queue.submit(spec)
@@ -100,21 +100,21 @@ def tail(
     after: Annotated[int, Query(ge=0, lt=2**62)] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> EventList:
-    """What happened, oldest first; pass the last `seq` on as `after` to see what came since."""
+    """The job's events, oldest first; pass the last `seq` on as `after` to see what has happened since."""
     found = events.tail(session, jobs.get(session, job_id).id, after, limit)
     return EventList(items=tuple(EventView.model_validate(event) for event in found))
 
 
 @router.get("/{job_id}/memory-curve", responses=responses(NotFound, NotYet), summary="Memory and speed by batch size")
 def curve(job_id: str, session: Reading) -> MemoryCurve:
-    """Every batch size that the best configuration so far was probed or timed at."""
+    """Memory and speed of every batch size at which the best configuration so far was probed or timed."""
     best = jobs.recommendation(jobs.get(session, job_id))
     return memory_curve(best.evidence.measurement)
 
 
 @router.get("/{job_id}/recommendation", responses=responses(NotFound, NotYet), summary="The answer")
 def recommendation(job_id: str, session: Reading) -> Recommendation:
-    """The fastest stable configuration with its evidence; `final: false` while the job is still looking."""
+    """The fastest stable configuration with its evidence. `final` is false while the job is still searching."""
     return jobs.recommendation(jobs.get(session, job_id))
 
 

@@ -1,4 +1,4 @@
-"""/v1/trials: one trial with its output. A job's trials are listed by the job."""
+"""/v1/trials: a trial by its id. `/v1/jobs/{id}/trials` lists those of a job."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ router = APIRouter(tags=["trials"])
 
 @router.get("/v1/trials/{trial_id}", responses=responses(NotFound), summary="One trial")
 def trial(trial_id: str, session: Reading) -> LoggedTrial:
-    """One trial's measurement, with the end of what it printed."""
+    """A trial with its measurement and the end of what its process printed."""
     return jobs.trial(session, trial_id)

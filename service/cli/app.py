@@ -35,15 +35,7 @@ LOCAL = "http://127.0.0.1:8000"
 
 def emit(data: Any) -> None:
     """Print data, an answer of the API or a sequence of answers as JSON on stdout."""
-    print(json.dumps(data, indent=2, default=_plain))
-
-
-def _plain(data: object) -> object:
-    """What JSON can hold of an answer of the API."""
-    from pydantic import BaseModel
-
-    assert isinstance(data, BaseModel), data
-    return data.model_dump(mode="json")
+    print(json.dumps(data, indent=2, default=lambda answer: answer.model_dump(mode="json")))
 
 
 def connect(url: str) -> Client:
@@ -85,7 +77,7 @@ def worker(
     """Measure trials on this machine: one process a device."""
     if json_:
         emit({"devices": devices})
-        sys.stdout.flush()  # what runs from here on is another program
+        sys.stdout.flush()  # the buffer would be lost when the worker replaces this program
     os.execv(sys.executable, [sys.executable, "-m", "worker", "--devices", devices, *context.args])
 
 
@@ -231,7 +223,7 @@ def cancel(job: str, url: Url = LOCAL, json_: Json = False) -> None:
 def export(
     job: str,
     format_: Annotated[
-        str, typer.Option("--format", "-f", help="json, spec, train.py: a wrong one is told them all.")
+        str, typer.Option("--format", "-f", help="Name of the export, such as json, spec or train.py.")
     ] = "json",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; stdout if not given.")] = None,
     url: Url = LOCAL,
@@ -257,7 +249,7 @@ def levers(url: Url = LOCAL, json_: Json = False) -> None:
     except Unreachable:
         from service.catalogue import catalogue
 
-        found = catalogue()  # the catalogue itself needs no control plane; only the workers do
+        found = catalogue()  # only what the workers offer needs a control plane
         if not json_:
             screen().print(f"No control plane at {url}: shown without workers.", style="dim")
     if json_:
@@ -299,7 +291,7 @@ def fail(sentence: str, code: int) -> None:
 
 
 def main() -> None:
-    """The command. A user's mistake is one sentence, never a traceback."""
+    """Run the command line. A mistake of the user is answered with one sentence, never with a traceback."""
     try:
         app()
     except Unreachable as error:

@@ -21,7 +21,7 @@ GIB = 2**30
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people: 45s, 3m20s, 2h05m."""
+    """Seconds in a form for people, such as 45s, 3m20s or 2h05m."""
     if seconds is None:
         return "-"
     whole = max(0, round(seconds))
@@ -98,7 +98,7 @@ def status_line(job: JobView) -> str:
 
 
 class Progress:
-    """Shows a job while it runs."""
+    """Shows a job while it runs: a table that is redrawn on a terminal, else a line for whatever is new."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -115,7 +115,7 @@ class Progress:
             self._live.stop()
 
     def show(self, job: JobView, trials: Sequence[ListedTrial]) -> None:
-        """Show the state now: redrawn on a terminal, else a line for whatever is new."""
+        """Show the job and its trials as they are now."""
         if self._live:
             self._live.update(Group(Text(f"{job.name}: {status_line(job)}"), trial_table(trials)), refresh=True)
             return
@@ -135,7 +135,7 @@ class Progress:
 
 
 def result_table(recommendation: Recommendation) -> Table:
-    """The end of a job: baseline, winners and runners-up."""
+    """A recommendation as a table: baselines, winners, alternatives, and what was rejected."""
     title = f"{recommendation.job_name}: {_device(recommendation)}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("configuration", overflow="fold", min_width=24)
@@ -201,7 +201,7 @@ def _add_winner(table: Table, method: str, winner: Winner) -> None:
 
 
 def _measured(one: Measurement, verdict: Verdict | None) -> tuple[str, str, str, str, str]:
-    """Figures of the verification's blocks where it was in them, else of its trial: rows then compare."""
+    """A measurement's cells: of the verification's blocks where it took part in them, else of its own trial."""
     if verdict is not None and verdict.timing is not None:
         one = one.model_copy(update={"timing": verdict.timing})
     if one.outcome is not Outcome.ok or one.timing is None:

@@ -17,7 +17,7 @@ from service.contract.hardware import HardwareFacts
 from service.levers import LEVERS, METHOD_NEEDS
 from service.settings import Settings
 
-# What packages bring that neither a method nor a choice of a lever has to have.
+# What packages bring that no method and no choice of a lever requires.
 BESIDES = {"accelerate": "loading straight to the device", "triton": "compile on GPUs"}
 
 
@@ -80,7 +80,7 @@ def _device(console: Console, facts: HardwareFacts) -> None:
 
 
 def _users(facts: HardwareFacts) -> list[str]:
-    """Who computes on a GPU: process, its user and its memory. Empty where the driver does not tell."""
+    """The processes on a GPU, with their users and memory. Empty where the driver does not tell."""
     query = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.splitlines()
@@ -98,7 +98,7 @@ def _users(facts: HardwareFacts) -> list[str]:
 
 
 def _facts() -> tuple[list[HardwareFacts], str | None]:
-    """Devices, asked in a process of its own: the control plane does not import torch."""
+    """The devices, or why there are none. A process of its own asks, because that imports torch."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "worker.devices.facts"], capture_output=True, text=True
     )

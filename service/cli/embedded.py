@@ -1,4 +1,4 @@
-"""The control plane in this process and a worker beside it, for `serve` and `tune`; nothing is left behind."""
+"""The control plane in this process and a worker in another, for `serve`, `tune` and `estimate`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LocalWorker:
         os.close(read)
 
     def check(self) -> None:
-        """Exit with a sentence when the worker has ended by itself: nobody would answer what is waited for."""
+        """Exit with a sentence when the worker has ended by itself, since what it should do would never be done."""
         if self.process.poll() is not None:
             raise SystemExit(f"dynotune: {ending(self.process.returncode)}")
 
@@ -62,7 +62,7 @@ class LocalWorker:
 
 
 def ending(code: int) -> str:
-    """How the local worker ended, from its exit code (the negative number of a signal), and where it said why."""
+    """How the local worker ended, by its exit code (minus the number of a signal), and where its last words are."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended by itself"
     return f"the local worker {how} (exit code {code}); what it printed is above"
 
@@ -116,7 +116,7 @@ class Supervisor:
 
 @contextlib.contextmanager
 def control_plane(settings: Settings) -> Iterator[str]:
-    """The API on a free loopback port, in a thread; its URL."""
+    """Run the API in a thread, on a free port of the loopback address; yields its URL."""
     upgrade(settings.database_url)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -138,12 +138,12 @@ def control_plane(settings: Settings) -> Iterator[str]:
 
 
 def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
-    """The API in the foreground until SIGTERM or Ctrl-C, with a local worker unless told otherwise.
+    """Run the API in the foreground until SIGTERM or Ctrl-C, with a local worker unless `worker` is false.
 
-    False when it could not start, or gave up on its worker.
+    Returns False when the API could not start, or when the local worker was given up.
     """
     upgrade(settings.database_url)
-    # uvicorn raises the signal again once it has shut down: then it ends us in order, the worker included.
+    # uvicorn raises the signal again after its own shutdown; sys.exit then runs the `finally` that ends the worker.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(
         create_app(settings),

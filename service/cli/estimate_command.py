@@ -1,4 +1,4 @@
-"""`dynotune estimate`: the memory a job would need, from shapes alone."""
+"""`dynotune estimate`: the memory that a job would need, worked out from the shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gibibytes(text: str) -> float:
 
 
 def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: Console) -> int:
-    """Ask the control plane at `url`, or one of our own with a worker beside it, and print the answer."""
+    """Ask the control plane at `url`, or without one a private control plane with a worker; print the answer."""
     job, memory_gib = read_job(path), gibibytes(memory)
     if url:
         with Client(url) as client:
@@ -50,7 +50,7 @@ def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: C
 
 
 def show(found: Estimate, console: Console) -> None:
-    """A table, GiB throughout."""
+    """Print an estimate as a table in GiB."""
     table = Table(title=f"{found.memory_gib:.2f} GiB ({found.device}), samples of {found.max_length} tokens")
     columns = ("weights", "gradients", "optimizer", "activations", "temporary", "overhead")
     for name in ("method", *columns, "largest micro batch"):

@@ -1,4 +1,4 @@
-"""The command: exit codes, --json everywhere, one sentence for a mistake."""
+"""The command line: exit codes, JSON output, and one sentence for each mistake."""
 
 from __future__ import annotations
 

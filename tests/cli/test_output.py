@@ -1,4 +1,4 @@
-"""Text of others on the terminal: brackets stay what they are, and never crash a command."""
+"""What commands print: brackets in messages stay as they are, and doctor speaks from the catalogue."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_doctor(
 def test_doctor_says_what_each_package_brings(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: Callable[..., HardwareFacts]
 ) -> None:
-    """By the catalogue: what a package is needed for, and never that something of the catalogue is no lever."""
+    """It names the methods and choices that need a package, and never calls one of the catalogue's no lever."""
     names = ("flash_attn", "liger_kernel", "torchao", "apex", "bitsandbytes", "peft", "accelerate", "unheard_of")
     found = facts(packages=dict.fromkeys(names, Package(problem="not installed")))
     monkeypatch.setattr(doctor, "_facts", lambda: ([found], None))

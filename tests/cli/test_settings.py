@@ -1,4 +1,4 @@
-"""A setting that is no good: one sentence from every command, never a traceback."""
+"""Settings: what the variables mean, and that a wrong one is answered with one sentence by every command."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_wrong_variable(run: Run, name: str, value: str, words: str) -> None:
 
 
 def test_what_variables_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty is unset, but for the folders that may be read: there, empty is none."""
+    """An empty variable counts as unset, except for the folders that may be read: there, empty allows none."""
     monkeypatch.chdir(tmp_path)
     for name in ("DATABASE_URL", "ALLOW_PICKLE", "MIN_FREE_DISK_GIB", "LOCKS"):
         monkeypatch.setenv(f"DYNOTUNE_{name}", "")
@@ -94,7 +94,7 @@ def test_no_such_server(run: Run) -> None:
 
 @pytest.fixture
 def stranger() -> Iterator[str]:
-    """A web server that is not ours, and says yes to everything."""
+    """A web server that is no control plane and answers 200 to everything."""
 
     class Yes(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

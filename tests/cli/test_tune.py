@@ -1,4 +1,4 @@
-"""`dynotune tune` around a worker that is not there, or not right: nothing waits for ever, nothing is left behind."""
+"""`dynotune tune` and `estimate` with a worker that is missing, unfit or dead: they end, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests import tiny
 
 
 class Worker:
-    """In place of the local worker's process: registers, and notes how it found the job when it was stopped."""
+    """Stands in for the local worker: registers, and records the statuses of the jobs at the time it is stopped."""
 
     facts: HardwareFacts | None = None
     returncode: int | None = None
@@ -80,7 +80,7 @@ def test_every_run_has_a_database_of_its_own(tune: Callable[..., int], worker: t
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A local worker that is killed, as by the system when memory runs out, before it has done anything."""
+    """A local worker that is killed before it has done anything, as by the system when memory runs out."""
     monkeypatch.setattr(embedded, "WORKER", (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"))
 
 

@@ -33,7 +33,7 @@ def submit(api: TestClient, body: dict[str, Any]) -> str:
 
 
 def run_trial(queue: Queue, seconds: float, number: int, **levers: str) -> str:
-    """As a worker would: plan one trial, claim it, finish it."""
+    """Plan one trial, claim it and finish it, as a worker would; its id."""
     made = configuration(**levers)
     plan = queue.claim("w", (TaskKind.plan,))
     assert plan is not None
@@ -92,7 +92,7 @@ def test_a_job_from_submission_to_recommendation(api: TestClient, job: Make, que
 def test_looking_at_a_running_job_computes_no_recommendation(
     api: TestClient, job: Make, queue: Queue, facts: Facts
 ) -> None:
-    """What is shown is what the queue stored: here another configuration than its trial's, and before that nothing."""
+    """Only what the queue stored is shown: nothing after it was removed, and later another than the trial's."""
     job_id = submit(api, job())
     queue.register("w", 1, facts())
     run_trial(queue, 8.0, 1)
@@ -154,7 +154,7 @@ def test_health(api: TestClient, settings: Settings) -> None:
 
 
 def test_ready_while_somebody_writes(api: TestClient, engine: Engine) -> None:
-    """Looking takes no write lock: with one, SQLite would have it wait 30 s for the other's."""
+    """The check takes no write lock; on SQLite it would wait 30 s for the other transaction's."""
     with engine.begin() as connection:
         connection.execute(text("UPDATE workers SET state = 'idle'"))
         assert api.get("/readyz").status_code == 200
