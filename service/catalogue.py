@@ -18,21 +18,12 @@ def catalogue(workers: Iterable[WorkerView] = ()) -> Catalogue:
     alive = {worker.id: worker.facts for worker in workers if worker.alive}
     return Catalogue(
         levers=tuple(
-            LeverView(
-                name=lever.name,
-                summary=lever.summary,
-                source=lever.source,
-                baseline=lever.baseline,
-                choices=tuple(_choice(choice, alive) for choice in lever.choices),
-            )
+            LeverView.of(lever, choices=tuple(_choice(choice, alive) for choice in lever.choices))
             for lever in LEVERS.values()
         ),
         methods=tuple(_method(method, alive) for method in METHODS),
         tasks=TASKS,
-        exclusions=tuple(
-            ExclusionView(when=dict(exclusion.when), reason=exclusion.reason, reference=exclusion.reference)
-            for exclusion in EXCLUSIONS
-        ),
+        exclusions=tuple(ExclusionView.of(exclusion, when=dict(exclusion.when)) for exclusion in EXCLUSIONS),
     )
 
 
@@ -45,13 +36,8 @@ def _method(method: str, alive: Alive) -> MethodView:
 
 
 def _choice(choice: Choice, alive: Alive) -> ChoiceView:
-    return ChoiceView(
-        name=choice.name,
-        summary=choice.summary,
-        searched=choice.searched,
-        changes_numerics=choice.changes_numerics,
-        changes_order=choice.changes_order,
-        changes_learning=choice.changes_learning,
+    return ChoiceView.of(
+        choice,
         needs=tuple(need.sentence for need in choice.needs),
         workers={worker: _availability(choice.missing(facts)) for worker, facts in alive.items()},
     )

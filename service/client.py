@@ -17,28 +17,11 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import ValidationError
 
+from service.contract import views
 from service.contract.base import Contract
 from service.contract.estimate import Estimate
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
-from service.contract.views import (
-    Catalogue,
-    EstimateState,
-    EstimateView,
-    EventList,
-    EventView,
-    JobPage,
-    JobState,
-    JobSummary,
-    JobView,
-    ListedTrial,
-    LoggedTrial,
-    MemoryCurve,
-    Problem,
-    TrialList,
-    WorkerList,
-    WorkerView,
-)
 from service.errors import Refused, Unreachable
 
 __all__ = ["Client", "Refused", "Unreachable"]
@@ -75,7 +58,7 @@ class Client:
         if answer.is_success:
             return answer
         try:
-            problem = Problem.model_validate_json(answer.content)
+            problem = views.Problem.model_validate_json(answer.content)
         except ValidationError:  # a proxy, or another server
             problem = _problem(answer.reason_phrase, f"{answer.status_code} from {self.url}{path}", answer.status_code)
         raise Refused(problem)
@@ -97,33 +80,33 @@ class Client:
         body = job if isinstance(job, str) else json.dumps(job)
         kind = "application/yaml" if isinstance(job, str) else "application/json"
         answer = self._call("POST", "/v1/jobs", content=body, headers={"Content-Type": kind})
-        return self._read(JobState, answer).id
+        return self._read(views.JobState, answer).id
 
-    def job(self, job_id: str) -> JobView:
+    def job(self, job_id: str) -> views.JobView:
         """Status, phase, progress, best so far."""
-        return self._get(JobView, f"/v1/jobs/{job_id}")
+        return self._get(views.JobView, f"/v1/jobs/{job_id}")
 
-    def jobs(self, status: str | None = None, label: str | None = None) -> Iterator[JobSummary]:
+    def jobs(self, status: str | None = None, label: str | None = None) -> Iterator[views.JobSummary]:
         """All jobs, newest first, page by page."""
         cursor: str | None = None
         while True:
-            page = self._get(JobPage, "/v1/jobs", status=status, label=label, cursor=cursor)
+            page = self._get(views.JobPage, "/v1/jobs", status=status, label=label, cursor=cursor)
             yield from page.items
             cursor = page.next
             if cursor is None:
                 return
 
-    def trials(self, job_id: str) -> tuple[ListedTrial, ...]:
+    def trials(self, job_id: str) -> tuple[views.ListedTrial, ...]:
         """A job's trials."""
-        return self._get(TrialList, f"/v1/jobs/{job_id}/trials").items
+        return self._get(views.TrialList, f"/v1/jobs/{job_id}/trials").items
 
-    def trial(self, trial_id: str) -> LoggedTrial:
+    def trial(self, trial_id: str) -> views.LoggedTrial:
         """One trial, with the end of its output."""
-        return self._get(LoggedTrial, f"/v1/trials/{trial_id}")
+        return self._get(views.LoggedTrial, f"/v1/trials/{trial_id}")
 
-    def events(self, job_id: str, after: int = 0) -> tuple[EventView, ...]:
+    def events(self, job_id: str, after: int = 0) -> tuple[views.EventView, ...]:
         """A job's events after a sequence number."""
-        return self._get(EventList, f"/v1/jobs/{job_id}/events", after=after).items
+        return self._get(views.EventList, f"/v1/jobs/{job_id}/events", after=after).items
 
     def recommendation(self, job_id: str) -> Recommendation:
         """The answer, or the best so far (`final` says which)."""
@@ -141,16 +124,16 @@ class Client:
         """End a job now with the best so far."""
         self._call("POST", f"/v1/jobs/{job_id}/stop")
 
-    def memory_curve(self, job_id: str) -> MemoryCurve:
+    def memory_curve(self, job_id: str) -> views.MemoryCurve:
         """Batch sizes tried by the best configuration so far: memory and speed."""
-        return self._get(MemoryCurve, f"/v1/jobs/{job_id}/memory-curve")
+        return self._get(views.MemoryCurve, f"/v1/jobs/{job_id}/memory-curve")
 
     def estimate(
         self,
         job: JobSpec | dict[str, Any],
         memory_gib: float,
         seconds: float = 0.5,
-        look: Callable[[EstimateView], None] = lambda _: None,
+        look: Callable[[views.EstimateView], None] = lambda _: None,
     ) -> Estimate:
         """The memory a job would need, from shapes alone. Polls every `seconds` until a worker has answered.
 
@@ -158,23 +141,25 @@ class Client:
         """
         spec = job.model_dump(mode="json") if isinstance(job, JobSpec) else job
         answer = self._call("POST", "/v1/estimates", json={"spec": spec, "memory_gib": memory_gib})
-        path = f"/v1/estimates/{self._read(EstimateState, answer).id}"
-        while (seen := self._get(EstimateView, path)).state in ("queued", "running"):
+        path = f"/v1/estimates/{self._read(views.EstimateState, answer).id}"
+        while (seen := self._get(views.EstimateView, path)).state in ("queued", "running"):
             look(seen)
             time.sleep(seconds)
         if seen.result is None:
             raise Refused(_problem("No estimate", seen.error or "The estimate failed.", 422))
         return seen.result
 
-    def workers(self) -> tuple[WorkerView, ...]:
+    def workers(self) -> tuple[views.WorkerView, ...]:
         """All workers."""
-        return self._get(WorkerList, "/v1/workers").items
+        return self._get(views.WorkerList, "/v1/workers").items
 
-    def levers(self) -> Catalogue:
+    def levers(self) -> views.Catalogue:
         """The catalogue, with what each worker offers."""
-        return self._get(Catalogue, "/v1/levers")
+        return self._get(views.Catalogue, "/v1/levers")
 
-    def wait(self, job_id: str, seconds: float = 2.0, look: Callable[[JobView], None] = lambda _: None) -> JobView:
+    def wait(
+        self, job_id: str, seconds: float = 2.0, look: Callable[[views.JobView], None] = lambda _: None
+    ) -> views.JobView:
         """Poll every `seconds` until the job has ended; `look` is called with every state seen."""
         while True:
             job = self.job(job_id)
@@ -184,5 +169,5 @@ class Client:
             time.sleep(seconds)
 
 
-def _problem(title: str, detail: str, status: int) -> Problem:
-    return Problem(type="about:blank", title=title, status=status, code="unknown", detail=detail)
+def _problem(title: str, detail: str, status: int) -> views.Problem:
+    return views.Problem(type="about:blank", title=title, status=status, code="unknown", detail=detail)

@@ -9,24 +9,14 @@ from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
 from service import history
+from service.contract import views
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Outcome
+from service.contract.measurement import Outcome
 from service.contract.objective import ranked
 from service.contract.recommendation import Recommendation
-from service.contract.states import JobPhase, JobStatus, TaskState
+from service.contract.states import JobStatus, TaskState
 from service.contract.task import TaskKind, TrialRequest
-from service.contract.views import (
-    BestSoFar,
-    JobPage,
-    JobProgress,
-    JobSummary,
-    JobView,
-    ListedTrial,
-    LoggedTrial,
-    TrialView,
-    WorkerView,
-)
 from service.errors import NotFound, NotYet
 from service.models import Job, JobLabel, Task, Worker
 
@@ -46,7 +36,7 @@ def page(
     before: int | None,
     limit: int,
     now: float,
-) -> JobPage:
+) -> views.JobPage:
     """Up to `limit` jobs, newest first, and the cursor of the next page (None on the last)."""
     query = select(Job).order_by(Job.seq.desc()).limit(limit + 1)
     if status:
@@ -58,26 +48,16 @@ def page(
         query = query.where(Job.seq < before)
     jobs = session.scalars(query).all()
     items = tuple(summary(job, now) for job in jobs[:limit])
-    return JobPage(items=items, next=str(jobs[limit - 1].seq) if len(jobs) > limit else None)
+    return views.JobPage(items=items, next=str(jobs[limit - 1].seq) if len(jobs) > limit else None)
 
 
-def summary(job: Job, now: float) -> JobSummary:
+def summary(job: Job, now: float) -> views.JobSummary:
     """A job as lists show it."""
-    return JobSummary(
-        id=job.id,
-        name=job.name,
-        labels=job.spec.get("labels", {}),
-        status=JobStatus(job.status),
-        phase=JobPhase(job.phase),
-        error=job.error,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
-        elapsed_seconds=round((job.finished_at or now) - (job.started_at or now), 1),
-    )
+    elapsed = (job.finished_at or now) - (job.started_at or now)
+    return views.JobSummary.of(job, labels=job.spec.get("labels", {}), elapsed_seconds=round(elapsed, 1))
 
 
-def view(session: Session, job: Job, now: float) -> JobView:
+def view(session: Session, job: Job, now: float) -> views.JobView:
     """A job by itself: status, phase, progress, best so far, estimated finish, and why it waits."""
     spec = JobSpec.model_validate(job.spec)
     counts: dict[str, int] = {}
@@ -89,9 +69,9 @@ def view(session: Session, job: Job, now: float) -> JobView:
     for state, outcome, count in rows:
         counts[outcome or state] = counts.get(outcome or state, 0) + count
     running = session.scalars(select(Task).where(Task.job_id == job.id, Task.state == TaskState.running)).all()
-    return JobView(
+    return views.JobView(
         **dict(summary(job, now)),
-        progress=JobProgress(trials=counts, planned=job.planned_trials, now=_doing(running)),
+        progress=views.JobProgress(trials=counts, planned=job.planned_trials, now=_doing(running)),
         best=_best(recommendation(job)) if job.recommendation else None,
         estimated_finish_at=_expected_end(session, job, spec, now),
         waiting_for=waiting_for(session, job, spec, now),
@@ -109,14 +89,10 @@ def _doing(running: Iterable[Task]) -> str | None:
     return None
 
 
-def _best(best: Recommendation) -> BestSoFar:
-    return BestSoFar(
-        method=best.configuration.method,
-        levers=best.configuration.levers,
-        micro_batch_size=best.configuration.micro_batch_size,
-        tokens_per_second=best.evidence.tokens_per_second,
-        speedup=best.evidence.speedup,
-        stable=best.stability.stable,
+def _best(best: Recommendation) -> views.BestSoFar:
+    speed, speedup = best.evidence.tokens_per_second, best.evidence.speedup
+    return views.BestSoFar.of(
+        best.configuration, tokens_per_second=speed, speedup=speedup, stable=best.stability.stable
     )
 
 
@@ -202,52 +178,38 @@ def recommendation(job: Job) -> Recommendation:
     raise NotYet(f"Job {job.id} has no successful trial yet.")
 
 
-def trials(session: Session, job: Job) -> tuple[ListedTrial, ...]:
+def trials(session: Session, job: Job) -> tuple[views.ListedTrial, ...]:
     """The job's trials by number; `fastest` marks those of the configuration that leads by the job's objective."""
     rows = session.scalars(
         select(Task).where(Task.job_id == job.id, Task.kind == TaskKind.trial).order_by(Task.number)
     ).all()
-    views = [trial_view(row) for row in rows]
-    good = [one.measurement for one in views if one.measurement and one.outcome is Outcome.ok]
+    every = [trial_view(row) for row in rows]
+    good = [one.measurement for one in every if one.measurement and one.outcome is Outcome.ok]
     leaders = [one.configuration for one in ranked(JobSpec.model_validate(job.spec), good)[:1]]
-    return tuple(ListedTrial(**dict(one), fastest=one.configuration in leaders) for one in views)
+    return tuple(views.ListedTrial(**dict(one), fastest=one.configuration in leaders) for one in every)
 
 
-def trial_view(row: Task) -> TrialView:
+def trial_view(row: Task) -> views.TrialView:
     """The trial of a task's row; its measurement once it has ended."""
     request = TrialRequest.model_validate(row.payload)
-    return TrialView(
-        id=row.id,
-        job_id=row.job_id,
-        number=row.number,
+    return views.TrialView.of(
+        row,
         origin=request.origin,
-        state=TaskState(row.state),
-        outcome=Outcome(row.outcome) if row.outcome else None,
-        attempt=row.attempt,
         progress=row.progress if row.state == TaskState.running else None,
-        worker_id=row.worker_id,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
         configuration=request.configuration,
-        measurement=Measurement.model_validate(row.result) if row.result else None,
+        measurement=row.result,
     )
 
 
-def trial(session: Session, trial_id: str) -> LoggedTrial:
+def trial(session: Session, trial_id: str) -> views.LoggedTrial:
     """A trial with the end of its output; NotFound when there is none."""
     row = session.scalars(select(Task).where(Task.id == trial_id, Task.kind == TaskKind.trial)).one_or_none()
     if row is None:
         raise NotFound(f"There is no trial {trial_id!r}.")
-    return LoggedTrial(**dict(trial_view(row)), log=row.log)
+    return views.LoggedTrial(**dict(trial_view(row)), log=row.log)
 
 
-def workers(session: Session, now: float) -> tuple[WorkerView, ...]:
+def workers(session: Session, now: float) -> tuple[views.WorkerView, ...]:
     """All known workers, those not seen for a while included."""
     rows = session.scalars(select(Worker).order_by(Worker.started_at)).all()
-    columns = [name for name in WorkerView.model_fields if name != "alive"]
-    return tuple(
-        WorkerView.model_validate(
-            {name: getattr(row, name) for name in columns} | {"alive": row.seen_at > now - history.ALIVE_SECONDS}
-        )
-        for row in rows
-    )
+    return tuple(views.WorkerView.of(row, alive=row.seen_at > now - history.ALIVE_SECONDS) for row in rows)

@@ -13,12 +13,9 @@ def memory_curve(measurement: Measurement) -> MemoryCurve:
     Memory is that of the worst-case step; tokens/s are there where the work unit was timed at that micro batch.
     """
     points = {
-        (probe.phase, probe.micro_batch_size): CurvePoint(
-            phase=probe.phase,
-            micro_batch_size=probe.micro_batch_size,
+        (probe.phase, probe.micro_batch_size): CurvePoint.of(
+            probe,
             fits=probe.peak_bytes is not None,
-            peak_bytes=probe.peak_bytes,
-            reserved_bytes=probe.reserved_bytes,
             worst_case_step_seconds=probe.seconds,
             tokens_per_second=None,
         )
@@ -26,24 +23,20 @@ def memory_curve(measurement: Measurement) -> MemoryCurve:
     }
     for timing in measurement.curve:
         key = (ProbePhase.training, timing.micro_batch_size)
-        point = points.get(key) or CurvePoint(
+        probed = points[key].worst_case_step_seconds if key in points else None
+        points[key] = CurvePoint.of(
+            points.get(key, timing),
             phase=ProbePhase.training,
-            micro_batch_size=timing.micro_batch_size,
-            fits=True,
-            peak_bytes=timing.peak_bytes,
-            reserved_bytes=timing.reserved_bytes,
-            worst_case_step_seconds=None,
-            tokens_per_second=None,
+            fits=key not in points or points[key].fits,
+            worst_case_step_seconds=probed,
+            tokens_per_second=timing.tokens / timing.seconds,
         )
-        points[key] = point.model_copy(update={"tokens_per_second": timing.tokens / timing.seconds})
-    return MemoryCurve(
-        levers=measurement.configuration.levers,
-        method=measurement.configuration.method,
-        capacity_bytes=measurement.capacity_bytes,
+    configuration = measurement.configuration
+    return MemoryCurve.of(
+        measurement,
+        levers=configuration.levers,
+        method=configuration.method,
         line=measurement.memory_line,
-        largest_micro_batch=measurement.largest_micro_batch,
-        limited_by=measurement.limited_by,
         recommended_micro_batch=measurement.micro_batch_size,
-        evaluation_batch_size=measurement.evaluation_batch_size,
         points=tuple(points[key] for key in sorted(points)),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field
 
@@ -19,6 +19,11 @@ class View(Contract):
     """The base of all answers. Unknown fields are ignored, so that a client may be older than its control plane."""
 
     model_config = ConfigDict(extra="ignore")
+
+    @classmethod
+    def of(cls, source: object, **more: Any) -> Self:
+        """The view of an object that has attributes of the fields' names; `more` gives those that it has not."""
+        return cls.model_validate(more | {name: getattr(source, name) for name in cls.model_fields if name not in more})
 
 
 class JobState(View):

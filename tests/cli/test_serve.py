@@ -64,7 +64,10 @@ def test_a_worker_that_was_killed_is_started_again(tmp_path: Path, facts: Callab
 
 def test_a_worker_that_always_dies_is_given_up(tmp_path: Path) -> None:
     process = serve(tmp_path, free_port(), "-c", "import sys; sys.exit('no device: its own words')")
-    assert process.wait(60) == 1
+    try:
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
     said = (tmp_path / "output").read_text()
     assert said.count("no device: its own words") == 5 and said.count("another is started in") == 4, said
     assert said.count("that was the 5th time within 60 s, so the control plane ends too") == 1, said
