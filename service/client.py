@@ -146,7 +146,7 @@ class Client:
             look(seen)
             time.sleep(seconds)
         if seen.result is None:
-            raise Refused(_problem("No estimate", seen.error or "The estimate failed.", 422))
+            raise Refused(_problem("No estimate", seen.error or f"The estimate was {seen.state}.", 422))
         return seen.result
 
     def workers(self) -> tuple[views.WorkerView, ...]:

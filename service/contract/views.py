@@ -241,7 +241,7 @@ class EstimateState(View):
     """The answer to a request for an estimate: its id and its state."""
 
     id: str
-    state: Literal["queued", "running", "done", "failed"]
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
 
 
 class EstimateView(EstimateState):
