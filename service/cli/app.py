@@ -35,7 +35,7 @@ LOCAL = "http://127.0.0.1:8000"
 
 def emit(data: Any) -> None:
     """Print data, an answer of the API or a sequence of answers as JSON on stdout."""
-    print(json.dumps(data, indent=2, default=lambda answer: answer.model_dump(mode="json")))
+    print(json.dumps(data, indent=2, default=lambda answer: json.loads(answer.model_dump_json())))
 
 
 def connect(url: str) -> Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -10,12 +11,13 @@ import psutil
 import pytest
 
 from service.cli import display, doctor
+from service.cli.app import emit
 from service.cli.output import console, say
 from service.contract.hardware import HardwareFacts, Package
 from service.contract.measurement import Outcome
 from service.contract.states import Origin, TaskState
 from service.contract.views import ListedTrial
-from tests.factory import configuration, failed
+from tests.factory import configuration, failed, measured
 
 NASTY = "pip install 'dynotune[worker]' [/x] :smile:"
 
@@ -48,6 +50,14 @@ def test_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     console().print(display.trial_table([trial(NASTY)]))
     assert NASTY in capsys.readouterr().out
+
+
+def test_json_has_no_word_for_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    """A diverged trial's losses are text in JSON output, as in the API's answers."""
+    diverged = measured(configuration(), losses=(9.0, float("inf"), float("nan")))
+    emit([trial(NASTY).model_copy(update={"measurement": diverged})])
+    (shown,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert shown["measurement"]["losses"] == [9.0, "Infinity", "NaN"]
 
 
 def test_doctor(
