@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service import __version__
+from service.contract.states import JobStatus
 from service.errors import DynotuneError, Refused, Unreachable
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def submit(
 
 @app.command("ls")
 def list_jobs(
-    status: Annotated[str | None, typer.Option(help="queued, running, succeeded, failed or cancelled")] = None,
+    status: Annotated[str | None, typer.Option(help=f"One of: {', '.join(JobStatus)}")] = None,
     label: Annotated[str | None, typer.Option(help="key=value")] = None,
     url: Url = LOCAL,
     json_: Json = False,
@@ -173,7 +174,7 @@ def watch(job: str, url: Url = LOCAL, json_: Json = False) -> None:
         else:
             with display.Progress(screen()) as progress:
                 ended = client.wait(job, look=lambda seen: progress.show(seen, client.trials(job)))
-    raise typer.Exit(0 if ended.status == "succeeded" else FAILED)
+    raise typer.Exit(0 if ended.status is JobStatus.succeeded else FAILED)
 
 
 @app.command()
