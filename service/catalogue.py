@@ -1,65 +1,47 @@
-"""The catalogue as JSON: every choice, what it needs, and per worker whether it is available and why not."""
+"""The catalogue as the API shows it: every choice, what it needs, and for each worker whether it can take it."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 from service.contract.hardware import HardwareFacts
 from service.contract.job import METHODS, TASKS
+from service.contract.views import Availability, Catalogue, ChoiceView, ExclusionView, LeverView, MethodView, WorkerView
 from service.levers import EXCLUSIONS, LEVERS, METHOD_NEEDS
 from service.levers.base import Choice
 
+Alive = dict[str, HardwareFacts]
 
-def catalogue(workers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Levers, methods, tasks and exclusions, with the availability on the living workers."""
-    alive = {one["id"]: HardwareFacts.model_validate(one["facts"]) for one in workers if one["alive"]}
-    return {
-        "levers": [
-            {
-                "name": lever.name,
-                "summary": lever.summary,
-                "source": lever.source,
-                "baseline": lever.baseline,
-                "choices": [_choice(choice, alive) for choice in lever.choices],
-            }
+
+def catalogue(workers: Iterable[WorkerView] = ()) -> Catalogue:
+    """Levers, methods, tasks and exclusions, with their availability on those of the workers that are alive."""
+    alive = {worker.id: worker.facts for worker in workers if worker.alive}
+    return Catalogue(
+        levers=tuple(
+            LeverView.of(lever, choices=tuple(_choice(choice, alive) for choice in lever.choices))
             for lever in LEVERS.values()
-        ],
-        "methods": [
-            {
-                "name": method,
-                "workers": {
-                    worker: _availability(
-                        next((need.sentence for need in METHOD_NEEDS[method] if not need.met(facts)), None)
-                    )
-                    for worker, facts in alive.items()
-                },
-            }
-            for method in METHODS
-        ],
-        "tasks": list(TASKS),
-        "exclusions": [
-            {
-                "when": {name: list(values) for name, values in exclusion.when.items()},
-                "reason": exclusion.reason,
-                "reference": exclusion.reference,
-            }
-            for exclusion in EXCLUSIONS
-        ],
+        ),
+        methods=tuple(_method(method, alive) for method in METHODS),
+        tasks=TASKS,
+        exclusions=tuple(ExclusionView.of(exclusion, when=dict(exclusion.when)) for exclusion in EXCLUSIONS),
+    )
+
+
+def _method(method: str, alive: Alive) -> MethodView:
+    missing = {
+        worker: next((need.sentence for need in METHOD_NEEDS[method] if not need.met(facts)), None)
+        for worker, facts in alive.items()
     }
+    return MethodView(name=method, workers={worker: _availability(sentence) for worker, sentence in missing.items()})
 
 
-def _choice(choice: Choice, alive: dict[str, HardwareFacts]) -> dict[str, Any]:
-    return {
-        "name": choice.name,
-        "summary": choice.summary,
-        "searched": choice.searched,
-        "changes_numerics": choice.changes_numerics,
-        "changes_order": choice.changes_order,
-        "changes_learning": choice.changes_learning,
-        "needs": [need.sentence for need in choice.needs],
-        "workers": {worker: _availability(choice.missing(facts)) for worker, facts in alive.items()},
-    }
+def _choice(choice: Choice, alive: Alive) -> ChoiceView:
+    return ChoiceView.of(
+        choice,
+        needs=tuple(need.sentence for need in choice.needs),
+        workers={worker: _availability(choice.missing(facts)) for worker, facts in alive.items()},
+    )
 
 
-def _availability(missing: str | None) -> dict[str, Any]:
-    return {"available": missing is None, "why_not": missing}
+def _availability(missing: str | None) -> Availability:
+    return Availability(available=missing is None, why_not=missing)

@@ -12,28 +12,20 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+from pydantic import ValidationError
 
+from service.contract import views
+from service.contract.base import Contract
 from service.contract.estimate import Estimate
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
+from service.errors import Refused, Unreachable
 
-ENDED = ("succeeded", "failed", "cancelled")
-
-
-class Unreachable(Exception):
-    """The control plane does not answer."""
-
-
-class Refused(Exception):
-    """The control plane answered with a problem; `problem` is its body, `code` its stable name."""
-
-    def __init__(self, problem: dict[str, Any]) -> None:
-        super().__init__(problem.get("detail") or problem.get("title") or "refused")
-        self.problem = problem
-        self.code = str(problem.get("code", "unknown"))
+__all__ = ["Client", "Refused", "Unreachable"]
+Answer = TypeVar("Answer", bound=Contract)
 
 
 class Client:
@@ -66,20 +58,20 @@ class Client:
         if answer.is_success:
             return answer
         try:
-            problem = dict(answer.json())
-        except (ValueError, TypeError):
-            problem = {"title": answer.reason_phrase, "detail": f"{answer.status_code} from {self.url}{path}"}
+            problem = views.Problem.model_validate_json(answer.content)
+        except ValidationError:  # a proxy, or another server
+            problem = _problem(answer.reason_phrase, f"{answer.status_code} from {self.url}{path}", answer.status_code)
         raise Refused(problem)
 
-    def _json(self, answer: httpx.Response) -> dict[str, Any]:
+    def _read(self, kind: type[Answer], answer: httpx.Response) -> Answer:
         try:
-            return dict(answer.json())
-        except (ValueError, TypeError) as error:
-            raise Unreachable(f"what answers at {self.url} is not a dynotune control plane") from error
+            return kind.model_validate_json(answer.content)
+        except ValidationError as error:
+            raise Unreachable(f"what answers at {self.url} is not a dynotune control plane of this version") from error
 
-    def _get(self, path: str, **parameters: Any) -> dict[str, Any]:
+    def _get(self, kind: type[Answer], path: str, **parameters: Any) -> Answer:
         given = {name: value for name, value in parameters.items() if value is not None}
-        return self._json(self._call("GET", path, params=given))
+        return self._read(kind, self._call("GET", path, params=given))
 
     def submit(self, job: JobSpec | dict[str, Any] | str) -> str:
         """Submit a job given as a JobSpec, a dictionary, or YAML text; its id."""
@@ -88,37 +80,37 @@ class Client:
         body = job if isinstance(job, str) else json.dumps(job)
         kind = "application/yaml" if isinstance(job, str) else "application/json"
         answer = self._call("POST", "/v1/jobs", content=body, headers={"Content-Type": kind})
-        return str(self._json(answer)["id"])
+        return self._read(views.JobState, answer).id
 
-    def job(self, job_id: str) -> dict[str, Any]:
+    def job(self, job_id: str) -> views.JobView:
         """Status, phase, progress, best so far."""
-        return self._get(f"/v1/jobs/{job_id}")
+        return self._get(views.JobView, f"/v1/jobs/{job_id}")
 
-    def jobs(self, status: str | None = None, label: str | None = None) -> Iterator[dict[str, Any]]:
+    def jobs(self, status: str | None = None, label: str | None = None) -> Iterator[views.JobSummary]:
         """All jobs, newest first, page by page."""
         cursor: str | None = None
         while True:
-            page = self._get("/v1/jobs", status=status, label=label, cursor=cursor)
-            yield from page["items"]
-            cursor = page["next"]
+            page = self._get(views.JobPage, "/v1/jobs", status=status, label=label, cursor=cursor)
+            yield from page.items
+            cursor = page.next
             if cursor is None:
                 return
 
-    def trials(self, job_id: str) -> list[dict[str, Any]]:
+    def trials(self, job_id: str) -> tuple[views.ListedTrial, ...]:
         """A job's trials."""
-        return list(self._get(f"/v1/jobs/{job_id}/trials")["items"])
+        return self._get(views.TrialList, f"/v1/jobs/{job_id}/trials").items
 
-    def trial(self, trial_id: str) -> dict[str, Any]:
-        """One trial with its log."""
-        return self._get(f"/v1/trials/{trial_id}")
+    def trial(self, trial_id: str) -> views.LoggedTrial:
+        """One trial, with the end of its output."""
+        return self._get(views.LoggedTrial, f"/v1/trials/{trial_id}")
 
-    def events(self, job_id: str, after: int = 0) -> list[dict[str, Any]]:
+    def events(self, job_id: str, after: int = 0) -> tuple[views.EventView, ...]:
         """A job's events after a sequence number."""
-        return list(self._get(f"/v1/jobs/{job_id}/events", after=after)["items"])
+        return self._get(views.EventList, f"/v1/jobs/{job_id}/events", after=after).items
 
     def recommendation(self, job_id: str) -> Recommendation:
         """The answer, or the best so far (`final` says which)."""
-        return Recommendation.model_validate(self._get(f"/v1/jobs/{job_id}/recommendation"))
+        return self._get(Recommendation, f"/v1/jobs/{job_id}/recommendation")
 
     def export(self, job_id: str, name: str) -> str:
         """The recommendation as text: json, spec or train.py."""
@@ -132,36 +124,50 @@ class Client:
         """End a job now with the best so far."""
         self._call("POST", f"/v1/jobs/{job_id}/stop")
 
-    def memory_curve(self, job_id: str) -> dict[str, Any]:
+    def memory_curve(self, job_id: str) -> views.MemoryCurve:
         """Batch sizes tried by the best configuration so far: memory and speed."""
-        return self._get(f"/v1/jobs/{job_id}/memory-curve")
+        return self._get(views.MemoryCurve, f"/v1/jobs/{job_id}/memory-curve")
 
-    def estimate(self, job: JobSpec | dict[str, Any], memory_gib: float, seconds: float = 0.5) -> Estimate:
-        """The memory a job would need, from shapes alone; waits for a worker's answer. Refused when there is none."""
+    def estimate(
+        self,
+        job: JobSpec | dict[str, Any],
+        memory_gib: float,
+        seconds: float = 0.5,
+        look: Callable[[views.EstimateView], None] = lambda _: None,
+    ) -> Estimate:
+        """The memory a job would need, from shapes alone. Polls every `seconds` until a worker has answered.
+
+        `look` is called with every state seen; what it raises ends the wait. Refused when the estimate failed.
+        """
         spec = job.model_dump(mode="json") if isinstance(job, JobSpec) else job
         answer = self._call("POST", "/v1/estimates", json={"spec": spec, "memory_gib": memory_gib})
-        path = f"/v1/estimates/{self._json(answer)['id']}"
-        while (found := self._get(path))["state"] in ("queued", "running"):
+        path = f"/v1/estimates/{self._read(views.EstimateState, answer).id}"
+        while (seen := self._get(views.EstimateView, path)).state in ("queued", "running"):
+            look(seen)
             time.sleep(seconds)
-        if found["state"] == "failed":
-            raise Refused({"title": "No estimate", "detail": found["error"], "status": 422})
-        return Estimate.model_validate(found["result"])
+        if seen.result is None:
+            raise Refused(_problem("No estimate", seen.error or f"The estimate was {seen.state}.", 422))
+        return seen.result
 
-    def workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> tuple[views.WorkerView, ...]:
         """All workers."""
-        return list(self._get("/v1/workers")["items"])
+        return self._get(views.WorkerList, "/v1/workers").items
 
-    def levers(self) -> dict[str, Any]:
+    def levers(self) -> views.Catalogue:
         """The catalogue, with what each worker offers."""
-        return self._get("/v1/levers")
+        return self._get(views.Catalogue, "/v1/levers")
 
     def wait(
-        self, job_id: str, seconds: float = 2.0, look: Callable[[dict[str, Any]], None] = lambda _: None
-    ) -> dict[str, Any]:
-        """Poll until the job has ended; `look` is given every state seen."""
+        self, job_id: str, seconds: float = 2.0, look: Callable[[views.JobView], None] = lambda _: None
+    ) -> views.JobView:
+        """Poll every `seconds` until the job has ended; `look` is called with every state seen."""
         while True:
             job = self.job(job_id)
             look(job)
-            if job["status"] in ENDED:
+            if job.status.ended:
                 return job
             time.sleep(seconds)
+
+
+def _problem(title: str, detail: str, status: int) -> views.Problem:
+    return views.Problem(type="about:blank", title=title, status=status, code="unknown", detail=detail)

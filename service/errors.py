@@ -1,14 +1,17 @@
-"""One error tree. Each error knows its HTTP status, its stable code and its problem+json form (RFC 9457)."""
+"""The errors of the service. Those for users know their HTTP status, stable code and problem+json form (RFC 9457)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+if TYPE_CHECKING:  # imported by every command, which most times has no use for pydantic
+    from pydantic import ValidationError
+
+    from service.contract.views import Problem
 
 
 class DynotuneError(Exception):
-    """Anything a user is told about. `pointers` name the places in the request body (RFC 6901)."""
+    """The base of errors that a user is told about. `pointers` name places in the request's body (RFC 6901)."""
 
     status = 500
     code = "internal"
@@ -20,7 +23,7 @@ class DynotuneError(Exception):
         self.pointers = pointers or []
 
     def problem(self) -> dict[str, Any]:
-        """The body of an application/problem+json answer."""
+        """The error as the body of an application/problem+json answer."""
         body: dict[str, Any] = {
             "type": f"urn:dynotune:{self.code}",
             "title": self.title,
@@ -46,7 +49,7 @@ class MalformedBody(DynotuneError):
 
 
 class BodyTooLarge(DynotuneError):
-    """The body is larger than a job ever is."""
+    """The body is larger than any job is."""
 
     status, code, title = 413, "body-too-large", "The body is too large"
 
@@ -88,11 +91,24 @@ class NotAllowed(DynotuneError):
 
 
 class LeaseLost(Exception):
-    """A worker wrote about a task it no longer holds: the result is dropped."""
+    """A worker wrote about a task whose lease it has lost, so what it wrote is dropped."""
+
+
+class Unreachable(Exception):
+    """A client's control plane does not answer."""
+
+
+class Refused(Exception):
+    """The control plane answered a client with a problem; `problem` is its body, `code` its stable name."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+        self.code = problem.code
 
 
 def pointer(location: tuple[Any, ...]) -> str:
-    """A JSON pointer from pydantic's location."""
+    """The JSON pointer (RFC 6901) of a location as pydantic reports it."""
     return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in location)
 
 
@@ -104,17 +120,18 @@ EXPECTED = {
     "finite_number": "a finite number",
     "string_type": "text",
 }
-UNION_NOISE = ("literal[", "dict[", "tuple[")  # pydantic's names for the branches of a union, and below for JSON's
+# What pydantic puts into a location for the branch of a union that it tried: these beginnings, and these names.
+UNION_NOISE = ("literal[", "dict[", "tuple[")
 JSON_NOISE = ("float", "dict", "list", "str", "[key]")
 
 
 def sentences(error: ValidationError) -> list[dict[str, str]]:
-    """One sentence for each mistake pydantic found, with its pointer; union noise is folded away."""
+    """One sentence for each place with a mistake, with its pointer; a union's several complaints become the first."""
     found: dict[str, dict[str, str]] = {}
     for item in error.errors():
         place = tuple(part for part in item["loc"] if not str(part).startswith(UNION_NOISE) and part not in JSON_NOISE)
         if place == ("baseline",) and item["type"] == "literal_error":
-            continue  # it is a mapping, so the sentence on what is wrong inside says more
+            continue  # a mapping was given, so the sentence about what is wrong inside it says more
         name = f"{'.'.join(str(part) for part in place):.200}" or "the job"
         found.setdefault(name, {"pointer": pointer(place), "detail": _sentence(name, dict(item))})
     return list(found.values())
@@ -138,6 +155,6 @@ def _sentence(name: str, item: dict[str, Any]) -> str:
 
 
 def invalid_job(error: ValidationError) -> InvalidJob:
-    """The job error for pydantic's findings."""
+    """The error that tells a user all mistakes of a job."""
     mistakes = sentences(error)
     return InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)

@@ -1,29 +1,28 @@
-"""The read side: jobs, trials and workers as the API shows them."""
+"""The read side: loads jobs, trials and workers from the database as the API shows them."""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from collections.abc import Iterable
 
 from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
 from service import history
+from service.contract import views
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Outcome
+from service.contract.measurement import Outcome
 from service.contract.objective import ranked
 from service.contract.recommendation import Recommendation
+from service.contract.states import JobStatus, TaskState
 from service.contract.task import TaskKind, TrialRequest
 from service.errors import NotFound, NotYet
 from service.models import Job, JobLabel, Task, Worker
-from service.recommend import recommend
-
-STATUSES = ("queued", "running", "succeeded", "failed", "cancelled")
 
 
 def get(session: Session, job_id: str) -> Job:
-    """The job's row; NotFound."""
+    """The row of a job; NotFound when there is none."""
     job = session.scalars(select(Job).where(Job.id == job_id)).one_or_none()
     if job is None:
         raise NotFound(f"There is no job {job_id!r}.")
@@ -31,9 +30,14 @@ def get(session: Session, job_id: str) -> Job:
 
 
 def page(
-    session: Session, status: str | None, label: tuple[str, str] | None, before: int | None, limit: int, now: float
-) -> dict[str, Any]:
-    """Jobs, newest first, and the cursor of the next page (None on the last)."""
+    session: Session,
+    status: JobStatus | None,
+    label: tuple[str, str] | None,
+    before: int | None,
+    limit: int,
+    now: float,
+) -> views.JobPage:
+    """Up to `limit` jobs, newest first, and the cursor of the next page (None on the last)."""
     query = select(Job).order_by(Job.seq.desc()).limit(limit + 1)
     if status:
         query = query.where(Job.status == status)
@@ -43,27 +47,17 @@ def page(
     if before is not None:
         query = query.where(Job.seq < before)
     jobs = session.scalars(query).all()
-    items = [summary(session, job, now) for job in jobs[:limit]]
-    return {"items": items, "next": str(jobs[limit - 1].seq) if len(jobs) > limit else None}
+    items = tuple(summary(job, now) for job in jobs[:limit])
+    return views.JobPage(items=items, next=str(jobs[limit - 1].seq) if len(jobs) > limit else None)
 
 
-def summary(session: Session, job: Job, now: float) -> dict[str, Any]:
-    """A job in a list."""
-    return {
-        "id": job.id,
-        "name": job.name,
-        "labels": job.spec.get("labels", {}),
-        "status": job.status,
-        "phase": job.phase,
-        "error": job.error,
-        "created_at": job.created_at,
-        "started_at": job.started_at,
-        "finished_at": job.finished_at,
-        "elapsed_seconds": round((job.finished_at or now) - (job.started_at or now), 1),
-    }
+def summary(job: Job, now: float) -> views.JobSummary:
+    """A job as lists show it."""
+    elapsed = (job.finished_at or now) - (job.started_at or now)
+    return views.JobSummary.of(job, labels=job.spec.get("labels", {}), elapsed_seconds=round(elapsed, 1))
 
 
-def view(session: Session, job: Job, now: float) -> dict[str, Any]:
+def view(session: Session, job: Job, now: float) -> views.JobView:
     """A job by itself: status, phase, progress, best so far, estimated finish, and why it waits."""
     spec = JobSpec.model_validate(job.spec)
     counts: dict[str, int] = {}
@@ -74,19 +68,20 @@ def view(session: Session, job: Job, now: float) -> dict[str, Any]:
     )
     for state, outcome, count in rows:
         counts[outcome or state] = counts.get(outcome or state, 0) + count
-    best = recommendation(session, job)
-    running = session.scalars(select(Task).where(Task.job_id == job.id, Task.state == "running")).all()
-    return summary(session, job, now) | {
-        "progress": {"trials": counts, "planned": job.planned_trials, "now": _doing(running)},
-        "best": _best(best) if best else None,
-        "estimated_finish_at": _estimate(session, job, spec, now),
-        "waiting_for": waiting_for(session, job, spec, now),
-        "notes": job.notes or [],
-        "spec": job.spec,
-    }
+    running = session.scalars(select(Task).where(Task.job_id == job.id, Task.state == TaskState.running)).all()
+    return views.JobView(
+        **dict(summary(job, now)),
+        progress=views.JobProgress(trials=counts, planned=job.planned_trials, now=_doing(running)),
+        best=_best(recommendation(job)) if job.recommendation else None,
+        estimated_finish_at=_expected_end(session, job, spec, now),
+        waiting_for=waiting_for(session, job, spec, now),
+        notes=tuple(job.notes or ()),
+        spec=spec,
+    )
 
 
-def _doing(running: Any) -> str | None:
+def _doing(running: Iterable[Task]) -> str | None:
+    """What the first running task does, plans left out: they take a moment only."""
     for task in running:
         if task.kind != TaskKind.plan:
             number = f" {task.number}" if task.kind == TaskKind.trial else ""
@@ -94,21 +89,16 @@ def _doing(running: Any) -> str | None:
     return None
 
 
-def _best(best: Recommendation) -> dict[str, Any]:
-    evidence = best.evidence
-    return {
-        "method": best.configuration.method,
-        "levers": best.configuration.levers,
-        "micro_batch_size": best.configuration.micro_batch_size,
-        "tokens_per_second": evidence.tokens_per_second,
-        "speedup": evidence.speedup,
-        "stable": best.stability.stable,
-    }
+def _best(best: Recommendation) -> views.BestSoFar:
+    speed, speedup = best.evidence.tokens_per_second, best.evidence.speedup
+    return views.BestSoFar.of(
+        best.configuration, tokens_per_second=speed, speedup=speedup, stable=best.stability.stable
+    )
 
 
-def _estimate(session: Session, job: Job, spec: JobSpec, now: float) -> float | None:
-    """When the job will have ended: its time budget, or its trials at the usual pace, whichever is sooner."""
-    if job.status != "running" or job.started_at is None:
+def _expected_end(session: Session, job: Job, spec: JobSpec, now: float) -> float | None:
+    """When the job is expected to end: at its time limit, or sooner, by the median duration of its trials so far."""
+    if job.status != JobStatus.running or job.started_at is None:
         return job.finished_at
     used = history.elapsed(session, job.id, now)
     by_time = now + max(0.0, spec.search.minutes * 60 - used)
@@ -124,9 +114,9 @@ def _estimate(session: Session, job: Job, spec: JobSpec, now: float) -> float | 
 
 
 def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | None:
-    """Why nobody works on a job that has work, or None when somebody does or is about to."""
+    """Why no worker takes the job's queued tasks; None when one works on the job or is free to."""
     states = set(session.scalars(select(Task.state).where(Task.job_id == job.id).distinct()))
-    if job.status not in ("queued", "running") or "running" in states or "queued" not in states:
+    if JobStatus(job.status).ended or TaskState.running in states or TaskState.queued not in states:
         return None
     alive = session.scalars(select(Worker).where(Worker.seen_at > now - history.ALIVE_SECONDS)).all()
     if not alive:
@@ -136,15 +126,16 @@ def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | 
     if not fitting:
         every = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
         return f"No connected worker can serve it: {every}."
-    # A worker is said to be busy until it claims again, so what counts is whether its task still runs.
-    held = select(Task.id).where(Task.id.in_([worker.task_id for worker in fitting]), Task.state == "running")
-    if len(session.scalars(held).all()) < len(fitting):
+    # A worker's row says busy until it claims again, so what counts is whether the task it names still runs.
+    named = [worker.task_id for worker in fitting]
+    busy = select(Task.id).where(Task.id.in_(named), Task.state == TaskState.running)
+    if len(session.scalars(busy).all()) < len(fitting):
         return None
     return "All fitting workers are busy with other jobs."
 
 
 def _unfit(worker: Worker, job: Job, spec: JobSpec) -> str | None:
-    """Why a worker can never take the job's tasks, else None: `enqueue.servable` in words."""
+    """Why a worker can never take the job's tasks, or None. The same conditions as `enqueue.servable`, in words."""
     wanted, facts = spec.hardware, HardwareFacts.model_validate(worker.facts)
     if wanted.device not in ("auto", facts.device):
         return f"is a {facts.device} worker, the job wants {wanted.device}"
@@ -162,7 +153,7 @@ def _unfit(worker: Worker, job: Job, spec: JobSpec) -> str | None:
 
 
 def _differences(before: HardwareFacts, now: HardwareFacts) -> str:
-    """What makes two fingerprints different."""
+    """What differs between the hardware a job began on and a worker's, so that their fingerprints do."""
     old, new = (
         {"device": facts.device, "name": facts.name, "cores": facts.cores, "driver": facts.driver}
         | {"memory": f"{facts.memory_bytes >> 30} GiB"}
@@ -173,84 +164,52 @@ def _differences(before: HardwareFacts, now: HardwareFacts) -> str:
     return ", ".join(f"{name} {new.get(name)} instead of {old.get(name)}" for name in changed)
 
 
-def recommendation(session: Session, job: Job) -> Recommendation | None:
-    """The final recommendation, or the best so far; None before the first good trial."""
+def recommendation(job: Job) -> Recommendation:
+    """The final recommendation, or the best so far, as the queue stored it; NotYet with the reason when there is none.
+
+    Nothing is computed here: the queue stores the best so far with every task that ends.
+    """
     if job.recommendation:
         return Recommendation.model_validate(job.recommendation)
-    if job.facts is None:
-        return None
-    spec, facts = JobSpec.model_validate(job.spec), HardwareFacts.model_validate(job.facts)
-    records, verified = history.trials(session, job.id), history.verifications(session, job.id)
-    return recommend(job.id, spec, facts, records, verified, tuple(job.notes or ()), final=False)
+    if job.status == JobStatus.failed:
+        raise NotYet(f"Job {job.id} failed, so there is no recommendation: {job.error}")
+    if job.status == JobStatus.cancelled:
+        raise NotYet(f"Job {job.id} was cancelled before any trial had succeeded.")
+    raise NotYet(f"Job {job.id} has no successful trial yet.")
 
 
-def must_recommend(session: Session, job: Job) -> Recommendation:
-    """The recommendation; NotYet with the reason when there is none."""
-    found = recommendation(session, job)
-    if found is None:
-        if job.status == "failed":
-            raise NotYet(f"Job {job.id} failed, so there is no recommendation: {job.error}")
-        if job.status == "cancelled":
-            raise NotYet(f"Job {job.id} was cancelled before any trial had succeeded.")
-        raise NotYet(f"Job {job.id} has no successful trial yet.")
-    return found
-
-
-def trials(session: Session, job: Job) -> list[dict[str, Any]]:
-    """The job's trials by number, fastest marked."""
+def trials(session: Session, job: Job) -> tuple[views.ListedTrial, ...]:
+    """The job's trials by number; `fastest` marks those of the configuration that leads by the job's objective."""
     rows = session.scalars(
         select(Task).where(Task.job_id == job.id, Task.kind == TaskKind.trial).order_by(Task.number)
     ).all()
-    found = [trial_view(row) for row in rows]
-    done = [Measurement.model_validate(row.result) for row in rows if row.outcome == Outcome.ok]
-    order = ranked(JobSpec.model_validate(job.spec), done)
-    for one in found:
-        one["fastest"] = bool(order) and one["configuration"] == order[0].configuration.model_dump(mode="json")
-    return found
+    every = [trial_view(row) for row in rows]
+    good = [one.measurement for one in every if one.measurement and one.outcome is Outcome.ok]
+    leaders = [one.configuration for one in ranked(JobSpec.model_validate(job.spec), good)[:1]]
+    return tuple(views.ListedTrial(**dict(one), fastest=one.configuration in leaders) for one in every)
 
 
-def trial_view(row: Task) -> dict[str, Any]:
-    """One trial; its measurement once it has ended."""
+def trial_view(row: Task) -> views.TrialView:
+    """The trial of a task's row; its measurement once it has ended."""
     request = TrialRequest.model_validate(row.payload)
-    return {
-        "id": row.id,
-        "job_id": row.job_id,
-        "number": row.number,
-        "origin": request.origin,
-        "state": row.state,
-        "outcome": row.outcome,
-        "attempt": row.attempt,
-        "progress": row.progress if row.state == "running" else None,
-        "worker_id": row.worker_id,
-        "started_at": row.started_at,
-        "finished_at": row.finished_at,
-        "configuration": request.configuration.model_dump(mode="json"),
-        "measurement": row.result,
-    }
+    return views.TrialView.of(
+        row,
+        origin=request.origin,
+        progress=row.progress if row.state == TaskState.running else None,
+        configuration=request.configuration,
+        measurement=row.result,
+    )
 
 
-def trial(session: Session, trial_id: str) -> dict[str, Any]:
-    """One trial with the end of its output; NotFound."""
+def trial(session: Session, trial_id: str) -> views.LoggedTrial:
+    """A trial with the end of its output; NotFound when there is none."""
     row = session.scalars(select(Task).where(Task.id == trial_id, Task.kind == TaskKind.trial)).one_or_none()
     if row is None:
         raise NotFound(f"There is no trial {trial_id!r}.")
-    return trial_view(row) | {"log": row.log}
+    return views.LoggedTrial(**dict(trial_view(row)), log=row.log)
 
 
-def workers(session: Session, now: float) -> list[dict[str, Any]]:
-    """All known workers, alive or not seen for a while."""
+def workers(session: Session, now: float) -> tuple[views.WorkerView, ...]:
+    """All known workers, those not seen for a while included."""
     rows = session.scalars(select(Worker).order_by(Worker.started_at)).all()
-    return [
-        {
-            "id": row.id,
-            "pid": row.pid,
-            "alive": row.seen_at > now - history.ALIVE_SECONDS,
-            "state": row.state,
-            "task_id": row.task_id,
-            "seen_at": row.seen_at,
-            "started_at": row.started_at,
-            "fingerprint": row.fingerprint,
-            "facts": row.facts,
-        }
-        for row in rows
-    ]
+    return tuple(views.WorkerView.of(row, alive=row.seen_at > now - history.ALIVE_SECONDS) for row in rows)

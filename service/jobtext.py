@@ -1,4 +1,4 @@
-"""Text to plain data: JSON as JSON, all else as YAML without what a job never needs (aliases, tags, dates)."""
+"""Reads a job's text: JSON as JSON, anything else as YAML without aliases, tags and dates, which no job needs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ DATE = "tag:yaml.org,2002:timestamp"
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases and tags: aliases of aliases grow to gigabytes, and tags make what JSON cannot hold."""
+    """Refuses aliases and tags: aliases of aliases grow to gigabytes, and tags make objects that JSON cannot hold."""
 
-    # Written without quotes, 2026-01-01 stays the text that it is.
+    # Without the date type, an unquoted 2026-01-01 is text, as in JSON.
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != DATE]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(text: bytes, what: str) -> dict[str, Any]:
-    """The mapping that a JSON or YAML text holds; MalformedBody, with `what` as the name of the text."""
+    """The mapping that a JSON or YAML text holds. MalformedBody when there is none; it calls the text `what`."""
     try:
         data = _load(text.decode("utf-8-sig"))
     except RecursionError as error:
@@ -48,6 +48,6 @@ def read(text: bytes, what: str) -> dict[str, Any]:
 
 def _load(text: str) -> Any:
     try:
-        return json.loads(text)  # YAML is not quite a superset: tabs and escaped emoji are JSON only
+        return json.loads(text)  # tried first, because YAML refuses tabs and misreads escaped emoji
     except json.JSONDecodeError:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, ValidationError, field_validator
+from pydantic_core import PydanticUseDefault
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.contract.paths import expanded
 from service.errors import Misconfigured
 
-
-def _flag(name: str) -> bool:
-    return os.environ.get(name, "").lower() in ("1", "true", "yes")
+PREFIX = "DYNOTUNE_"
 
 
-def _bytes(name: str, default: str) -> int:
-    """A size given in GiB."""
-    text = os.environ.get(name) or default
-    try:
-        return int(float(text) * (1 << 30))
-    except (ValueError, OverflowError) as error:
-        raise Misconfigured(f"{name} must be a number of GiB, not {text!r}.") from error
-
-
-def _home() -> Path:
-    home = expanded(os.environ.get("DYNOTUNE_HOME") or "~/.dynotune").resolve()
+def _writable(home: Path) -> Path:
+    """The state folder, made where it is not there yet; Misconfigured where nothing can be written into it."""
+    home = expanded(str(home)).resolve()
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home):
             return home
     except OSError as error:
-        raise Misconfigured(f"DYNOTUNE_HOME: {home} cannot be written ({error.strerror}).") from error
+        raise Misconfigured(f"{PREFIX}HOME: {home} cannot be written ({error.strerror}).") from error
+
+
+def _separated(value: Any) -> Any:
+    """The folders of a text that separates them as PATH does; none for the empty text."""
+    return [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
 
 
 def _hub_cache() -> Path:
@@ -42,35 +41,51 @@ def _hub_cache() -> Path:
     return expanded(os.environ.get("HF_HOME", f"{xdg}/huggingface")) / "hub"
 
 
-def _lock_folder() -> Path:
-    """Where device locks lie: the same for everybody on the host, whatever their DYNOTUNE_HOME."""
-    return Path(os.environ.get("DYNOTUNE_LOCKS", Path(tempfile.gettempdir()) / "dynotune-locks"))
+class Settings(BaseSettings):
+    """Where state lies and what is allowed. A field's description says what its variable must be."""
 
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True)
 
-@dataclass(frozen=True)
-class Settings:
-    """Where state lies and what is allowed. `data_roots` are the folders local models and data may come from."""
+    home: Annotated[Path, AfterValidator(_writable)] = Field(default=Path("~/.dynotune"), validate_default=True)
+    database_url: str = Field(default_factory=lambda known: f"sqlite:///{known['home'] / 'dynotune.db'}")
+    # The folders that local models and data may come from. Empty allows none, as for no other setting.
+    data_roots: Annotated[
+        tuple[Path, ...],
+        NoDecode,
+        BeforeValidator(_separated),
+        AfterValidator(lambda roots: tuple(expanded(str(root)).resolve() for root in roots)),
+    ] = Field(default=(Path(),), validate_default=True)
+    hub_cache: Path = Field(default_factory=_hub_cache)
+    # The same for everybody on the host, whatever their DYNOTUNE_HOME: a device is locked for all of them.
+    lock_folder: Path = Field(
+        default_factory=lambda: Path(tempfile.gettempdir()) / "dynotune-locks", validation_alias=f"{PREFIX}LOCKS"
+    )
+    allow_remote_code: bool = Field(default=False, description="yes or no")
+    allow_pickle: bool = Field(default=False, description="yes or no")
+    min_free_disk_gib: FiniteFloat = Field(default=1.0, description="a number of GiB")
 
-    home: Path
-    database_url: str
-    data_roots: tuple[Path, ...]
-    hub_cache: Path = field(default_factory=_hub_cache)
-    lock_folder: Path = field(default_factory=_lock_folder)
-    allow_remote_code: bool = False
-    allow_pickle: bool = False
-    max_body_bytes: int = 1 << 20
-    min_free_disk_bytes: int = 1 << 30
+    @field_validator("*", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: Any, info: Any) -> Any:
+        if value == "" and info.field_name != "data_roots":
+            raise PydanticUseDefault
+        return value
+
+    @property
+    def min_free_disk_bytes(self) -> int:
+        """Disk that has to be free before anything is measured."""
+        return int(self.min_free_disk_gib * 2**30)
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Settings of this process. Creates DYNOTUNE_HOME; Misconfigured says which variable is wrong."""
-        home = _home()
-        roots = os.environ.get("DYNOTUNE_DATA_ROOTS", ".").split(os.pathsep)
-        return cls(
-            home=home,
-            database_url=os.environ.get("DYNOTUNE_DATABASE_URL") or f"sqlite:///{home / 'dynotune.db'}",
-            data_roots=tuple(expanded(root).resolve() for root in roots if root),
-            allow_remote_code=_flag("DYNOTUNE_ALLOW_REMOTE_CODE"),
-            allow_pickle=_flag("DYNOTUNE_ALLOW_PICKLE"),
-            min_free_disk_bytes=_bytes("DYNOTUNE_MIN_FREE_DISK_GIB", "1"),
-        )
+        """The settings of this process. Creates DYNOTUNE_HOME; Misconfigured says which variable is wrong."""
+        try:
+            return cls()
+        except ValidationError as error:
+            raise Misconfigured(" ".join(_sentence(dict(item)) for item in error.errors())) from error
+
+
+def _sentence(item: dict[str, Any]) -> str:
+    """The variable, what it must be and what it is, for one of pydantic's errors."""
+    name = str(item["loc"][0])
+    return f"{PREFIX}{name.upper()} must be {Settings.model_fields[name].description}, not {item['input']!r}."

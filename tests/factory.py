@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from service import jobs
 from service.contract.configuration import Configuration
+from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, DatasetFacts, Measurement, Outcome, Timing
 from service.contract.task import TrialRecord, TrialRequest
 from service.levers import LEVERS
+from service.recommend import recommend
 
 DATASET = DatasetFacts(
     fingerprint="f" * 16,
@@ -117,3 +123,12 @@ def history(spec: JobSpec, *speeds: float) -> tuple[TrialRecord, ...]:
         made = configuration(batching=batching, precision="fp32")
         found.append(record(measured(made, seconds), "recipe", number))
     return tuple(found)
+
+
+def store_best(engine: Engine, job_id: str, *measurements: Measurement) -> None:
+    """Store the best of measurements as a running job's recommendation so far, as the queue does with each result."""
+    with Session(engine) as session, session.begin():
+        job = jobs.get(session, job_id)
+        spec, facts = JobSpec.model_validate(job.spec), HardwareFacts.model_validate(job.facts)
+        best = recommend(job_id, spec, facts, tuple(record(one) for one in measurements), {}, final=False)
+        job.recommendation = best.model_dump(mode="json") if best else None

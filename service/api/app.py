@@ -1,36 +1,36 @@
-"""The application: routes, errors, and a thread that reaps dead workers' tasks."""
+"""The FastAPI application: its routes, its error handlers, and a task that gives dead workers' tasks to others."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from sqlalchemy.exc import SQLAlchemyError
 
 from service import __version__
-from service.api import estimates, jobs, others, problems
+from service.api import estimates, exports, health, jobs, levers, problems, trials, workers
 from service.api.context import Context
-from service.contract.job import JobSpec
 from service.db import connect
 from service.queue import Queue
 from service.settings import Settings
 
 REAP_SECONDS = 5.0
+MAX_BODY_BYTES = 1 << 20
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The API on the settings' database. The schema has to be there: `service.db.upgrade` makes it."""
+    """The API on the database of the settings, whose schema must exist already: `service.db.upgrade` creates it."""
     engine = connect(settings.database_url)
     queue = Queue(engine)
 
     async def reap() -> None:
         while True:
             await asyncio.sleep(REAP_SECONDS)
-            with contextlib.suppress(SQLAlchemyError):  # the database is away: workers wait for it too
+            with contextlib.suppress(
+                SQLAlchemyError
+            ):  # the database does not answer: try again at the next round, as workers do
                 await asyncio.to_thread(queue.reap)
 
     @contextlib.asynccontextmanager
@@ -45,24 +45,11 @@ def create_app(settings: Settings) -> FastAPI:
         version=__version__,
         lifespan=lifespan,
         description="Measures every finetuning speed-up and returns the fastest stable configuration.",
+        separate_input_output_schemas=False,  # a job is described once, whether it is sent or answered
     )
     app.state.context = Context(settings, engine, queue)
-    app.add_middleware(problems.LimitBody, limit=settings.max_body_bytes)
+    app.add_middleware(problems.LimitBody, limit=MAX_BODY_BYTES)
     problems.install(app)
-    app.include_router(jobs.router)
-    app.include_router(others.router)
-    app.include_router(estimates.router)
-
-    def openapi() -> dict[str, Any]:
-        """The schema, with JobSpec, which the route reads by itself to allow YAML."""
-        if app.openapi_schema is None:
-            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            spec = JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")
-            components = schema.setdefault("components", {}).setdefault("schemas", {})
-            components.update(spec.pop("$defs", {}))
-            components["JobSpec"] = spec
-            app.openapi_schema = schema
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+    for module in (jobs, trials, exports, workers, levers, estimates, health):
+        app.include_router(module.router)
     return app

@@ -1,4 +1,4 @@
-"""What every route needs: settings, the database, the queue."""
+"""What routes depend on: the settings, the database engine and the queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.settings import Settings
 
 @dataclass(frozen=True)
 class Context:
-    """The application's state."""
+    """What one application shares among its requests."""
 
     settings: Settings
     engine: Engine
@@ -25,12 +25,12 @@ class Context:
 
 
 def context(request: Request) -> Context:
-    """The application's state."""
+    """The context of the application that the request came to."""
     return cast(Context, request.app.state.context)
 
 
 def reading(request: Request) -> Iterator[Session]:
-    """A session that only reads."""
+    """A database session for one request that only reads: on SQLite it takes no write lock."""
     with Session(readonly(context(request).engine)) as session, session.begin():
         yield session
 

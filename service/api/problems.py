@@ -1,4 +1,4 @@
-"""Errors as application/problem+json (RFC 9457), and the limit on bodies."""
+"""Every error is answered as application/problem+json (RFC 9457); request bodies that are too large are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlalchemy.exc import DataError, DBAPIError, OperationalError, TimeoutError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.contract.views import Problem
 from service.db import lacks_schema, unavailable
 from service.errors import BadQuery, BodyTooLarge, DynotuneError, NotAllowed, NotFound, Unavailable, pointer
 
@@ -18,26 +19,24 @@ MEDIA = "application/problem+json"
 
 
 def answer(error: DynotuneError) -> JSONResponse:
-    """The error's answer."""
+    """The HTTP answer for an error."""
     return JSONResponse(error.problem(), status_code=error.status, media_type=MEDIA)
 
 
-def responses(*errors: type[DynotuneError], example: object = None) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries for the errors a route may answer with, and an example of its answer."""
-    found: dict[int | str, dict[str, Any]] = {
+def responses(*errors: type[DynotuneError]) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI entries of a route for the errors that it may answer with."""
+    example = "One sentence: what is wrong, where, and what to do."
+    return {
         error.status: {
             "description": error.title,
-            "content": {MEDIA: {"example": error("One sentence: what, where, what to do.").problem()}},
+            "content": {MEDIA: {"schema": Problem.model_json_schema(), "example": error(example).problem()}},
         }
         for error in errors
     }
-    if example is not None:
-        found[200] = {"content": {"application/json": {"example": example}}}
-    return found
 
 
 def install(app: FastAPI) -> None:
-    """Have every error answered as a problem."""
+    """Register the handlers that answer every error as a problem."""
 
     @app.exception_handler(DynotuneError)
     async def _ours(_request: Request, error: DynotuneError) -> JSONResponse:
@@ -59,7 +58,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(DBAPIError)
     async def _database(_request: Request, error: DBAPIError) -> JSONResponse:
-        if isinstance(error, DataError):  # a body is checked before; what is left is in the path or the query
+        if isinstance(error, DataError):  # the body has been validated, so the value is in the path or the query
             return answer(BadQuery("The request holds a value that no database keeps, such as a NUL."))
         if isinstance(error, OperationalError) or lacks_schema(error):
             return answer(unavailable(error))
@@ -69,19 +68,19 @@ def install(app: FastAPI) -> None:
     async def _busy(_request: Request, _error: TimeoutError) -> JSONResponse:
         return answer(Unavailable("All connections to the database are busy; try again in a moment."))
 
-    @app.exception_handler(Exception)  # uvicorn logs it with its traceback all the same
+    @app.exception_handler(Exception)  # uvicorn logs the traceback all the same
     async def _ours_to_repair(_request: Request, _error: Exception) -> JSONResponse:
         return answer(DynotuneError("This is a mistake of the service; its log has the details."))
 
 
 class LimitBody:
-    """Refuses a body over the limit before it is read into memory, also when its length is not announced."""
+    """Refuses a body over the limit before it is in memory, also when the request does not announce its length."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app, self._limit = app, limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Pass the request on, counting the bytes of its body (the ASGI interface)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

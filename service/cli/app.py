@@ -1,4 +1,7 @@
-"""The commands. Exit codes: 0 done, 1 job failed, 2 wrong usage, 3 control plane unreachable, 130 interrupted."""
+"""The commands. Exit codes: 0 done, 1 job failed, 2 wrong usage, 3 control plane unreachable, 130 interrupted.
+
+Each command imports what it needs when it runs: a look at the jobs must not wait for the web server's imports.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,18 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from service import __version__
-from service.cli import display
-from service.cli.jobfile import read_job
-from service.cli.output import console as new_console
-from service.cli.output import say
-from service.cli.tune import tune as run_tune
-from service.client import Client, Refused, Unreachable
-from service.errors import DynotuneError
-from service.exports import EXPORTS
-from service.settings import Settings
+from service.contract.states import JobStatus
+from service.errors import DynotuneError, Refused, Unreachable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from service.client import Client
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
 app = typer.Typer(
@@ -30,15 +29,28 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = new_console()
 Url = Annotated[str, typer.Option("--url", envvar="DYNOTUNE_URL", help="The control plane.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LOCAL = "http://127.0.0.1:8000"
 
 
 def emit(data: Any) -> None:
-    """JSON on stdout."""
-    print(json.dumps(data, indent=2))
+    """Print data, an answer of the API or a sequence of answers as JSON on stdout."""
+    print(json.dumps(data, indent=2, default=lambda answer: json.loads(answer.model_dump_json())))
+
+
+def connect(url: str) -> Client:
+    """A client of the control plane."""
+    from service.client import Client
+
+    return Client(url)
+
+
+def screen() -> Console:
+    """The console that results are printed on."""
+    from service.cli.output import console
+
+    return console()
 
 
 @app.command()
@@ -50,10 +62,11 @@ def serve(
 ) -> None:
     """Run the control plane, by default with one local worker. Brings the schema up to date first."""
     from service.cli.embedded import serve as run
+    from service.settings import Settings
 
     if json_:
         emit({"url": f"http://{host}:{port}", "worker": worker})
-    run(Settings.from_environment(), host, port, worker)
+    raise typer.Exit(0 if run(Settings.from_environment(), host, port, worker) else FAILED)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -65,7 +78,7 @@ def worker(
     """Measure trials on this machine: one process a device."""
     if json_:
         emit({"devices": devices})
-        sys.stdout.flush()  # what runs from here on is another program
+        sys.stdout.flush()  # the buffer would be lost when the worker replaces this program
     os.execv(sys.executable, [sys.executable, "-m", "worker", "--devices", devices, *context.args])
 
 
@@ -76,7 +89,9 @@ def tune(
     json_: Json = False,
 ) -> None:
     """Run one job here and now: control plane, worker, measurement, recommendation.json and train.py."""
-    raise typer.Exit(run_tune(job, output, json_, console))
+    from service.cli.tune import tune as run
+
+    raise typer.Exit(run(job, output, json_, screen()))
 
 
 @app.command()
@@ -91,7 +106,7 @@ def estimate(
     """Estimate memory and the largest batch for LoRA, QLoRA and full, without loading weights or having the device."""
     from service.cli.estimate_command import estimate as run
 
-    raise typer.Exit(run(job, memory, url, json_, console))
+    raise typer.Exit(run(job, memory, url, json_, screen()))
 
 
 @app.command()
@@ -99,7 +114,9 @@ def submit(
     job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")], url: Url = LOCAL, json_: Json = False
 ) -> None:
     """Submit a job and print its id."""
-    with Client(url) as client:
+    from service.cli.jobfile import read_job
+
+    with connect(url) as client:
         job_id = client.submit(read_job(job))
     if json_:
         emit({"id": job_id})
@@ -109,37 +126,36 @@ def submit(
 
 @app.command("ls")
 def list_jobs(
-    status: Annotated[str | None, typer.Option(help="queued, running, succeeded, failed or cancelled")] = None,
+    status: Annotated[str | None, typer.Option(help=f"One of: {', '.join(JobStatus)}")] = None,
     label: Annotated[str | None, typer.Option(help="key=value")] = None,
     url: Url = LOCAL,
     json_: Json = False,
 ) -> None:
     """List jobs, newest first."""
-    with Client(url) as client:
+    with connect(url) as client:
         jobs = list(client.jobs(status, label))
     if json_:
         emit(jobs)
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("id", "name", "status", "phase", "elapsed"):
-        table.add_column(name)
-    for job in jobs:
-        elapsed = display.duration(job["elapsed_seconds"])
-        table.add_row(job["id"], job["name"], job["status"], job["phase"], elapsed)
-    console.print(table)
+    from service.cli import display
+
+    screen().print(display.job_table(jobs))
 
 
 @app.command()
 def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     """Show a job: its status, and its recommendation so far."""
-    with Client(url) as client:
+    with connect(url) as client:
         found = client.job(job)
-        best = client.recommendation(job) if found["best"] else None
+        best = client.recommendation(job) if found.best else None
     if json_:
         emit(found)
         return
-    console.print(f"{found['name']} ({found['id']}): {found['status']}, {display.status_line(found)}")
-    for line in (found["error"], *found["notes"]):
+    from service.cli import display
+
+    console = screen()
+    console.print(f"{found.name} ({found.id}): {found.status}, {display.status_line(found)}")
+    for line in (found.error, *found.notes):
         if line:
             console.print(line, soft_wrap=True)
     if best:
@@ -149,14 +165,16 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
 @app.command()
 def watch(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     """Follow a job until it has ended."""
-    with Client(url) as client:
+    from service.cli import display
+
+    with connect(url) as client:
         if json_:
             ended = client.wait(job)
             emit(ended)
         else:
-            with display.Progress(console) as progress:
+            with display.Progress(screen()) as progress:
                 ended = client.wait(job, look=lambda seen: progress.show(seen, client.trials(job)))
-    raise typer.Exit(0 if ended["status"] == "succeeded" else FAILED)
+    raise typer.Exit(0 if ended.status is JobStatus.succeeded else FAILED)
 
 
 @app.command()
@@ -167,49 +185,53 @@ def trials(
     json_: Json = False,
 ) -> None:
     """List a job's trials, or print one trial's output."""
-    with Client(url) as client:
+    with connect(url) as client:
         found = client.trials(job)
         if log is not None:
-            numbers = {trial["number"]: trial["id"] for trial in found}
+            numbers = {trial.number: trial.id for trial in found}
             if log not in numbers:
                 fail(f"job {job} has no trial {log}", USAGE)
-            one = client.trial(numbers[log])
-            emit(one) if json_ else print(one["log"] or "(it printed nothing)")
+            trial = client.trial(numbers[log])
+            emit(trial) if json_ else print(trial.log or "(it printed nothing)")
             return
     if json_:
         emit(found)
-    else:
-        console.print(display.trial_table(found))
+        return
+    from service.cli import display
+
+    screen().print(display.trial_table(found))
 
 
 @app.command()
 def stop(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     """End a job now and keep the best so far."""
-    with Client(url) as client:
+    with connect(url) as client:
         client.stop(job)
         ended = client.job(job)
-    emit(ended) if json_ else print(f"{job}: {ended['status']}")
+    emit(ended) if json_ else print(f"{job}: {ended.status}")
 
 
 @app.command()
 def cancel(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     """End a job now."""
-    with Client(url) as client:
+    with connect(url) as client:
         client.cancel(job)
         ended = client.job(job)
-    emit(ended) if json_ else print(f"{job}: {ended['status']}")
+    emit(ended) if json_ else print(f"{job}: {ended.status}")
 
 
 @app.command()
 def export(
     job: str,
-    format_: Annotated[str, typer.Option("--format", "-f", help=f"One of: {', '.join(EXPORTS)}")] = "json",
+    format_: Annotated[
+        str, typer.Option("--format", "-f", help="Name of the export, such as json, spec or train.py.")
+    ] = "json",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; stdout if not given.")] = None,
     url: Url = LOCAL,
     json_: Json = False,
 ) -> None:
     """Write a job's recommendation for a trainer."""
-    with Client(url) as client:
+    with connect(url) as client:
         text = client.export(job, format_)
     if output:
         output.write_text(text)
@@ -223,25 +245,28 @@ def export(
 def levers(url: Url = LOCAL, json_: Json = False) -> None:
     """List every lever and choice, and what each worker offers."""
     try:
-        with Client(url) as client:
+        with connect(url) as client:
             found = client.levers()
     except Unreachable:
         from service.catalogue import catalogue
 
-        found = catalogue([])  # the catalogue itself needs no control plane; only the workers do
+        found = catalogue()  # only what the workers offer needs a control plane
         if not json_:
-            console.print(f"No control plane at {url}: shown without workers.", style="dim")
+            screen().print(f"No control plane at {url}: shown without workers.", style="dim")
     if json_:
         emit(found)
         return
-    for lever in found["levers"]:
-        console.print(Text.assemble((lever["name"], "bold"), "  ", lever["summary"]))
-        for choice in lever["choices"]:
-            mark = " (baseline)" if choice["name"] == lever["baseline"] else ""
-            console.print(f"  {choice['name']}{mark}: {choice['summary']}")
-            for name, state in choice["workers"].items():
-                if not state["available"]:
-                    console.print(f"    {name}: {state['why_not']}", style="yellow")
+    from rich.text import Text
+
+    console = screen()
+    for lever in found.levers:
+        console.print(Text.assemble((lever.name, "bold"), "  ", lever.summary))
+        for choice in lever.choices:
+            mark = " (baseline)" if choice.name == lever.baseline else ""
+            console.print(f"  {choice.name}{mark}: {choice.summary}")
+            for name, state in choice.workers.items():
+                if not state.available:
+                    console.print(f"    {name}: {state.why_not}", style="yellow")
 
 
 @app.command()
@@ -249,7 +274,7 @@ def doctor(json_: Json = False) -> None:
     """Say what this machine can run: devices, memory, versions, optional packages."""
     from service.cli.doctor import report
 
-    raise typer.Exit(report(console, json_))
+    raise typer.Exit(report(screen(), json_))
 
 
 @app.command()
@@ -259,19 +284,21 @@ def version(json_: Json = False) -> None:
 
 
 def fail(sentence: str, code: int) -> None:
-    """One sentence on stderr, and out."""
+    """Print one sentence on stderr and exit."""
+    from service.cli.output import say
+
     say(sentence)
     raise SystemExit(code)
 
 
 def main() -> None:
-    """The command. A user's mistake is one sentence, never a traceback."""
+    """Run the command line. A mistake of the user is answered with one sentence, never with a traceback."""
     try:
         app()
     except Unreachable as error:
         fail(f"{error}; start one with `dynotune serve`, or name it with --url", UNREACHABLE)
     except Refused as error:
-        fail(str(error), UNREACHABLE if error.problem.get("status") == 503 else USAGE)
+        fail(str(error), UNREACHABLE if error.problem.status == 503 else USAGE)
     except DynotuneError as error:
         fail(error.detail, UNREACHABLE if error.status == 503 else USAGE)
     except (BrokenPipeError, KeyboardInterrupt):

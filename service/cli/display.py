@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console, Group
@@ -14,12 +14,14 @@ from rich.text import Text
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome, Verdict
 from service.contract.recommendation import Recommendation, Winner
+from service.contract.states import JobStatus, Origin
+from service.contract.views import JobSummary, JobView, ListedTrial
 
 GIB = 2**30
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people: 45s, 3m20s, 2h05m."""
+    """Seconds in a form for people, such as 45s, 3m20s or 2h05m."""
     if seconds is None:
         return "-"
     whole = max(0, round(seconds))
@@ -30,34 +32,41 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def titles(trials: list[dict[str, Any]]) -> dict[str, str]:
-    """One line a trial: how it differs from its method's baseline."""
+def job_table(jobs: Sequence[JobSummary]) -> Table:
+    """Jobs as a table."""
+    table = Table("id", "name", "status", "phase", "elapsed", box=None, pad_edge=False)
+    for job in jobs:
+        table.add_row(job.id, job.name, job.status, job.phase, duration(job.elapsed_seconds))
+    return table
+
+
+def titles(trials: Sequence[ListedTrial]) -> dict[str, str]:
+    """By trial id: how the trial's configuration differs from its method's baseline, in one line."""
     baselines: dict[str, Configuration] = {}
-    found = {}
+    lines = {}
     for trial in trials:
-        configuration = Configuration.model_validate(trial["configuration"])
-        if trial["origin"] == "baseline":
+        configuration = trial.configuration
+        if trial.origin is Origin.baseline:
             baselines[configuration.method] = configuration
-            found[trial["id"]] = f"{configuration.method}: baseline"
+            lines[trial.id] = f"{configuration.method}: baseline"
         else:
             against = baselines.get(configuration.method)
-            found[trial["id"]] = f"{configuration.method}: {configuration.title(against)}"
-    return found
+            lines[trial.id] = f"{configuration.method}: {configuration.title(against)}"
+    return lines
 
 
-def trial_cells(trial: dict[str, Any], title: str) -> tuple[str, ...]:
-    """number, configuration, outcome, tokens/s, micro batch, peak, note."""
-    number = str(trial["number"])
-    if trial["measurement"] is None:
-        return number, title, trial["state"], "", "", "", trial["progress"] or ""
-    measurement = Measurement.model_validate(trial["measurement"])
+def trial_cells(trial: ListedTrial, title: str) -> tuple[str, ...]:
+    """The cells of a trial's row: number, configuration, outcome, tokens/s, micro batch, peak GiB, note."""
+    number, measurement = str(trial.number), trial.measurement
+    if measurement is None:
+        return number, title, trial.state, "", "", "", trial.progress or ""
     speed = f"{measurement.tokens_per_second:,.0f}" if measurement.tokens_per_second else ""
     peak = f"{measurement.peak_bytes / GIB:.2f}" if measurement.peak_bytes else ""
-    note = "fastest so far" if trial.get("fastest") else measurement.reason
+    note = "fastest so far" if trial.fastest else measurement.reason
     return number, title, measurement.outcome, speed, str(measurement.micro_batch_size or ""), peak, note
 
 
-def trial_table(trials: list[dict[str, Any]]) -> Table:
+def trial_table(trials: Sequence[ListedTrial]) -> Table:
     """The trials as a table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in (
@@ -72,27 +81,24 @@ def trial_table(trials: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     names = titles(trials)
     for trial in trials:
-        style = "green" if trial.get("fastest") else "dim" if trial["outcome"] not in (None, "ok") else None
-        table.add_row(*trial_cells(trial, names[trial["id"]]), style=style)
+        style = "green" if trial.fastest else "dim" if trial.outcome not in (None, Outcome.ok) else None
+        table.add_row(*trial_cells(trial, names[trial.id]), style=style)
     return table
 
 
-def status_line(job: dict[str, Any]) -> str:
+def status_line(job: JobView) -> str:
     """Phase, elapsed and remaining time, and what is done now."""
-    if job["status"] == "queued":
-        return f"queued: {job['waiting_for'] or 'waiting for a worker'}"
-    remaining = None
-    if job["estimated_finish_at"] and job["status"] == "running":
-        remaining = job["estimated_finish_at"] - time.time()
-    now = job["waiting_for"] or job["progress"]["now"]
-    text = f"{job['phase']} · {duration(job['elapsed_seconds'])} elapsed"
-    if remaining is not None:
-        text += f" · about {duration(remaining)} left"
+    if job.status is JobStatus.queued:
+        return f"queued: {job.waiting_for or 'waiting for a worker'}"
+    now = job.waiting_for or job.progress.now
+    text = f"{job.phase} · {duration(job.elapsed_seconds)} elapsed"
+    if job.estimated_finish_at and job.status is JobStatus.running:
+        text += f" · about {duration(job.estimated_finish_at - time.time())} left"
     return text + (f" · {now}" if now else "")
 
 
 class Progress:
-    """Shows a job while it runs."""
+    """Shows a job while it runs: a table that is redrawn on a terminal, else a line for whatever is new."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -108,20 +114,19 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def show(self, job: dict[str, Any], trials: list[dict[str, Any]]) -> None:
-        """The state now: redrawn on a terminal, else a line for whatever is new."""
+    def show(self, job: JobView, trials: Sequence[ListedTrial]) -> None:
+        """Show the job and its trials as they are now."""
         if self._live:
-            self._live.update(Group(Text(f"{job['name']}: {status_line(job)}"), trial_table(trials)), refresh=True)
+            self._live.update(Group(Text(f"{job.name}: {status_line(job)}"), trial_table(trials)), refresh=True)
             return
         names = titles(trials)
         for trial in trials:
-            if trial["measurement"] is not None:
-                number, title, outcome, speed, micro, peak, _ = trial_cells(trial, names[trial["id"]])
+            if trial.measurement is not None:
+                number, title, outcome, speed, micro, peak, _ = trial_cells(trial, names[trial.id])
                 measured = f"{speed} tokens/s, micro batch {micro}, peak {peak} GiB" if speed else ""
-                reason = Measurement.model_validate(trial["measurement"]).reason
-                self._say(f"trial {number}  {title}  {outcome}  {measured or reason}")
-        phase = f"{job['status']}, {job['phase']}, {job['waiting_for']}"
-        self._say(phase, f"[{duration(job['elapsed_seconds'])}] {status_line(job)}")
+                self._say(f"trial {number}  {title}  {outcome}  {measured or trial.measurement.reason}")
+        phase = f"{job.status}, {job.phase}, {job.waiting_for}"
+        self._say(phase, f"[{duration(job.elapsed_seconds)}] {status_line(job)}")
 
     def _say(self, key: str, text: str | None = None) -> None:
         if key not in self._said:
@@ -130,7 +135,7 @@ class Progress:
 
 
 def result_table(recommendation: Recommendation) -> Table:
-    """The end of a job: baseline, winners and runners-up."""
+    """A recommendation as a table: baselines, winners, alternatives, and what was rejected."""
     title = f"{recommendation.job_name}: {_device(recommendation)}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("configuration", overflow="fold", min_width=24)
@@ -196,7 +201,7 @@ def _add_winner(table: Table, method: str, winner: Winner) -> None:
 
 
 def _measured(one: Measurement, verdict: Verdict | None) -> tuple[str, str, str, str, str]:
-    """Figures of the verification's blocks where it was in them, else of its trial: rows then compare."""
+    """A measurement's cells: of the verification's blocks where it took part in them, else of its own trial."""
     if verdict is not None and verdict.timing is not None:
         one = one.model_copy(update={"timing": verdict.timing})
     if one.outcome is not Outcome.ok or one.timing is None:

@@ -13,21 +13,12 @@ from rich.console import Console
 from rich.text import Text
 
 from service import __version__
-from service.catalogue import catalogue
 from service.contract.hardware import HardwareFacts
+from service.levers import LEVERS, METHOD_NEEDS
 from service.settings import Settings
 
-BRINGS = {
-    "peft": "methods lora and qlora",
-    "bitsandbytes": "method qlora, 8-bit AdamW",
-    "accelerate": "loading straight to the device",
-    "triton": "compile on GPUs",
-    "flash_attn": "attention flash_attention_2 (not a lever yet)",
-    "liger_kernel": "fused kernels (not a lever yet)",
-    "torchao": "fp8 training, low-bit optimizers (not a lever yet)",
-    "apex": "FusedAdam, fused LayerNorm (not a lever yet)",
-    "datasets": "nothing: files and hub datasets are read without it",
-}
+# What packages bring that no method and no choice of a lever requires.
+BESIDES = {"accelerate": "loading straight to the device", "triton": "compile on GPUs"}
 
 
 def report(console: Console, as_json: bool) -> int:
@@ -56,8 +47,18 @@ def report(console: Console, as_json: bool) -> int:
     console.print(f"versions: {versions}")
     for name, package in found[0].packages.items():
         state = package.version or Text(str(package.problem), "yellow")
-        console.print(Text.assemble(f"  {name}: ", state, f" - brings {BRINGS.get(name, 'nothing dynotune uses')}"))
+        brings = ", ".join(_needed_for(name)) or BESIDES.get(name, "nothing dynotune uses")
+        console.print(Text.assemble(f"  {name}: ", state, f" - brings {brings}"), soft_wrap=True)
     return 0
+
+
+def _needed_for(package: str) -> list[str]:
+    """The methods and the choices of levers that need a package, by the catalogue."""
+    needs = {f"method {method}": needs for method, needs in METHOD_NEEDS.items()}
+    needs |= {f"{lever.name}={choice.name}": choice.needs for lever in LEVERS.values() for choice in lever.choices}
+    return [
+        name for name, wanted in needs.items() if any(one.sentence.startswith(f"needs {package} (") for one in wanted)
+    ]
 
 
 def _device(console: Console, facts: HardwareFacts) -> None:
@@ -72,15 +73,14 @@ def _device(console: Console, facts: HardwareFacts) -> None:
         console.print(f"  {user}", style="yellow")
     if facts.topology:
         console.print(facts.topology)
-    for lever in catalogue([{"id": "here", "alive": True, "facts": facts.model_dump(mode="json")}])["levers"]:
-        for choice in lever["choices"]:
-            why = choice["workers"]["here"]["why_not"]
-            if why:
-                console.print(f"  not searched: {lever['name']}={choice['name']}: {why}")
+    for lever in LEVERS.values():
+        for choice in lever.choices:
+            if why := choice.missing(facts):
+                console.print(f"  not searched: {lever.name}={choice.name}: {why}")
 
 
 def _users(facts: HardwareFacts) -> list[str]:
-    """Who computes on a GPU: process, its user and its memory. Empty where the driver does not tell."""
+    """The processes on a GPU, with their users and memory. Empty where the driver does not tell."""
     query = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.splitlines()
@@ -98,7 +98,7 @@ def _users(facts: HardwareFacts) -> list[str]:
 
 
 def _facts() -> tuple[list[HardwareFacts], str | None]:
-    """Devices, asked in a process of its own: the control plane does not import torch."""
+    """The devices, or why there are none. A process of its own asks, because that imports torch."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "worker.devices.facts"], capture_output=True, text=True
     )

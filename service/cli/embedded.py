@@ -1,4 +1,4 @@
-"""The control plane in this process and a worker beside it, for `serve` and `tune`; nothing is left behind."""
+"""The control plane in this process and a worker in another, for `serve`, `tune` and `estimate`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
 from service.api import create_app
+from service.cli.output import say
 from service.db import upgrade
 from service.settings import Settings
 
+WORKER = (sys.executable, "-m", "worker")
 END_SECONDS = 10
+FIRST_PAUSE_SECONDS = 1.0
+MAX_DEATHS, DEATHS_SECONDS = 5, 60.0
 
 
 class LocalWorker:
-    """One worker process, in a session of its own so that Ctrl-C reaches it through us.
+    """One worker process, in a session of its own, so that Ctrl-C reaches it through this process only.
 
-    It holds the read end of a pipe: when we end, whatever way, it does too.
+    It holds the read end of a pipe and ends when this process does, however that happens. It prints where this does.
     """
 
     def __init__(self, settings: Settings) -> None:
         read, self._lifeline = os.pipe()
-        command = [sys.executable, "-m", "worker", "--lifeline", str(read)]
+        command = [*WORKER, "--lifeline", str(read)]
         environment = os.environ | {
             "DYNOTUNE_DATABASE_URL": settings.database_url,
             "DYNOTUNE_DATA_ROOTS": os.pathsep.join(map(str, settings.data_roots)),
@@ -39,23 +43,80 @@ class LocalWorker:
         )
         os.close(read)
 
-    def stop(self, now: bool) -> None:
-        """End it: after the trial in hand, or `now`, which hands the trial back."""
+    def check(self) -> None:
+        """Exit with a sentence when the worker has ended by itself, since what it should do would never be done."""
+        if self.process.poll() is not None:
+            raise SystemExit(f"dynotune: {ending(self.process.returncode)}")
+
+    def stop(self) -> None:
+        """End the worker; a trial under way is handed back to the queue."""
         if self.process.poll() is None:
             self.process.terminate()
-            if now:
-                self.process.send_signal(signal.SIGINT)  # the second signal: do not finish the trial in hand
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(END_SECONDS)
+            self.process.send_signal(signal.SIGINT)  # the second signal: do not finish the trial under way
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_SECONDS)
         os.close(self._lifeline)
-        if now and self.process.poll() is None:
+        if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
 
 
+def ending(code: int) -> str:
+    """How the local worker ended, by its exit code (minus the number of a signal), and where its last words are."""
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended by itself"
+    return f"the local worker {how} (exit code {code}); what it printed is above"
+
+
+class Supervisor:
+    """Keeps a local worker running: says how it died, and starts another after a pause that doubles with each death.
+
+    Gives up after MAX_DEATHS deaths within DEATHS_SECONDS: then `gave_up` is true, and `end` is called from a thread.
+    A worker that ended in order (exit code 0) was told to, so it is not started again.
+    """
+
+    def __init__(self, settings: Settings, end: Callable[[], None]) -> None:
+        self.gave_up = False
+        self._settings, self._end = settings, end
+        self._lock, self._stopping = threading.Lock(), threading.Event()
+        self._worker = LocalWorker(settings)
+        self._thread = threading.Thread(target=self._watch, name="local worker", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        deaths: list[float] = []
+        while (code := self._worker.process.wait()) != 0 and not self._stopping.is_set():
+            now = time.monotonic()
+            deaths = [*(at for at in deaths if now - at < DEATHS_SECONDS), now]
+            if len(deaths) == MAX_DEATHS:
+                say(
+                    f"{ending(code)}; that was the {MAX_DEATHS}th time within {DEATHS_SECONDS:.0f} s, so the control "
+                    "plane ends too: see `dynotune doctor`, or leave the worker out by `dynotune serve --no-worker`"
+                )
+                self.gave_up = True
+                self._end()
+                return
+            pause = FIRST_PAUSE_SECONDS * 2 ** (len(deaths) - 1)
+            say(f"{ending(code)}; another is started in {pause:g} s")
+            self._stopping.wait(pause)
+            with self._lock:
+                if self._stopping.is_set():
+                    return
+                self._worker.stop()
+                self._worker = LocalWorker(self._settings)
+        if not self._stopping.is_set():
+            say(f"{ending(code)}; it was told to end, so no other is started")
+
+    def stop(self) -> None:
+        """End the worker for good."""
+        with self._lock:
+            self._stopping.set()
+        self._worker.stop()
+        self._thread.join()
+
+
 @contextlib.contextmanager
 def control_plane(settings: Settings) -> Iterator[str]:
-    """The API on a free loopback port, in a thread; its URL."""
+    """Run the API in a thread, on a free port of the loopback address; yields its URL."""
     upgrade(settings.database_url)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -76,21 +137,32 @@ def control_plane(settings: Settings) -> Iterator[str]:
         listener.close()
 
 
-def serve(settings: Settings, host: str, port: int, worker: bool) -> None:
-    """The API in the foreground until SIGTERM or Ctrl-C, with a local worker unless told otherwise."""
+def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
+    """Run the API in the foreground until SIGTERM or Ctrl-C, with a local worker unless `worker` is false.
+
+    Returns False when the API could not start, or when the local worker was given up.
+    """
     upgrade(settings.database_url)
-    # uvicorn raises the signal again once it has shut down: then it ends us in order, the worker included.
+    # uvicorn raises the signal again after its own shutdown; sys.exit then runs the `finally` that ends the worker.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    local = LocalWorker(settings) if worker else None
+    config = uvicorn.Config(
+        create_app(settings),
+        host=host,
+        port=port,
+        log_level="info",
+        access_log=False,
+        timeout_graceful_shutdown=END_SECONDS,
+    )
+    server = uvicorn.Server(config)
+
+    def end() -> None:
+        server.should_exit = True
+
+    local = Supervisor(settings, end) if worker else None
     try:
-        uvicorn.run(
-            create_app(settings),
-            host=host,
-            port=port,
-            log_level="info",
-            access_log=False,
-            timeout_graceful_shutdown=END_SECONDS,
-        )
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run()
     finally:
         if local is not None:
-            local.stop(now=True)
+            local.stop()
+    return server.started and not (local and local.gave_up)

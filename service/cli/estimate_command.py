@@ -1,10 +1,11 @@
-"""`dynotune estimate`: the memory a job would need, from shapes alone."""
+"""`dynotune estimate`: the memory that a job would need, worked out from the shapes of its tensors."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -16,19 +17,19 @@ from service.contract.estimate import Estimate
 from service.errors import Misconfigured
 from service.settings import Settings
 
-UNITS = {"": 1.0, "g": 1e9 / 2**30, "gb": 1e9 / 2**30, "gib": 1.0, "m": 1e6 / 2**30, "mb": 1e6 / 2**30, "mib": 1 / 1024}
+SIZE = TypeAdapter(Annotated[ByteSize, Field(gt=0)])
 
 
 def gibibytes(text: str) -> float:
-    """A size such as 24GiB, 80GB or 24 (GiB), in GiB; Misconfigured says what was wrong."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if found is None or found[2].lower() not in UNITS or float(found[1]) == 0:
-        raise Misconfigured(f"--memory: {text!r} is no size; write 24GiB or 80GB.")
-    return float(found[1]) * UNITS[found[2].lower()]
+    """A size such as 24GiB or 80GB in GiB; a number alone is GiB. Misconfigured says what was wrong."""
+    try:
+        return SIZE.validate_python(f"{text}GiB" if text.strip()[-1:].isdigit() else text) / 2**30
+    except ValidationError as error:
+        raise Misconfigured(f"--memory: {text!r} is no size; write 24GiB or 80GB.") from error
 
 
 def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: Console) -> int:
-    """Ask the control plane at `url`, or one of our own with a worker beside it, and print the answer."""
+    """Ask the control plane at `url`, or without one a private control plane with a worker; print the answer."""
     job, memory_gib = read_job(path), gibibytes(memory)
     if url:
         with Client(url) as client:
@@ -38,9 +39,9 @@ def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: C
         with private(settings, job) as own, control_plane(own) as local, Client(local) as client:
             worker = LocalWorker(own)
             try:
-                found = client.estimate(job, memory_gib)
+                found = client.estimate(job, memory_gib, look=lambda _: worker.check())
             finally:
-                worker.stop(now=True)
+                worker.stop()
     if as_json:
         print(found.model_dump_json(indent=2))
     else:
@@ -49,7 +50,7 @@ def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: C
 
 
 def show(found: Estimate, console: Console) -> None:
-    """A table, GiB throughout."""
+    """Print an estimate as a table in GiB."""
     table = Table(title=f"{found.memory_gib:.2f} GiB ({found.device}), samples of {found.max_length} tokens")
     columns = ("weights", "gradients", "optimizer", "activations", "temporary", "overhead")
     for name in ("method", *columns, "largest micro batch"):

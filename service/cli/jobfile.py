@@ -1,4 +1,4 @@
-"""Reads a job file, and makes its local paths absolute so that they mean the same to the server."""
+"""Reads a job file and makes its local paths absolute, so that they mean the same to the control plane."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_job(path: Path) -> dict[str, Any]:
         raise InvalidJob(f"{path} cannot be read: {error.strerror}") from error
     data = read(text, str(path))
     if "schema_version" in data and isinstance(data.get("spec"), dict):
-        data = data["spec"]  # a recommendation.json: the job that led to it
+        data = data["spec"]  # a recommendation.json holds the job that led to it
     spec = check(data).model_dump(mode="json", exclude_defaults=True)
     for part in ("model", "dataset"):
         source = spec[part]["source"]

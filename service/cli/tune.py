@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +19,8 @@ from service.cli.output import console as new_console
 from service.cli.output import say
 from service.client import Client, Refused, Unreachable
 from service.contract.recommendation import Recommendation
+from service.contract.states import JobStatus
+from service.contract.views import JobView
 from service.errors import Misconfigured
 from service.settings import Settings
 
@@ -46,12 +47,12 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
             say("interrupted: the job is cancelled")
             return 130
         finally:
-            with contextlib.suppress(Refused, Unreachable):  # refused: it has ended, as it should
+            with contextlib.suppress(Refused, Unreachable):  # Refused means that the job has ended already
                 client.cancel(job_id)
-            worker.stop(now=True)
-        if ended["error"]:
-            say(str(ended["error"]))
-        if not ended["best"]:
+            worker.stop()
+        if ended.error:
+            say(ended.error)
+        if not ended.best:
             return 1
         best = client.recommendation(job_id)
         written = _write(client, job_id, output)
@@ -59,29 +60,30 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
         print(best.model_dump_json(indent=2))
     else:
         _conclude(console, best, written)
-    return 0 if ended["status"] == "succeeded" else 1
+    return 0 if ended.status is JobStatus.succeeded else 1
 
 
 @contextlib.contextmanager
 def private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
-    """Settings with a database that lasts as long as this run: no other run's worker or job is ever in it."""
-    # What the user names on the command line may be read: this control plane serves nobody else.
+    """Settings with a database for this run only, so that it never meets a worker or a job of another run."""
+    # What the job file names may be read, since this control plane serves only the user who named it.
     sources = [Path(job[part]["source"]) for part in ("model", "dataset") if job[part]["source"][0] == "/"]
     named = tuple(end.parent for source in sources for end in (source, source.resolve()))
     with tempfile.TemporaryDirectory(prefix="tune-", dir=settings.home) as folder:
         url = f"sqlite:///{folder}/tune.db"
-        yield dataclasses.replace(settings, database_url=url, data_roots=(*settings.data_roots, *named))
+        yield settings.model_copy(update={"database_url": url, "data_roots": (*settings.data_roots, *named)})
 
 
-def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) -> dict[str, object]:
+def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) -> JobView:
     with display.Progress(console) as progress:
 
-        def look(job: dict[str, Any]) -> None:
-            if worker.process.poll() is not None:
-                raise SystemExit("dynotune: the local worker ended by itself; its message is above")
-            if job["waiting_for"] and not any(one["alive"] for one in client.workers()):
-                job["waiting_for"] = "the local worker starts"
-            elif job["waiting_for"] and (why := client.job(job_id)["waiting_for"]):  # asked again: now it is there
+        def look(job: JobView) -> None:
+            worker.check()
+            if job.waiting_for and not any(one.alive for one in client.workers()):
+                job = job.model_copy(update={"waiting_for": "the local worker starts"})
+            elif job.waiting_for and (
+                why := client.job(job_id).waiting_for
+            ):  # asked again now that the worker is there
                 raise SystemExit(f"dynotune: {why}")
             progress.show(job, client.trials(job_id))
 
@@ -89,7 +91,7 @@ def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) 
 
 
 def _prepare(output: Path) -> None:
-    """Make the folder of the results; Misconfigured now rather than after an hour of measuring."""
+    """Make the folder of the results; Misconfigured now, not after an hour of measuring, where that is impossible."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=output):
@@ -120,7 +122,7 @@ def _conclude(console: Console, best: Recommendation, written: list[Path]) -> No
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM and a closed terminal end a job as Ctrl-C does, so that nothing is left behind either way."""
+    """Have SIGTERM and a closed terminal interrupt the run as Ctrl-C does, so that the worker is ended too."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The command: exit codes, --json everywhere, one sentence for a mistake."""
+"""The command line: exit codes, JSON output, and one sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from service.cli.jobfile import read_job
 from service.client import Client, Refused, Unreachable
 from tests import tiny
 from tests.conftest import ROOT
@@ -47,7 +48,7 @@ def served(tmp_path: Path) -> Iterator[str]:
     def answers() -> bool:
         try:
             with Client(url) as client:
-                return client.workers() == []
+                return client.workers() == ()
         except Unreachable:
             return False
 
@@ -104,8 +105,34 @@ def test_a_jobs_life_from_the_command_line(run: Run, served: str, tmp_path: Path
     assert unknown.returncode == 2 and "There is no job 'nothing'" in unknown.stderr
 
 
+def test_a_look_imports_no_server(served: str, tmp_path: Path) -> None:
+    """Commands that only ask the control plane import neither its libraries nor the worker's, so they start at once."""
+    (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path)))
+    code = """
+import sys
+from service.cli import main
+heavy = "fastapi uvicorn sqlalchemy alembic optuna libcst numpy torch service.exports service.levers".split()
+try:
+    main()
+finally:
+    sys.stderr.write(" ".join(name for name in heavy if name in sys.modules))
+"""
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-c", code, *arguments]
+        around = os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_URL": served}
+        done = subprocess.run(command, cwd=tmp_path, env=around, capture_output=True, text=True, timeout=60)
+        assert done.stderr == "" and done.stdout, (arguments, done.stdout, done.stderr)
+        return done.stdout
+
+    with Client(served) as client:
+        job = client.submit(read_job(tmp_path / "job.json"))
+    for arguments in (["--help"], ["ls"], ["show", job], ["trials", job], ["cancel", job], ["watch", job]):
+        run(*arguments)
+
+
 def test_the_client_tells_refusals_apart(served: str) -> None:
     body: dict[str, Any] = {"model": {"source": "./no"}, "dataset": {"source": "./no.jsonl"}}
     with Client(served) as client, pytest.raises(Refused) as refused:
         client.submit(body)
-    assert refused.value.code == "invalid-job" and len(refused.value.problem["errors"]) == 2
+    assert refused.value.code == "invalid-job" and len(refused.value.problem.errors or ()) == 2

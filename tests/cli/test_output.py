@@ -1,35 +1,45 @@
-"""Text of others on the terminal: brackets stay what they are, and never crash a command."""
+"""What commands print: brackets in messages stay as they are, and doctor speaks from the catalogue."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 import pytest
 
 from service.cli import display, doctor
+from service.cli.app import emit
 from service.cli.output import console, say
 from service.contract.hardware import HardwareFacts, Package
-from tests.factory import configuration, failed
+from service.contract.measurement import Outcome
+from service.contract.states import Origin, TaskState
+from service.contract.views import ListedTrial
+from tests.factory import configuration, failed, measured
 
 NASTY = "pip install 'dynotune[worker]' [/x] :smile:"
 
 
-def trial(reason: str) -> dict[str, Any]:
+def trial(reason: str) -> ListedTrial:
     made = configuration()
-    return {
-        "id": "t",
-        "number": 1,
-        "origin": "baseline",
-        "state": "done",
-        "outcome": "crashed",
-        "progress": None,
-        "configuration": made.model_dump(mode="json"),
-        "measurement": failed(made, reason=reason).model_dump(mode="json"),
-    }
+    return ListedTrial(
+        id="t",
+        job_id="j",
+        number=1,
+        origin=Origin.baseline,
+        state=TaskState.done,
+        outcome=Outcome.crashed,
+        attempt=1,
+        progress=None,
+        worker_id=None,
+        started_at=None,
+        finished_at=None,
+        configuration=made,
+        measurement=failed(made, reason=reason),
+        fastest=False,
+    )
 
 
 def test_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +52,14 @@ def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert NASTY in capsys.readouterr().out
 
 
+def test_json_has_no_word_for_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    """A diverged trial's losses are text in JSON output, as in the API's answers."""
+    diverged = measured(configuration(), losses=(9.0, float("inf"), float("nan")))
+    emit([trial(NASTY).model_copy(update={"measurement": diverged})])
+    (shown,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert shown["measurement"]["losses"] == [9.0, "Infinity", "NaN"]
+
+
 def test_doctor(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: Callable[..., HardwareFacts]
 ) -> None:
@@ -50,6 +68,29 @@ def test_doctor(
     assert doctor.report(console(), as_json=False) == 0
     said = capsys.readouterr().out
     assert said.count(NASTY) == 3 and "CPU [/x]: 16.0 GiB" in said
+
+
+def test_doctor_says_what_each_package_brings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: Callable[..., HardwareFacts]
+) -> None:
+    """It names the methods and choices that need a package, and never calls one of the catalogue's no lever."""
+    names = ("flash_attn", "liger_kernel", "torchao", "apex", "bitsandbytes", "peft", "accelerate", "unheard_of")
+    found = facts(packages=dict.fromkeys(names, Package(problem="not installed")))
+    monkeypatch.setattr(doctor, "_facts", lambda: ([found], None))
+    doctor.report(console(), as_json=False)
+    lines = [line for line in capsys.readouterr().out.splitlines() if ": not installed" in line]
+    said = {line.split(":")[0].strip(): line for line in lines}
+    assert list(said) == list(names) and not any("lever yet" in line for line in lines)
+    for name, choices in (
+        ("flash_attn", ("attention=flash-attention-2",)),
+        ("liger_kernel", ("kernels=liger", "head=liger")),
+        ("torchao", ("float8=tensorwise", "quantization=torchao-int8", "optimizer=")),
+        ("apex", ("normalisation=apex-fused", "optimizer=")),
+        ("bitsandbytes", ("method qlora", "optimizer=adamw-8bit")),
+        ("peft", ("method lora, method qlora",)),
+    ):
+        assert all(choice in said[name] for choice in choices), said[name]
+    assert "nothing" in said["unheard_of"] and "nothing" not in said["accelerate"]
 
 
 def test_doctor_without_the_workers_packages(

@@ -1,4 +1,4 @@
-"""A setting that is no good: one sentence from every command, never a traceback."""
+"""Settings: what the variables mean, and that a wrong one is answered with one sentence by every command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from service.cli.estimate_command import gibibytes
 from service.contract.hardware import HardwareFacts
+from service.errors import Misconfigured
+from service.settings import Settings
 from tests import tiny
 from tests.conftest import ROOT
 
@@ -43,11 +46,46 @@ def one_sentence(done: subprocess.CompletedProcess[str], code: int, words: str) 
         ("DYNOTUNE_DATABASE_URL", "postgresql+psycopg://here:port/x", "DYNOTUNE_DATABASE_URL"),
         ("DYNOTUNE_DATABASE_URL", "mysql://here/x", "dynotune has no mysql"),
         ("DYNOTUNE_MIN_FREE_DISK_GIB", "abc", "must be a number of GiB, not 'abc'"),
+        ("DYNOTUNE_MIN_FREE_DISK_GIB", "inf", "must be a number of GiB, not 'inf'"),
+        ("DYNOTUNE_ALLOW_PICKLE", "perhaps", "DYNOTUNE_ALLOW_PICKLE must be yes or no, not 'perhaps'"),
         ("DYNOTUNE_HOME", "/dev/null/home", "DYNOTUNE_HOME: /dev/null/home cannot be written"),
     ],
 )
 def test_a_wrong_variable(run: Run, name: str, value: str, words: str) -> None:
     one_sentence(run("service.cli", "serve", "--no-worker", **{name: value}), 2, words)
+
+
+def test_what_variables_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty variable counts as unset, except for the folders that may be read: there, empty allows none."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATABASE_URL", "ALLOW_PICKLE", "MIN_FREE_DISK_GIB", "LOCKS"):
+        monkeypatch.setenv(f"DYNOTUNE_{name}", "")
+    settings = Settings.from_environment()
+    assert settings.database_url == f"sqlite:///{tmp_path}/home/dynotune.db" and settings.data_roots == (tmp_path,)
+    assert (settings.allow_pickle, settings.min_free_disk_bytes, settings.lock_folder.name) == (
+        False,
+        1 << 30,
+        "dynotune-locks",
+    )
+    for text, roots in (("", ()), ("a::/b", (tmp_path / "a", Path("/b")))):
+        monkeypatch.setenv("DYNOTUNE_DATA_ROOTS", text)
+        assert Settings.from_environment().data_roots == roots
+    monkeypatch.setenv("DYNOTUNE_MIN_FREE_DISK_GIB", "0.5")
+    monkeypatch.setenv("DYNOTUNE_ALLOW_PICKLE", "yes")
+    monkeypatch.setenv("DYNOTUNE_LOCKS", "/locks")
+    changed = Settings.from_environment()
+    assert (changed.min_free_disk_bytes, changed.allow_pickle, changed.lock_folder) == (1 << 29, True, Path("/locks"))
+
+
+@pytest.mark.parametrize(("text", "gib"), [("24GiB", 24), ("24", 24), ("1.5 gib", 1.5), ("512MiB", 0.5)])
+def test_a_size(text: str, gib: float) -> None:
+    assert gibibytes(text) == gib and gibibytes("80GB") == 80 * 10**9 / 2**30
+
+
+@pytest.mark.parametrize("text", ["", "0", "-3GB", "much", "nanGiB", "5 parsec"])
+def test_no_size(text: str) -> None:
+    with pytest.raises(Misconfigured, match="--memory: .* is no size"):
+        gibibytes(text)
 
 
 def test_no_such_server(run: Run) -> None:
@@ -56,7 +94,7 @@ def test_no_such_server(run: Run) -> None:
 
 @pytest.fixture
 def stranger() -> Iterator[str]:
-    """A web server that is not ours, and says yes to everything."""
+    """A web server that is no control plane and answers 200 to everything."""
 
     class Yes(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,8 +1,9 @@
-"""`dynotune tune` around a worker that is not there, or not right: nothing waits for ever, nothing is left behind."""
+"""`dynotune tune` and `estimate` with a worker that is missing, unfit or dead: they end, and leave nothing behind."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ from rich.console import Console
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.cli import embedded, estimate_command
 from service.cli import tune as room
+from service.cli.embedded import LocalWorker
 from service.contract.hardware import HardwareFacts
 from service.db import connect
 from service.models import Job
@@ -23,21 +26,22 @@ from tests import tiny
 
 
 class Worker:
-    """In place of the local worker's process: registers, and notes how it found the job when it was stopped."""
+    """Stands in for the local worker: registers, and records the statuses of the jobs at the time it is stopped."""
 
     facts: HardwareFacts | None = None
     returncode: int | None = None
+    check = LocalWorker.check
     seen: list[tuple[str, list[str]]]
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.database_url
-        self.process = SimpleNamespace(poll=lambda: self.returncode)
+        self.process = SimpleNamespace(poll=lambda: self.returncode, returncode=self.returncode)
         if self.facts:
             engine = connect(self.url)
             Queue(engine).register("w", 1, self.facts)
             engine.dispose()
 
-    def stop(self, now: bool) -> None:
+    def stop(self) -> None:
         engine = connect(self.url)
         with Session(engine) as session:
             self.seen.append((self.url, list(session.scalars(select(Job.status)))))
@@ -74,6 +78,25 @@ def test_every_run_has_a_database_of_its_own(tune: Callable[..., int], worker: t
     assert list((tmp_path / "home").iterdir()) == []
 
 
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local worker that is killed before it has done anything, as by the system when memory runs out."""
+    monkeypatch.setattr(embedded, "WORKER", (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"))
+
+
+@pytest.mark.usefixtures("killed")
+def test_a_run_whose_worker_was_killed_ends(tune: Callable[..., int]) -> None:
+    with pytest.raises(SystemExit, match=r"the local worker was killed by SIGKILL \(exit code -9\)"):
+        tune()
+
+
+@pytest.mark.usefixtures("killed")
+def test_an_estimate_whose_worker_was_killed_ends(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path)))
+    with pytest.raises(SystemExit, match="the local worker was killed by SIGKILL"):
+        estimate_command.estimate(tmp_path / "job.json", "1GiB", None, False, Console())
+
+
 def test_an_interrupted_run_leaves_nothing(
     tune: Callable[..., int],
     worker: type[Worker],
@@ -108,7 +131,7 @@ def test_before_the_worker_is_there_nobody_is_told_to_start_one(
 ) -> None:
     polls = iter([None, None, 1])
     monkeypatch.setattr(worker, "__init__", lambda self, settings: setattr(self, "url", settings.database_url))
-    monkeypatch.setattr(worker, "process", SimpleNamespace(poll=lambda: next(polls)), raising=False)
+    monkeypatch.setattr(worker, "process", SimpleNamespace(poll=lambda: next(polls), returncode=1), raising=False)
     monkeypatch.setattr(room, "POLL_SECONDS", 0.01)
     with pytest.raises(SystemExit):
         tune()

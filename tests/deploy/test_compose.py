@@ -23,6 +23,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from service.cli.app import app
+from service.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -35,7 +36,7 @@ every_service = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVIC
 
 def settings_names() -> set[str]:
     """The DYNOTUNE_* variables that service/settings.py reads."""
-    return set(re.findall(r'"(DYNOTUNE_[A-Z_]+)"', (ROOT / "service/settings.py").read_text()))
+    return {str(field.validation_alias or f"{PREFIX}{name.upper()}") for name, field in Settings.model_fields.items()}
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:

@@ -49,7 +49,7 @@ def test_both_contribute_and_never_at_once(
     assert not (tmp_path / "locks" / "overlaps").read_text()
     with Session(engine) as session:
         done = jobs.trials(session, session.scalars(select(Job)).one())
-        assert len({trial["worker_id"] for trial in done}) == 2
+        assert len({trial.worker_id for trial in done}) == 2
         best = session.scalars(select(Job)).one().recommendation
     assert best and best["final"] and best["stability"]["stable"]
 

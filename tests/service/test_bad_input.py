@@ -162,9 +162,9 @@ class TestOthers:
         (root / "pickle" / "pytorch_model.bin").write_bytes(b"")
         for name, words in (("code", "trust_remote_code"), ("pickle", "pickle")):
             assert words in api.post("/v1/jobs", json=job(model={"source": name})).json()["detail"]
-        from dataclasses import replace
-
-        with TestClient(create_app(replace(settings, allow_remote_code=True, allow_pickle=True))) as free:
+        with TestClient(
+            create_app(settings.model_copy(update={"allow_remote_code": True, "allow_pickle": True}))
+        ) as free:
             assert free.post("/v1/jobs", json=job(model={"source": "code", "weights": "random"})).status_code == 202
             assert free.post("/v1/jobs", json=job(model={"source": "pickle"})).status_code == 202
 

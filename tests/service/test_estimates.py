@@ -18,7 +18,7 @@ from service.contract.task import EstimateClaim, PlanDecision, TaskKind, TrialRe
 from service.errors import LeaseLost, NotFound
 from service.models import Task
 from service.queue import Queue
-from tests.factory import configuration, measured
+from tests.factory import configuration, measured, store_best
 
 Make = Callable[..., dict[str, Any]]
 LINE = MemoryLine(rest_bytes=1e9, slope_bytes=1e8)
@@ -184,6 +184,7 @@ def test_the_memory_curve_of_the_best(api: TestClient, job: Make, queue: Queue, 
     ]
     seen = good.model_validate(good.model_dump() | {"probes": probes, "curve": (good.timing,), "memory_line": LINE})
     queue.finish_trial(trial, seen, "")
+    store_best(queue.engine, job_id, seen)
     curve = api.get(f"/v1/jobs/{job_id}/memory-curve").json()
     assert curve["line"]["slope_bytes"] == 1e8 and curve["largest_micro_batch"] == 16
     points = {(one["phase"], one["micro_batch_size"]): one for one in curve["points"]}

@@ -89,7 +89,7 @@ def test_a_result_is_written_once(queue: Queue, engine: Engine, started: str) ->
         queue.finish_trial(claim, measured(configuration(), 1.0), "late")
     with Session(engine) as session:
         (trial,) = jobs.trials(session, jobs.get(session, started))
-    assert trial["measurement"]["timing"]["seconds"] == 10.0 and trial["outcome"] == "ok"
+    assert trial.measurement and trial.measurement.timing and trial.measurement.timing.seconds == 10.0
 
 
 def test_a_lost_lease_drops_the_result(queue: Queue, engine: Engine, started: str, facts: Facts) -> None:
@@ -127,7 +127,7 @@ def test_a_worker_in_a_long_trial_counts_as_alive(queue: Queue, engine: Engine, 
     queue.renew(claim)
     with Session(engine) as session:
         (worker,) = jobs.workers(session, time.time())
-    assert worker["alive"]
+    assert worker.alive
 
 
 def test_the_third_death_poisons_a_trial(queue: Queue, engine: Engine, started: str) -> None:
@@ -139,7 +139,7 @@ def test_the_third_death_poisons_a_trial(queue: Queue, engine: Engine, started: 
     assert queue.claim("w", TRIAL) is None
     with Session(engine) as session:
         (trial,) = jobs.trials(session, jobs.get(session, started))
-    assert trial["outcome"] == "crashed" and "workers died" in trial["measurement"]["reason"]
+    assert trial.measurement and trial.outcome == "crashed" and "workers died" in trial.measurement.reason
     assert queue.claim("w", PLAN) is not None  # the plan is told
 
 

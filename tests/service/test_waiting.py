@@ -22,7 +22,7 @@ Facts = Callable[..., HardwareFacts]
 
 def waits(engine: Engine, job_id: str) -> Any:
     with Session(engine) as session:
-        return jobs.view(session, jobs.get(session, job_id), now(session))["waiting_for"]
+        return jobs.view(session, jobs.get(session, job_id), now(session)).waiting_for
 
 
 def begin(queue: Queue, worker: str) -> str:
