@@ -6,7 +6,7 @@ from typing import Any
 
 from service.contract.hardware import HardwareFacts
 from service.contract.job import METHODS, TASKS
-from service.levers import EXCLUSIONS, LEVERS, METHOD_NEEDS
+from service.levers import LEVERS, METHOD_NEEDS, exclusions
 from service.levers.base import Choice
 
 
@@ -43,7 +43,7 @@ def catalogue(workers: list[dict[str, Any]]) -> dict[str, Any]:
                 "reason": exclusion.reason,
                 "reference": exclusion.reference,
             }
-            for exclusion in EXCLUSIONS
+            for exclusion in exclusions()
         ],
     }
 

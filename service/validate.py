@@ -18,7 +18,6 @@ from service.contract.rows import read as read_rows
 from service.errors import InvalidJob, invalid_job
 from service.jobtext import read
 from service.levers import LEVERS, circumstances, excluded, unknown
-from service.levers.base import needs_cuda
 from service.settings import Settings
 
 LOOKED_AT = 200  # rows of a file that are looked at; the worker sees them all
@@ -77,8 +76,8 @@ def _levers(spec: JobSpec) -> list[dict[str, str]]:
             found.append(_mistake(f"/search/levers/{at}", f"search.levers: {problem}"))
     for name, choice in search.fixed.items():
         problem = unknown(name, choice)
-        if not problem and spec.hardware.device == "cpu" and needs_cuda(LEVERS[name].choice(choice)):
-            problem = f"{name}={choice} needs an NVIDIA GPU, and hardware.device is cpu"
+        if not problem and LEVERS[name].choice(choice).barred(spec.hardware.device):
+            problem = f"{name}={choice} needs an NVIDIA GPU, and hardware.device is {spec.hardware.device}"
         if not problem and not _applies(spec, name, choice):
             problem = f"{name}={choice} means nothing to {spec.task} with method {' or '.join(spec.method)}"
         if problem:

@@ -7,7 +7,9 @@ LEVER = Lever(
     summary="How the experts of a mixture-of-experts model are computed; other models have nothing to choose.",
     baseline="as-is",
     source="https://huggingface.co/docs/transformers/experts_interface",
+    order=50,
     stage="base",
+    simulated=(),
     choices=(
         Choice("as-is", "transformers' own choice for the model"),
         Choice(

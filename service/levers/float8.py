@@ -1,17 +1,21 @@
 """Linear layers in fp8."""
 
-from service.levers.base import Choice, Lever, capability, cuda, package
+from service.levers.base import Choice, Exclusion, Lever, capability, cuda, package
+from service.levers.precision import FULL_PRECISION
 
 NEEDS = (cuda(), capability(8, 9), package("torchao", "its float8 training"))
 LATER = "Trainer takes fp8 through accelerate's configuration only; train.py converts the layers itself"
+FLOAT8 = ("tensorwise", "rowwise", "rowwise-high-precision-gradients")
 
 LEVER = Lever(
     name="float8",
     summary="Matmuls of linear layers in fp8, weights and gradients scaled as they come (torchao.float8).",
     baseline="off",
     source="https://github.com/pytorch/ao/tree/main/torchao/float8",
+    order=20,
     stage="base",
     methods=("full",),
+    simulated=(),
     choices=(
         Choice("off", "in the precision lever's format"),
         Choice(
@@ -43,6 +47,13 @@ LEVER = Lever(
             function="float8_linear",
             options={"recipe": "rowwise_with_gw_hp"},
             not_expressible=LATER,
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"float8": FLOAT8, "precision": ("checkpoint", *FULL_PRECISION, "fp16-mixed", "fp16")},
+            "its matmuls take and give bf16",
+            "https://github.com/pytorch/ao/tree/main/torchao/float8",
         ),
     ),
 )

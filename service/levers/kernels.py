@@ -10,7 +10,9 @@ LEVER = Lever(
     summary="Liger's Triton kernels in place of the model's operations (Hsu et al. 2024, arXiv 2410.10989).",
     baseline="off",
     source="https://github.com/linkedin/Liger-Kernel",
+    order=40,
     stage="base",
+    simulated=(),
     choices=(
         Choice("off", "the model's own operations"),
         Choice(
@@ -20,6 +22,7 @@ LEVER = Lever(
             changes_numerics=True,
             function="liger_kernels",
             options={"operations": ["rope", "rms_norm", "swiglu"]},
+            change_rank=20,
             not_expressible=PARTLY,
         ),
         Choice(

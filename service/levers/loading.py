@@ -34,6 +34,7 @@ LEVER = Lever(
     summary="Where batches are made and how far ahead; the time that the device waits for them is in every timing.",
     baseline="ahead",
     source="https://docs.pytorch.org/docs/stable/data.html",
+    order=170,
     stage="loading",
     choices=(
         Choice(

@@ -88,7 +88,8 @@ def run_trial(
     evaluation = max(1, found.largest)
     # A head that trains without logits evaluates with them, and an evaluation may generate or copy weights: then
     # nothing follows from what training takes.
-    apart = any(request.configuration.levers[name] != LEVERS[name].baseline for name in ("head", "evaluation"))
+    levers = request.configuration.levers
+    apart = any(lever.changes_evaluation and levers[name] != lever.baseline for name, lever in LEVERS.items())
     if apart or (request.confirm_largest and found.largest and spec.search.verify == "full"):
         first = 1 if apart else found.largest
         evaluation = probe.evaluation(bundle, tell, first, learnt, request.confirm_largest)

@@ -31,30 +31,6 @@ from worker.tasks import TASKS
 
 GIB = 2**30
 CUDA_OVERHEAD = 0.5 * GIB  # context and libraries; a measurement replaces it
-STABLE = "adamw-8bit-stable-embedding"
-# Bytes a trained parameter, 8 where not named; paged and offloaded state is the host's, Adafactor's a row and a column.
-STATE_BYTES = {
-    "adamw-8bit": 2.06,
-    STABLE: 2.06,
-    "adamw-torchao-8bit": 2.06,
-    "adamw-torchao-fp8": 2.06,
-    "adamw-torchao-4bit": 1.06,
-    "paged-adamw-8bit": 0.0,
-    "paged-adamw-32bit": 0.0,
-    "adamw-offloaded": 0.0,
-    "anyprecision": 6.0,
-    "sgd": 0.0,
-    "adafactor": 0.1,
-    "lion": 4.0,
-}
-# Bytes a quantised weight (Dettmers et al. 2023): 4 bits and a scale per 64, which is 4 bytes or quantised again.
-QUANTISED_BYTES = {
-    "nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256),
-    "nf4": 0.5 + 4 / 64,
-    "int8": 1.0,
-    **dict.fromkeys(("torchao-int8", "torchao-float8"), 1.0),
-}
-FOREACH = ("adamw-foreach",)
 Micros = tuple[int, int]
 SMALL: Micros = (1, 2)
 MOST_DRAWN = 256
@@ -100,20 +76,17 @@ def estimate(request: EstimateRequest, facts: HardwareFacts, known: tuple[Known,
 
 def _levers(spec: JobSpec, device: str, facts: HardwareFacts) -> dict[str, str]:
     """What the search would begin with, and what the job fixes."""
-    native = device == "cuda" or facts.bf16_native
-    levers = {name: lever.baseline for name, lever in LEVERS.items()}
-    levers |= {"precision": "bf16-mixed" if native else "fp32", "attention": "sdpa", "optimizer": "adamw-fused"}
+    # Of another kind of device than this one nothing is known; most have bf16.
+    there = facts if device == facts.device else facts.model_copy(update={"bf16_native": True})
+    levers = {
+        name: lever.ranked(there)[0] if lever.recipe == "first" else lever.baseline for name, lever in LEVERS.items()
+    }
     return drawable(levers | spec.search.fixed)
 
 
 def drawable(levers: dict[str, str]) -> dict[str, str]:
     """The levers whose shapes can be drawn: kernels, and what reads the batch, have nothing to read on fake tensors."""
-    found = {name: levers.get(name, lever.baseline) for name, lever in LEVERS.items()}
-    for name in ("experts", "kernels", "head", "normalisation", "float8", "activations", "compile", "allocator"):
-        found[name] = LEVERS[name].baseline
-    if found["attention"] not in ("eager", "sdpa"):
-        found["attention"] = "sdpa"
-    return found
+    return {name: lever.simulation(levers.get(name, lever.baseline)) for name, lever in LEVERS.items()}
 
 
 class _Estimator:
@@ -180,7 +153,7 @@ class _Estimator:
         saved, dequantised = (sizes.saved, sizes.dequantised) if method == "qlora" else (0.0, 0.0)
         slope = max(1.0, sizes.peaks[1] - sizes.peaks[0])
         fixed = _state(sizes, levers) + self._overhead - saved
-        temporary = 2 if levers["optimizer"] in FOREACH else 1
+        temporary = LEVERS["optimizer"].choice(levers["optimizer"]).memory.gradient_copies
         return MemoryLine(
             rest_bytes=sizes.peaks[0] - slope + fixed + dequantised,
             slope_bytes=slope,
@@ -200,9 +173,9 @@ class _Estimator:
 
 def _state(sizes: Sizes, levers: dict[str, str]) -> float:
     """Bytes of the optimizer's state."""
-    bytes_each = STATE_BYTES.get(levers["optimizer"], 8.0)
-    exempt = sizes.embedded if levers["optimizer"] == STABLE else 0
-    return (sizes.trainable - exempt) * bytes_each + exempt * 8.0
+    memory = LEVERS["optimizer"].choice(levers["optimizer"]).memory
+    embedded = memory.state if memory.embedding_state is None else memory.embedding_state
+    return (sizes.trainable - sizes.embedded) * memory.state + sizes.embedded * embedded
 
 
 def step_sizes(
@@ -270,11 +243,11 @@ def _quantised(model: nn.Module, levers: dict[str, str]) -> tuple[float, float]:
         if isinstance(module, nn.Linear) and "lora_" not in name and not _is_head(name)
     ]
     compute = (precision.autocast_dtype(levers) or torch.float32).itemsize
-    left = QUANTISED_BYTES[levers["quantization"]]
-    saved = sum(one.numel() * (one.element_size() - left) for one in linear)
+    memory = LEVERS["quantization"].choice(levers["quantization"]).memory
+    assert memory.weight is not None, "each form of quantised weights says how large they are"
+    saved = sum(one.numel() * (one.element_size() - memory.weight) for one in linear)
     counts = [one.numel() for one in linear]
-    # torchao's weights are dequantised by an operation of autograd's, which keeps each for the backward pass.
-    alive = sum(counts) if levers["quantization"].startswith("torchao") else max(counts, default=0)
+    alive = sum(counts) if memory.keeps_dequantised else max(counts, default=0)
     return float(saved), float(alive * compute)
 
 

@@ -7,52 +7,27 @@ from typing import Any
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement
-from service.levers import LEVERS
+from service.levers import LEVERS, chosen
+from service.levers.base import Asked, Lever
 from worker.plan.space import TRAINER_BATCH, learning_rate
 
-# What TrainingArguments call optimizers; where several choices are written alike, it is the last one that Trainer has.
-OPTIMIZERS = {
-    choice.training_arguments["optim"]: choice.name
-    for choice in LEVERS["optimizer"].choices
-    if "optim" in choice.training_arguments
-} | {"adamw_8bit": "adamw-8bit-stable-embedding", "adamw_torch": "adamw-foreach"}
-READ = {
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "bf16",
-    "fp16",
-    "tf32",
-    "optim",
-    "gradient_checkpointing",
-    "torch_compile",
-    "group_by_length",
-    "train_sampling_strategy",
-    "attn_implementation",
-}
+MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
 def baseline(spec: JobSpec, method: Method) -> tuple[Configuration, tuple[str, ...]]:
     """(configuration, notes on what was left out of the user's arguments)."""
     mine: dict[str, Any] = spec.baseline if isinstance(spec.baseline, dict) else {}
-    micro = int(mine.get("per_device_train_batch_size", TRAINER_BATCH))
-    effective = spec.training.effective_batch_size or micro * int(mine.get("gradient_accumulation_steps", 1))
-    levers = {name: lever.baseline for name, lever in LEVERS.items()}
-    if mine:
-        levers |= _levers(mine)
-    notes = []
-    for name, known in (("optim", OPTIMIZERS), ("attn_implementation", LEVERS["attention"].names)):
-        if name in mine and mine[name] not in known:
-            lever = "optimizer" if name == "optim" else "attention"
-            notes.append(
-                f"The baseline's {name}={mine[name]} is not in the catalogue, so {levers[lever]} was measured instead; "
-                "the speed-up is over that."
-            )
-    if mine.get("torch_compile") and levers["compile"] == "per-layer":
-        notes.append("The baseline's torch_compile compiles the whole model; it was measured compiled layer by layer.")
-    left_out = sorted(set(mine) - READ)
+    micro = int(mine.get(MICRO, TRAINER_BATCH))
+    wanted = micro * int(mine.get(ACCUMULATION, 1))
+    effective = spec.training.effective_batch_size or wanted
+    levers, notes, read = {}, [], {MICRO, ACCUMULATION}
+    for name, lever in LEVERS.items():
+        levers[name], lever_notes = _asked(lever, mine)
+        notes += lever_notes
+        read |= {argument for asked, _ in _ways(lever) for argument in asked.arguments}
+    left_out = sorted(set(mine) - read)
     if left_out:
         notes.append(f"Of the baseline's arguments these were not taken into account: {', '.join(left_out)}.")
-    wanted = micro * int(mine.get("gradient_accumulation_steps", 1))
     if mine and wanted != effective:
         notes.append(
             f"The baseline's effective batch of {wanted} became the job's {effective}, so that both do the same work."
@@ -67,10 +42,41 @@ def baseline(spec: JobSpec, method: Method) -> tuple[Configuration, tuple[str, .
     return configuration, tuple(notes)
 
 
+def _ways(lever: Lever) -> list[tuple[Asked, str]]:
+    """All ways to ask for a choice of a lever, with the choice."""
+    return [(asked, choice.name) for choice in lever.choices for asked in choice.asked_by]
+
+
+def _asked(lever: Lever, mine: dict[str, Any]) -> tuple[str, list[str]]:
+    """(the choice that a user's arguments ask for, or the baseline; notes on it).
+
+    Of several the one that looks at the most arguments; of these the last, where choices are asked for alike.
+    """
+    ways = _ways(lever)
+    held = [
+        (len(asked.arguments), at, asked.note, choice)
+        for at, (asked, choice) in enumerate(ways)
+        if all(_says(mine.get(argument), value) for argument, value in asked.arguments.items())
+    ]
+    if held:
+        *_, note, choice = max(held)
+        return choice, [note] if note else []
+    named = {argument for asked, _ in ways for argument, value in asked.arguments.items() if isinstance(value, str)}
+    return lever.baseline, [
+        f"The baseline's {argument}={mine[argument]} is not in the catalogue, so {lever.baseline} was measured "
+        "instead; the speed-up is over that."
+        for argument in sorted(named & set(mine))
+    ]
+
+
+def _says(mine: Any, wanted: Any) -> bool:
+    """Whether an argument has a wanted value; a flag may be anything that counts as true."""
+    return bool(mine) if wanted is True else bool(mine == wanted)
+
+
 def precise(measurement: Measurement) -> bool:
     """Whether it computes in fp32, so that others can be held to its numbers exactly."""
-    levers = measurement.configuration.levers.items()
-    rounded = any(LEVERS[name].choice(choice).changes_numerics for name, choice in levers)
+    rounded = any(choice.changes_numerics for choice in chosen(measurement.configuration.levers))
     return not rounded and measurement.weights_dtype in (None, "float32")
 
 
@@ -83,28 +89,8 @@ def reference_of(measured: Measurement) -> Measurement | None:
     configuration = measured.configuration
     if configuration.method != "full" or measured.weights_dtype in (None, "float32"):
         return None
-    levers = {**configuration.levers, "precision": "fp32"}
+    levers = configuration.levers | {name: lever.reference for name, lever in LEVERS.items() if lever.reference}
     # Half the micro batch: four bytes a weight have to fit where two did.
     micro = max(1, (measured.micro_batch_size or 2) // 2)
     changed = configuration.model_copy(update={"levers": levers, "micro_batch_size": micro})
     return measured.model_copy(update={"configuration": changed, "micro_batch_size": micro})
-
-
-def _levers(mine: dict[str, Any]) -> dict[str, str]:
-    """The levers that TrainingArguments set."""
-    levers: dict[str, str] = {}
-    for flag, choice in (("bf16", "bf16-mixed"), ("fp16", "fp16-mixed"), ("tf32", "tf32")):
-        if mine.get(flag):
-            levers.setdefault("precision", choice)
-    if mine.get("optim") in OPTIMIZERS:
-        levers["optimizer"] = OPTIMIZERS[mine["optim"]]
-    if mine.get("gradient_checkpointing"):
-        levers["checkpointing"] = "full"
-    if mine.get("torch_compile"):
-        # With checkpointing the whole model's graph breaks under adapters.
-        levers["compile"] = "per-layer" if mine.get("gradient_checkpointing") else "whole"
-    if mine.get("group_by_length") or mine.get("train_sampling_strategy") == "group_by_length":
-        levers["batching"] = "grouped"
-    if mine.get("attn_implementation") in LEVERS["attention"].names:
-        levers["attention"] = mine["attn_implementation"]
-    return levers

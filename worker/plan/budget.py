@@ -7,6 +7,7 @@ import statistics
 from service.contract.configuration import Configuration
 from service.contract.states import Origin
 from service.contract.task import PlanInput
+from service.levers import is_compiled
 
 VERIFY_SHARE = 0.25
 COMPILE_FACTOR = 2.5
@@ -40,7 +41,7 @@ class Budget:
 
     def affords(self, configuration: Configuration) -> bool:
         """Whether the time left is enough for this one: compiled trials take longer, and so do their verifications."""
-        factor = COMPILE_ROOM if configuration.levers["compile"] != "off" else 1.0
+        factor = COMPILE_ROOM if is_compiled(configuration.levers) else 1.0
         return self.left() > factor * self._typical
 
     def trial_limit(self, configuration: Configuration, origin: Origin) -> float:
@@ -50,7 +51,7 @@ class Budget:
         """
         if origin is Origin.baseline or not self._longest:
             return max(LEAST_LIMIT, self._seconds)
-        factor = COMPILE_FACTOR if configuration.levers["compile"] != "off" else 1.0
+        factor = COMPILE_FACTOR if is_compiled(configuration.levers) else 1.0
         return max(LEAST_LIMIT, min(PATIENCE * factor * self._longest, self._seconds))
 
     def verify_seconds(self, methods: int) -> float:

@@ -9,62 +9,44 @@ from service.contract.measurement import Measurement
 from service.levers import LEVERS
 from worker.plan.space import Space, make
 
-# Preferred choices, best first; the first that the space offers is taken.
-PRECISION = ("bf16-mixed", "fp16-mixed", "tf32", "fp32")
-BATCHING = {
-    "cpu": ("grouped", "token-budget", "packed", "sorted"),
-    "cuda": ("packed", "token-budget", "grouped", "sorted"),
-}
-# Single changes worth a trial around the best so far, dear ones last.
-CHANGES: tuple[tuple[str, str], ...] = (
-    ("head", "chunked"),
-    ("kernels", "liger"),
-    ("attention", "eager"),
-    ("optimizer", "adamw-foreach"),
-    ("quantization", "nf4"),
-    ("padding", "multiple-8"),
-    ("compile", "per-layer"),
-    ("head", "cut-cross-entropy"),
-    ("optimizer", "adamw-8bit"),
-    ("checkpointing", "selective"),
-    ("checkpointing", "full"),
-)
-
 
 def recipes(spec: JobSpec, facts: HardwareFacts, method: Method, choices: Space, effective: int) -> list[Configuration]:
-    """The device's recipes, one a batching, within the space."""
+    """The device's recipes within the space: each ranked choice of the levers that want one recipe a choice."""
 
     def first(lever: str, preferred: tuple[str, ...]) -> str:
         return next((choice for choice in preferred if choice in choices[lever]), choices[lever][0])
 
-    common = {name: first(name, (lever.baseline,)) for name, lever in LEVERS.items()}
-    # What is only emulated here is tried later, if it was asked for.
-    common["precision"] = first("precision", tuple(one for one in PRECISION if _native(one, facts)))
-    found = []
-    for batching in BATCHING[facts.device]:
-        if batching in choices["batching"]:
-            made = make(spec, method, {**common, "batching": batching}, effective)
-            if made:
-                found.append(made)
-    if not found:
-        made = make(spec, method, {**common, "batching": choices["batching"][0]}, effective)
-        found += [made] if made else []
-    return found
-
-
-def _native(precision: str, facts: HardwareFacts) -> bool:
-    return LEVERS["precision"].choice(precision).missing(facts) is None
+    # What is only emulated here is not ranked: it is tried later, if it was asked for.
+    common = {
+        name: first(name, lever.ranked(facts) if lever.recipe == "first" else (lever.baseline,))
+        for name, lever in LEVERS.items()
+    }
+    varied = [name for name, lever in LEVERS.items() if lever.recipe == "each"]
+    found = [
+        make(spec, method, {**common, name: choice}, effective)
+        for name in varied
+        for choice in LEVERS[name].ranked(facts)
+        if choice in choices[name]
+    ]
+    if not any(found):
+        found = [make(spec, method, common | {name: choices[name][0] for name in varied}, effective)]
+    return [one for one in found if one]
 
 
 def changes(spec: JobSpec, found: Measurement, choices: Space) -> list[Configuration]:
     """The best found with one lever changed; less memory for more time only where memory holds the batch small."""
-    best, made = found.configuration, []
-    for lever, choice in CHANGES:
-        if choice not in choices[lever] or best.levers[lever] == choice:
-            continue
-        if lever == "checkpointing" and has_room(found):
-            continue
-        made.append(make(spec, best.method, {**best.levers, lever: choice}, best.effective_batch_size))
+    best = found.configuration
+    ranked = [
+        (choice.change_rank, lever, choice.name)
+        for lever in LEVERS.values()
+        for choice in lever.choices
+        if choice.change_rank is not None and not (lever.saves_memory and has_room(found))
+    ]
+    made = [
+        make(spec, best.method, {**best.levers, lever.name: choice}, best.effective_batch_size)
+        for _, lever, choice in sorted(ranked, key=lambda one: one[0])
+        if choice in choices[lever.name] and best.levers[lever.name] != choice
+    ]
     return [one for one in made if one]
 
 

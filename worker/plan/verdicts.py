@@ -9,8 +9,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Timing, Verdict, Verification
 from service.contract.objective import score, smallest_within
 from service.contract.task import VerifyRequest
-from service.levers import LEVERS
-from service.levers.batching import ACROSS_STEPS
+from service.levers import chosen
 
 # As stable as a 2% change of the learning rate: that moved the loss by 1.3e-2 at most over 40 steps, bf16-mixed by
 # 2.8e-4, a pure-bf16 run by 3.6e-2.
@@ -152,7 +151,7 @@ def _compare(
 
 
 def _learns_otherwise(configuration: Configuration) -> bool:
-    return any(LEVERS[name].choice(choice).changes_learning for name, choice in configuration.levers.items())
+    return any(choice.changes_learning for choice in chosen(configuration.levers))
 
 
 def _above(ours: tuple[float, ...], theirs: tuple[float, ...]) -> float:
@@ -162,7 +161,7 @@ def _above(ours: tuple[float, ...], theirs: tuple[float, ...]) -> float:
 
 def _same_steps(ours: Configuration, theirs: Configuration) -> bool:
     """Whether both take the same samples in the same optimizer steps."""
-    return not {ours.levers["batching"], theirs.levers["batching"]} & set(ACROSS_STEPS)
+    return not any(choice.changes_order for choice in chosen(ours.levers) + chosen(theirs.levers))
 
 
 def _difference(ours: tuple[float, ...], theirs: tuple[float, ...], same_steps: bool) -> float:
