@@ -16,7 +16,7 @@ from service.levers import LEVERS, excluded
 from tests.factory import configuration, failed, history, measured, record
 from worker.plan import plan
 from worker.plan.budget import Budget
-from worker.plan.recipes import changes
+from worker.plan.proposers.changes import changes
 from worker.plan.space import learning_rate, point, space
 
 Facts = Callable[..., HardwareFacts]

@@ -6,12 +6,27 @@ from typing import Any
 
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
-from service.contract.measurement import Measurement
-from service.levers import LEVERS, chosen
+from service.contract.states import Origin
+from service.levers import LEVERS
 from service.levers.base import Asked, Lever
+from worker.plan.proposers import Proposal
 from worker.plan.space import TRAINER_BATCH, learning_rate
+from worker.plan.view import View
 
 MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+
+
+class Baseline:
+    """Proposes each method's baseline, once, before anything else: others are compared with it."""
+
+    order, always = 0, True
+
+    def propose(self, view: View) -> Proposal | None:
+        """The baseline, unless it was asked for already."""
+        if view.baseline_request() is not None:
+            return None
+        configuration, notes = baseline(view.spec, view.method)
+        return Proposal(configuration, Origin.baseline, notes)
 
 
 def baseline(spec: JobSpec, method: Method) -> tuple[Configuration, tuple[str, ...]]:
@@ -74,23 +89,4 @@ def _says(mine: Any, wanted: Any) -> bool:
     return bool(mine) if wanted is True else bool(mine == wanted)
 
 
-def precise(measurement: Measurement) -> bool:
-    """Whether it computes in fp32, so that others can be held to its numbers exactly."""
-    rounded = any(choice.changes_numerics for choice in chosen(measurement.configuration.levers))
-    return not rounded and measurement.weights_dtype in (None, "float32")
-
-
-def reference_of(measured: Measurement) -> Measurement | None:
-    """The baseline with fp32 master weights, for losses to be compared with, or None where it has them.
-
-    Trained in a checkpoint's 16 bits throughout, the baseline itself drifts (pure bf16: 3.6e-2 in 40 steps), and
-    better configurations would be the ones to look wrong. Adapters are kept in fp32 in any case.
-    """
-    configuration = measured.configuration
-    if configuration.method != "full" or measured.weights_dtype in (None, "float32"):
-        return None
-    levers = configuration.levers | {name: lever.reference for name, lever in LEVERS.items() if lever.reference}
-    # Half the micro batch: four bytes a weight have to fit where two did.
-    micro = max(1, (measured.micro_batch_size or 2) // 2)
-    changed = configuration.model_copy(update={"levers": levers, "micro_batch_size": micro})
-    return measured.model_copy(update={"configuration": changed, "micro_batch_size": micro})
+PROPOSER = Baseline()

@@ -1,0 +1,26 @@
+"""Near the end: trials close to the best that others on the machine disturbed, once more."""
+
+from __future__ import annotations
+
+from service.contract.states import Origin
+from worker.plan.proposers import Proposal
+from worker.plan.verdicts import LEAST_CLEAN
+from worker.plan.view import View
+
+
+class Repeat:
+    """Proposes each such configuration once."""
+
+    order, always = 40, False
+
+    def propose(self, view: View) -> Proposal | None:
+        """The best disturbed one that was not repeated yet."""
+        requests = [one.request for one in view.known.history if one.request.origin is Origin.repeat]
+        repeated = {one.configuration.key for one in (*requests, *view.under_way)}
+        for one in view.near():
+            if one.timing and one.timing.clean_share < LEAST_CLEAN and one.configuration.key not in repeated:
+                return Proposal(one.configuration, Origin.repeat)
+        return None
+
+
+PROPOSER = Repeat()
