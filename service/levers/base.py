@@ -53,6 +53,11 @@ class Asked:
     arguments: Mapping[str, Any]
     note: str = ""
 
+    def holds(self, mine: Mapping[str, Any]) -> bool:
+        """Whether a user's arguments say all of it; a flag may be anything that counts as true."""
+        wanted = self.arguments.items()
+        return all(bool(mine.get(name)) if value is True else mine.get(name) == value for name, value in wanted)
+
 
 @dataclass(frozen=True)
 class Choice:

@@ -130,7 +130,11 @@ def run_trial(
         raise Unstable("the trained weights did not change")
     every, trained = parameter_counts(bundle.model)
     timing = best.timing()
-    if timing.clean_share < 0.5:
+    if timing.clean_share is None:
+        notes.append(
+            "The device does not tell whether others used it meanwhile, so this timing is not known to be clean."
+        )
+    elif timing.is_disturbed:
         heat = f"The GPU lowered its clock meanwhile ({', '.join(timing.slowed_by)})"
         others = f"Others used up to {timing.largest_share_of_others:.0%} of the device meanwhile"
         notes.append(f"{heat if timing.slowed_by else others}; this timing is less sure than its interval says.")

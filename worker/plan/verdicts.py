@@ -16,7 +16,6 @@ from service.levers import chosen
 MOST_LOSS_DIFFERENCE = 1.3e-2
 # Where steps hold other samples than the reference's, or dropout is at work, only the unit's mean can be compared.
 MOST_MEAN_DIFFERENCE = 5e-2
-LEAST_CLEAN = 0.5
 
 
 def judge(
@@ -53,9 +52,14 @@ def _note(blocks: tuple[Block, ...], tied: bool) -> str:
     count = len({block.block for block in blocks})
     note = f"{count} interleaved block{'s' if count != 1 else ''}"
     note += "; the first two are tied within their intervals" if tied else ""
-    shared = [block.timing for block in blocks if block.timing and block.timing.clean_share < LEAST_CLEAN]
+    timings = [block.timing for block in blocks if block.timing]
+    unknown = sum(timing.clean_share is None for timing in timings)
+    if unknown:
+        note += f"; in {unknown} of {len(blocks)} runs the device did not tell whether others used it, so that nobody "
+        note += "knows how clean they are"
+    shared = [timing for timing in timings if timing.is_disturbed]
     if shared:
-        most = max(timing.largest_share_of_others for timing in shared)
+        most = max(timing.largest_share_of_others or 0.0 for timing in shared)
         note += f"; others used up to {most:.0%} of the device in {len(shared)} of {len(blocks)} runs, so the speed-up "
         note += "is less sure than its interval says"
     return note + "."

@@ -44,9 +44,8 @@ class View:
         """Best first, the baseline among them; of a repeated configuration the measurement less disturbed."""
         found: dict[str, Measurement] = {}
         for one in self.history:
-            key, share = one.configuration.key, one.timing.clean_share if one.timing else 0.0
-            before = found[key].timing if key in found else None
-            if one.outcome is Outcome.ok and (before is None or share >= before.clean_share):
+            key, before = one.configuration.key, found.get(one.configuration.key)
+            if one.outcome is Outcome.ok and (before is None or _known_clean(one) >= _known_clean(before)):
                 found[key] = one
         return ranked(self.spec, list(found.values()))
 
@@ -95,3 +94,7 @@ class View:
             reference_grad_norm=reference.check_grad_norm if reference else None,
             reference_rounded=reference is not None and not precise(reference),
         )
+
+
+def _known_clean(measurement: Measurement) -> float:
+    return (measurement.timing.clean_share or 0.0) if measurement.timing else 0.0

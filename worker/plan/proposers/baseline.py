@@ -69,9 +69,7 @@ def _asked(lever: Lever, mine: dict[str, Any]) -> tuple[str, list[str]]:
     """
     ways = _ways(lever)
     held = [
-        (len(asked.arguments), at, asked.note, choice)
-        for at, (asked, choice) in enumerate(ways)
-        if all(_says(mine.get(argument), value) for argument, value in asked.arguments.items())
+        (len(asked.arguments), at, asked.note, choice) for at, (asked, choice) in enumerate(ways) if asked.holds(mine)
     ]
     if held:
         *_, note, choice = max(held)
@@ -82,11 +80,6 @@ def _asked(lever: Lever, mine: dict[str, Any]) -> tuple[str, list[str]]:
         "instead; the speed-up is over that."
         for argument in sorted(named & set(mine))
     ]
-
-
-def _says(mine: Any, wanted: Any) -> bool:
-    """Whether an argument has a wanted value; a flag may be anything that counts as true."""
-    return bool(mine) if wanted is True else bool(mine == wanted)
 
 
 PROPOSER = Baseline()

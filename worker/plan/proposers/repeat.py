@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from service.contract.states import Origin
 from worker.plan.proposers import Proposal
-from worker.plan.verdicts import LEAST_CLEAN
 from worker.plan.view import View
 
 
@@ -18,7 +17,7 @@ class Repeat:
         requests = [one.request for one in view.known.history if one.request.origin is Origin.repeat]
         repeated = {one.configuration.key for one in (*requests, *view.under_way)}
         for one in view.near():
-            if one.timing and one.timing.clean_share < LEAST_CLEAN and one.configuration.key not in repeated:
+            if one.timing and one.timing.is_disturbed and one.configuration.key not in repeated:
                 return Proposal(one.configuration, Origin.repeat)
         return None
 
