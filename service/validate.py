@@ -91,9 +91,9 @@ def _levers(spec: JobSpec) -> list[dict[str, str]]:
             found.append(_mistake("/search/fixed", f"search.fixed: {names} cannot be with {spec.task}: {clash.reason}"))
     if isinstance(spec.baseline, dict):
         found += _baseline(spec.baseline)
-        for name in ("fp16", "tf32"):
-            if spec.hardware.device == "cpu" and spec.baseline.get(name):
-                text = f"baseline.{name} needs an NVIDIA GPU, and hardware.device is cpu"
+        for barred in (one for lever in LEVERS.values() for one in lever.choices if one.barred(spec.hardware.device)):
+            for name in {name for asked in barred.asked_by if asked.holds(spec.baseline) for name in asked.arguments}:
+                text = f"baseline.{name} needs an NVIDIA GPU, and hardware.device is {spec.hardware.device}"
                 found.append(_mistake(f"/baseline/{name}", text))
     return found
 

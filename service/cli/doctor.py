@@ -68,7 +68,7 @@ def _device(console: Console, facts: HardwareFacts) -> None:
     console.print(Text.assemble((f"{facts.device}:{facts.index}", "bold"), about))
     for other in facts.others:
         console.print(f"  {other}", style="yellow")
-    for user in _users(facts) if facts.device == "cuda" else ():
+    for user in _users(facts) if facts.has_own_memory else ():
         console.print(f"  {user}", style="yellow")
     if facts.topology:
         console.print(facts.topology)
