@@ -38,7 +38,7 @@ class Cpu(Device):
     order = 1000  # last: a machine's accelerator comes first
 
     def __init__(self, index: int = 0) -> None:
-        self.torch = torch.device(self.kind)
+        self.torch = torch.device("cpu")
         self._cap = 0
         try:
             self._libc: ctypes.CDLL | None = ctypes.CDLL("libc.so.6")
