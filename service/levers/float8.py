@@ -7,6 +7,21 @@ NEEDS = (cuda(), capability(8, 9), package("torchao", "its float8 training"))
 LATER = "Trainer takes fp8 through accelerate's configuration only; train.py converts the layers itself"
 FLOAT8 = ("tensorwise", "rowwise", "rowwise-high-precision-gradients")
 
+
+def scaled(name: str, summary: str, recipe: str) -> Choice:
+    """One of torchao's recipes."""
+    return Choice(
+        name,
+        summary,
+        needs=NEEDS,
+        changes_numerics=True,
+        changes_learning=True,
+        function="float8_linear",
+        options={"recipe": recipe},
+        not_expressible=LATER,
+    )
+
+
 LEVER = Lever(
     name="float8",
     summary="Matmuls of linear layers in fp8, weights and gradients scaled as they come (torchao.float8).",
@@ -18,35 +33,12 @@ LEVER = Lever(
     simulated=(),
     choices=(
         Choice("off", "in the precision lever's format"),
-        Choice(
-            "tensorwise",
-            "one scale a tensor: the fastest",
-            needs=NEEDS,
-            changes_numerics=True,
-            changes_learning=True,
-            function="float8_linear",
-            options={"recipe": "tensorwise"},
-            not_expressible=LATER,
-        ),
-        Choice(
-            "rowwise",
-            "one scale a row: more exact",
-            needs=NEEDS,
-            changes_numerics=True,
-            changes_learning=True,
-            function="float8_linear",
-            options={"recipe": "rowwise"},
-            not_expressible=LATER,
-        ),
-        Choice(
+        scaled("tensorwise", "one scale a tensor: the fastest", "tensorwise"),
+        scaled("rowwise", "one scale a row: more exact", "rowwise"),
+        scaled(
             "rowwise-high-precision-gradients",
             "one scale a row, the gradient of the weights in 16 bits",
-            needs=NEEDS,
-            changes_numerics=True,
-            changes_learning=True,
-            function="float8_linear",
-            options={"recipe": "rowwise_with_gw_hp"},
-            not_expressible=LATER,
+            "rowwise_with_gw_hp",
         ),
     ),
     exclusions=(
