@@ -1,4 +1,4 @@
-"""The catalogue, as data: one lever a file, found by being in this folder, and rules of which choices go together."""
+"""The catalogue of levers, as data. Each file of this folder that has a LEVER declares one; nothing else lists them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.levers.base import Choice, Exclusion, Lever, Need, package
 
 
 def discover() -> dict[str, Lever]:
-    """Every lever that a file of this folder declares as LEVER, by name, in the order that they declare."""
+    """All levers by name, sorted by the `order` that each declares. Looks at every folder of the package's path."""
     modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
     levers = [module.LEVER for module in modules if hasattr(module, "LEVER")]
     return {lever.name: lever for lever in sorted(levers, key=lambda lever: (lever.order, lever.name))}
@@ -32,12 +32,12 @@ def exclusions() -> list[Exclusion]:
 
 
 def excluded(point: Mapping[str, str]) -> Exclusion | None:
-    """The first exclusion that a point (levers and circumstances) runs into, or None."""
+    """The first exclusion that forbids a point (the choice of every lever, and the circumstances), or None."""
     return next((exclusion for exclusion in exclusions() if exclusion.hits(point)), None)
 
 
 def circumstances(spec: JobSpec, method: str) -> dict[str, str]:
-    """What of a job the exclusions look at beside its levers."""
+    """The facts of a job that exclusions look at beside its levers."""
     clipping = "on" if spec.training.max_grad_norm else "off"
     return {"task": spec.task, "method": method, "clipping": clipping, "loss_on": spec.training.loss_on}
 

@@ -1,4 +1,4 @@
-"""What compiled code keeps for the backward pass."""
+"""How many activations compiled code keeps for the backward pass instead of computing them again."""
 
 from service.levers.base import Choice, Exclusion, Lever
 from service.levers.compile import WITHOUT_CODE

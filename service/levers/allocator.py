@@ -1,4 +1,4 @@
-"""CUDA's caching allocator."""
+"""How torch's caching allocator takes GPU memory from the driver."""
 
 from service.levers.base import Choice, Lever, cuda
 

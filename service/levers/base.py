@@ -48,13 +48,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Asked:
-    """TrainingArguments by which a user's baseline asks for a choice, all of them, and what to note when it does."""
+    """TrainingArguments that together ask for a choice in a user's own baseline. The user is told `note` then."""
 
     arguments: Mapping[str, Any]
     note: str = ""
 
     def holds(self, mine: Mapping[str, Any]) -> bool:
-        """Whether a user's arguments say all of it; a flag may be anything that counts as true."""
+        """Whether a user's TrainingArguments say all of this; any value that is true in Python sets a flag."""
         wanted = self.arguments.items()
         return all(bool(mine.get(name)) if value is True else mine.get(name) == value for name, value in wanted)
 
@@ -154,7 +154,7 @@ class Lever:
     changes_evaluation: bool = False
 
     def applies(self, method: str, task: str) -> bool:
-        """Whether the lever means anything there; elsewhere it stays at its baseline."""
+        """Whether the lever has an effect with that method and task; where it has none, it stays at its baseline."""
         return method in self.methods and (self.tasks is None or task in self.tasks)
 
     def choice(self, name: str) -> Choice:
@@ -170,11 +170,11 @@ class Lever:
         return tuple(choice.name for choice in self.choices)
 
     def simulation(self, choice: str) -> str:
-        """The choice that an estimate takes in place of one: itself, or the baseline where it cannot be simulated."""
+        """The choice that an estimate computes with: the given one, or the baseline where that cannot be simulated."""
         return choice if self.simulated is None or choice in self.simulated else self.baseline
 
     def ranked(self, facts: HardwareFacts) -> tuple[str, ...]:
-        """The names of the choices that recipes take on this hardware, best first."""
+        """The names of the choices that recipes take and this hardware has, best first."""
         ranks = {
             choice.name: choice.recipe_rank
             if facts.has_own_memory or choice.host_recipe_rank is None

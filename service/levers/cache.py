@@ -1,4 +1,4 @@
-"""Giving the allocator's cache back."""
+"""Whether the allocator gives GPU memory that it holds but does not use back to the driver."""
 
 from service.levers.base import Choice, Lever, cuda
 

@@ -1,4 +1,4 @@
-"""Activation (gradient) checkpointing: memory for time."""
+"""Activation (gradient) checkpointing, which saves memory by computing activations a second time."""
 
 from service.levers.base import Asked, Choice, Lever, Memory, cuda
 

@@ -1,4 +1,4 @@
-"""torch.compile: what of the model, by which backend, in which mode."""
+"""torch.compile: which part of the model is compiled, by which backend and in which mode."""
 
 from service.levers.base import Asked, Choice, Exclusion, Lever, cuda
 from service.levers.checkpointing import CHECKPOINTED

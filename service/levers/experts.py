@@ -1,10 +1,10 @@
-"""Mixture-of-experts layers."""
+"""The implementation of mixture-of-experts layers."""
 
 from service.levers.base import Choice, Lever
 
 
 def computed(name: str, summary: str, implementation: str) -> Choice:
-    """One of transformers' implementations."""
+    """The choice of one of transformers' implementations, by its name there."""
     return Choice(
         name,
         summary,

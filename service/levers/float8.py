@@ -1,4 +1,4 @@
-"""Linear layers in fp8."""
+"""Matrix multiplications of linear layers in 8-bit floating point."""
 
 from service.levers.base import Choice, Exclusion, Lever, capability, cuda, package
 from service.levers.precision import FULL_PRECISION
@@ -9,7 +9,7 @@ FLOAT8 = ("tensorwise", "rowwise", "rowwise-high-precision-gradients")
 
 
 def scaled(name: str, summary: str, recipe: str) -> Choice:
-    """One of torchao's recipes."""
+    """The choice of one of torchao's scaling recipes, by its name there."""
     return Choice(
         name,
         summary,

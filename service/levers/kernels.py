@@ -7,7 +7,7 @@ PARTLY = "Trainer's use_liger_kernel takes no choice of kernels here; train.py a
 
 
 def liger(name: str, summary: str, *operations: str) -> Choice:
-    """Some of Liger's kernels; the search takes all at once or none."""
+    """The choice of some of Liger's kernels. The search tries all of them at once; single ones have to be asked for."""
     return Choice(
         name,
         summary,

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm."""
+"""The precision and the kernels of LayerNorm and RMSNorm."""
 
 from service.levers.base import Choice, Exclusion, Lever, cuda, package
 from service.levers.precision import FULL_PRECISION

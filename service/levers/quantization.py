@@ -1,4 +1,4 @@
-"""The frozen base's number format under QLoRA; pre-quantised weights are kept on the worker."""
+"""The number format of the frozen base model under QLoRA. The worker keeps quantised weights for later trials."""
 
 from service.levers.base import Choice, Lever, Memory, package
 

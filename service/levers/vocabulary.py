@@ -1,4 +1,4 @@
-"""The size of the embedding and of the output layer."""
+"""The size of the output layer's matrix multiplication."""
 
 from service.levers.base import Choice, Exclusion, Lever
 from service.levers.head import WITHOUT_LOGITS

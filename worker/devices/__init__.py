@@ -1,4 +1,4 @@
-"""Devices: memory, time and neighbours of one accelerator. One kind of device a file, found by being in this folder."""
+"""Kinds of device: how to measure memory, time and other users. Each file that has a DEVICE declares one kind."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from worker.devices.base import Device
 
 
 def discover() -> dict[str, type[Device]]:
-    """Every kind of device that a file of this folder declares as DEVICE, in their order. Imports torch."""
+    """All kinds of device by name, sorted by the `order` that each declares. Imports torch."""
     modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
     found: list[type[Device]] = [module.DEVICE for module in modules if hasattr(module, "DEVICE")]
     return {device.kind: device for device in sorted(found, key=lambda device: device.order)}
 
 
 def open_device(kind: str, index: int = 0) -> Device:
-    """The device of that kind and number; ValueError when there is no such kind. For the child only."""
+    """Open a device, in the child only; ValueError when there is no such kind. `index` counts devices of the kind."""
     kinds = discover()
     if kind not in kinds:
         raise ValueError(f"there is no device kind {kind!r}; known: {', '.join(sorted(kinds))}")

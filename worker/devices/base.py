@@ -26,7 +26,7 @@ OUT_OF_MEMORY = re.compile(
 
 
 class Device(ABC):
-    """One device, as the child sees it. What sets its kind apart is declared here as a capability, and asked by name.
+    """One device, as a trial's process sees it. Code that depends on the kind of device asks for a capability below.
 
     `kind` is what jobs ask for under `hardware.device`; `order` is the kind's place among a machine's devices, the
     lowest being the one that a worker takes unasked.
@@ -68,15 +68,15 @@ class Device(ABC):
 
     @abstractmethod
     def used(self) -> int:
-        """Bytes held now, as `peak` counts them."""
+        """Bytes that this process holds now, counted as `peak` counts them."""
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Begin a new peak."""
+        """Forget the peak so far."""
 
     @abstractmethod
     def peak(self) -> int:
-        """The highest use since `reset_peak`."""
+        """The most bytes that this process held at once since `reset_peak`."""
 
     def live(self) -> int:
         """Bytes that the program itself holds now, without what an allocator keeps for later: shows a leak."""
@@ -118,7 +118,7 @@ class Device(ABC):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out. An illegal access and the like are not counted as it."""
+    """Whether an error says that memory ran out, as opposed to an illegal access or another defect."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError | OSError) and OUT_OF_MEMORY.search(str(error)) is not None
@@ -135,7 +135,10 @@ def proc_status() -> dict[str, int]:
 
 
 def cpu_reading() -> tuple[float, float, float]:
-    """(wall, busy seconds of the cores we may use, own CPU seconds). Steal went to others as well, so it is busy."""
+    """(wall-clock seconds, busy seconds of the cores that this process may use, CPU seconds of this process).
+
+    Time that the hypervisor stole went to others as well, so it counts as busy.
+    """
     ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     ticks = 0
     for line in Path("/proc/stat").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The CPU as a device: RLIMIT_DATA is its memory, VmHWM its peak, /proc/stat tells of its neighbours."""
+"""The CPU as a device: RLIMIT_DATA caps its memory, VmHWM gives the peak, /proc/stat what other processes use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEPT_BACK = 0.1
 
 
 class _MallInfo2(ctypes.Structure):
-    """mallinfo2(3)."""
+    """The structure that mallinfo2(3) returns."""
 
     _fields_: ClassVar = [
         (name, ctypes.c_size_t)
@@ -77,11 +77,11 @@ class Cpu(Device):
         resource.setrlimit(resource.RLIMIT_DATA, (self._cap, hard))
 
     def capacity(self) -> int:
-        """The cap."""
+        """The cap, which is on the data segment."""
         return self._cap
 
     def used_by_others(self) -> int:
-        """What the rest of the machine holds."""
+        """Bytes of host memory that the rest of the machine holds."""
         memory = psutil.virtual_memory()
         return max(0, memory.total - memory.available - self.used())
 
@@ -110,7 +110,7 @@ class Cpu(Device):
         return status["VmHWM"] + status["VmData"] - status["VmRSS"]
 
     def exact_memory(self, on: bool) -> None:
-        """glibc's mmap threshold: low, every tensor is mapped and returned at once; high, as its own steady state."""
+        """Set glibc's mmap threshold: low, each tensor is mapped and given back at once; high, as glibc raises it."""
         if self._libc is None:
             return
         self._libc.mallopt(M_MMAP_THRESHOLD, 65536 if on else 32 << 20)
@@ -118,11 +118,11 @@ class Cpu(Device):
         self._libc.malloc_trim(0)
 
     def neighbours(self) -> tuple[float, float, float]:
-        """Wall, busy and own CPU seconds."""
+        """Wall-clock, busy and own CPU seconds."""
         return cpu_reading()
 
     def others_share(self, first: tuple[float, float, float], last: tuple[float, float, float]) -> float:
-        """Busy time that was not ours, over our cores. /proc/stat ticks are 10 ms, so short spans are rough."""
+        """Busy time of other processes over the time of our cores; rough over short spans, in ticks of 10 ms."""
         wall, busy, own = (after - before for before, after in zip(first, last, strict=True))
         cores = len(os.sched_getaffinity(0))
         return min(1.0, max(0.0, busy - own) / (wall * cores)) if wall > 0 else 0.0

@@ -15,7 +15,7 @@ KEPT_BACK = 256 << 20
 
 
 class Cuda(Device):
-    """One GPU. Made in the child only: a process that has touched CUDA cannot be forked."""
+    """One NVIDIA GPU. Opened in the child only: a process that has touched CUDA cannot be forked."""
 
     kind = "cuda"
     order = 10
@@ -65,7 +65,7 @@ class Cuda(Device):
         torch.cuda.set_per_process_memory_fraction(min(1.0, self._cap / total), self.torch)
 
     def capacity(self) -> int:
-        """The cap: torch's allocator fails there."""
+        """The cap, at which torch's allocator fails."""
         return self._cap
 
     def used_by_others(self) -> int:
@@ -77,11 +77,11 @@ class Cuda(Device):
         return int(torch.cuda.memory_reserved(self.torch))
 
     def live(self) -> int:
-        """Allocated bytes."""
+        """Bytes that torch's allocator has handed out."""
         return int(torch.cuda.memory_allocated(self.torch))
 
     def retries(self) -> int:
-        """The caching allocator's count."""
+        """How often torch's allocator freed its cache to go on."""
         return int(torch.cuda.memory_stats(self.torch).get("num_alloc_retries", 0))
 
     def reset_peak(self) -> None:
@@ -95,7 +95,7 @@ class Cuda(Device):
         return int(torch.cuda.max_memory_reserved(self.torch))
 
     def reserved(self) -> int | None:
-        """Reserved bytes."""
+        """Bytes that torch's allocator holds, used or not."""
         return int(torch.cuda.memory_reserved(self.torch))
 
     def synchronize(self) -> None:
@@ -113,11 +113,11 @@ class Cuda(Device):
         return float(first.elapsed_time(last)) / 1e3
 
     def neighbours(self) -> Reading:
-        """NVML's reading."""
+        """A reading of the clock, through NVML."""
         return self._nvml.reading()
 
     def others_share(self, first: Reading, last: Reading) -> float | None:
-        """As NVML samples it, None where it cannot; all of it while the GPU is throttled."""
+        """The share as NVML samples it, None where it cannot tell, and 1 while the GPU has to lower its clock."""
         return self._nvml.others_share(first, last)
 
     def clock(self, reading: Reading) -> tuple[int, tuple[str, ...]] | None:
@@ -126,7 +126,7 @@ class Cuda(Device):
 
 
 def _smi(*arguments: str) -> str | None:
-    """What nvidia-smi says; None without it."""
+    """The output of nvidia-smi, or None where it is missing or says nothing."""
     try:
         done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -24,7 +24,7 @@ IMPORTED = ("bitsandbytes",)  # present is not enough: its native library has to
 
 
 def packages() -> dict[str, Package]:
-    """Optional packages: version, or why they cannot be used."""
+    """The version of each optional package, or why it cannot be used."""
     found = {}
     for name in dict.fromkeys((*needed_packages(), *USEFUL)):
         if util.find_spec(name) is None:
@@ -43,7 +43,7 @@ def packages() -> dict[str, Package]:
 
 
 def versions() -> dict[str, str]:
-    """Versions that change timings."""
+    """The versions of all that changes how fast a step is."""
     import torch
 
     found = {"python": platform.python_version()}
@@ -60,7 +60,7 @@ def versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, when this is one."""
+    """The commit of this checkout, or None when the package is installed without one."""
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
     try:
         done = subprocess.run(git, capture_output=True, text=True, timeout=5)
@@ -70,7 +70,7 @@ def _commit() -> str | None:
 
 
 def all_facts() -> list[HardwareFacts]:
-    """Every device of every kind, accelerators first."""
+    """The facts of every device of this machine, accelerators before the host."""
     common: dict[str, Any] = {
         "host": platform.node(),
         "cores": len(os.sched_getaffinity(0)),

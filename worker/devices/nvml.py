@@ -28,7 +28,7 @@ class Reading:
     reasons: int = 0
 
     def slowed_by(self) -> tuple[str, ...]:
-        """The reasons in words."""
+        """Why the clock was lowered, in words."""
         return tuple(name for bit, name in REASONS.items() if self.reasons & bit)
 
 
@@ -40,7 +40,7 @@ class Nvml:
         self._handle = _handle(uuid)
 
     def reading(self) -> Reading:
-        """Now."""
+        """The clock and the reasons for lowering it, now."""
         stamp = time.time() * 1e6
         if self._handle is None:
             return Reading(stamp)
@@ -82,7 +82,7 @@ class Nvml:
 
 
 def _handle(uuid: str | None) -> Any:
-    """NVML's handle, or None without NVML."""
+    """NVML's handle of the GPU with that uuid, or None without NVML."""
     try:
         import pynvml
 

@@ -18,7 +18,7 @@ from worker.plan.view import View
 
 
 def plan(known: PlanInput) -> PlanDecision:
-    """What to do next. Same input, same answer."""
+    """The next trials, the verification, or the end of the job. The same input gives the same decision."""
     methods: list[Method] = [one for one in known.spec.method if unavailable(known.facts, one) is None]
     notes = [reason for one in known.spec.method if (reason := unavailable(known.facts, one))]
     problem = blocked(known.spec, known.facts)
@@ -42,7 +42,7 @@ def plan(known: PlanInput) -> PlanDecision:
 
 
 def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], notes: list[str]) -> None:
-    """Add as many trials as there are idle workers to `new`: baselines first, then the method with the fewest."""
+    """Add a trial to `new` for each idle worker: all methods' baselines first, then for the method with the fewest."""
 
     def ask(method: Method, always: bool) -> bool:
         view = View(known, method, new)

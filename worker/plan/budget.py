@@ -1,4 +1,4 @@
-"""The job's budget: how many trials and how long; a quarter of the time, and what trials leave, is for verification."""
+"""The job's budget of trials and minutes. A quarter of the time, and what the trials leave, is for verification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_LIMIT = 45.0
 
 
 class Budget:
-    """What is left of trials and minutes, as of a plan's input."""
+    """How many trials and seconds are left when a plan is made."""
 
     def __init__(self, known: PlanInput) -> None:
         self._known = known
@@ -31,16 +31,16 @@ class Budget:
         self._longest = max((sum(one.measurement.time_spent.values()) for one in known.history), default=0.0)
 
     def left(self) -> float:
-        """Seconds left for trials."""
+        """Seconds that are left for trials."""
         return self._seconds * (1 - VERIFY_SHARE) - self._known.elapsed_seconds
 
     def allows(self, planned: int) -> bool:
-        """Whether another trial may begin: one of the usual length has to end in time."""
+        """Whether another trial may begin beside those `planned`: there is time for one of median length."""
         count = len(self._known.history) + len(self._known.open_trials) + planned
         return count < self._known.spec.search.trials and self.left() > self._typical
 
     def affords(self, configuration: Configuration) -> bool:
-        """Whether the time left is enough for this one: compiled trials take longer, and so do their verifications."""
+        """Whether there is time for this configuration: what compiles takes longer to try, and to verify."""
         factor = COMPILE_ROOM if is_compiled(configuration.levers) else 1.0
         return self.left() > factor * self._typical
 
@@ -55,6 +55,6 @@ class Budget:
         return max(LEAST_LIMIT, min(PATIENCE * factor * self._longest, self._seconds))
 
     def verify_seconds(self, methods: int) -> float:
-        """Seconds for one of so many methods' verifications that are left."""
+        """Seconds for the next verification, when that many methods are still to be verified."""
         left = self._seconds - self._known.elapsed_seconds
         return max(left, self._seconds * VERIFY_SHARE) / methods

@@ -1,4 +1,4 @@
-"""What a trial's memory line may look like, from another trial of the job: where its probe begins, never its answer.
+"""A guess of a trial's memory from another trial of the job. The trial's probe begins there; what fits, it measures.
 
 Bytes a sample are mostly activations. The catalogue's factors are what the levers' definitions say (two bytes for four,
 one layer's activations for all), not measurements: the probe starts at half of what follows from them, so that being
@@ -16,7 +16,7 @@ from service.levers.batching import ROWS
 
 
 def expected(configuration: Configuration, measured: list[Measurement], max_length: int) -> MemoryLine | None:
-    """The line of the most alike measurement, scaled; None when none of the same method has one."""
+    """The memory line of the measurement with the most levers in common, scaled; None without any of the method."""
     alike = [
         (sum(one.configuration.levers[name] == choice for name, choice in configuration.levers.items()), one)
         for one in measured
@@ -33,6 +33,6 @@ def expected(configuration: Configuration, measured: list[Measurement], max_leng
 
 
 def _factor(configuration: Configuration, longest: int, max_length: int) -> float:
-    """Bytes a sample (or packed row), up to a constant."""
+    """A number proportional to the bytes that a sample, or a packed row, takes."""
     found = float(max_length if configuration.levers["batching"] in ROWS else longest)
     return found * math.prod(choice.memory.activations for choice in chosen(configuration.levers))

@@ -14,10 +14,10 @@ DRIFT = 1.25  # of a shared machine's pace between an early and a late trial: as
 
 
 def finalists(view: View) -> list[Measurement]:
-    """The nearest to the best, then the best of other batchings, then what else is near.
+    """The fastest configurations, then the fastest of other batchings, then what else is near the fastest.
 
-    Changes are tried around one configuration, minutes after the recipes: how batchings compare is what the
-    machine's pace blurs most, and what only blocks in turns can tell.
+    Single changes are tried around one configuration, minutes after the recipes. A machine shared with others changes
+    its pace in that time, which blurs how batchings compare more than anything else; only blocks that take turns tell.
     """
     near, reference = view.near(), view.baseline()
     found = near[: NEAREST[view.spec.search.verify]]
@@ -31,7 +31,7 @@ def finalists(view: View) -> list[Measurement]:
 
 
 def verification(left: list[View]) -> VerifyRequest | None:
-    """The verification of the first of the methods left that has finalists: these, with their baseline."""
+    """The verification of the first method that has finalists, of those that were not verified yet; None without."""
     for view in left:
         best, baseline = finalists(view), view.baseline()
         if not best:

@@ -7,13 +7,13 @@ from service.levers import LEVERS, chosen
 
 
 def precise(measurement: Measurement) -> bool:
-    """Whether it computes in fp32, so that others can be held to its numbers exactly."""
+    """Whether a measurement was computed in fp32, so that others must agree with its numbers but for rounding."""
     rounded = any(choice.changes_numerics for choice in chosen(measurement.configuration.levers))
     return not rounded and measurement.weights_dtype in (None, "float32")
 
 
 def reference_of(measured: Measurement) -> Measurement | None:
-    """The baseline with fp32 master weights, for losses to be compared with, or None where it has them.
+    """The baseline with fp32 master weights, with whose losses others are compared; None where it has them already.
 
     Trained in a checkpoint's 16 bits throughout, the baseline itself drifts (pure bf16: 3.6e-2 in 40 steps), and
     better configurations would be the ones to look wrong. Adapters are kept in fp32 in any case.

@@ -1,4 +1,4 @@
-"""Judges a verification: which finalists held, how much faster they were in the same blocks, and their order. Pure."""
+"""Judges a verification: which finalists are stable, how much faster they are in the same blocks, and their order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_MEAN_DIFFERENCE = 5e-2
 def judge(
     spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...], soaks: dict[str, Soak | str]
 ) -> Verification:
-    """The verification from its blocks and soaks; a soak given as text is the sentence of its failure."""
+    """The verification from its blocks and soaks. An entry of `soaks` that is a sentence says why that soak failed."""
     baseline = request.baseline
     candidates = [*([baseline] if baseline else []), *_run(request, blocks)]
     verdicts = [_verdict(spec, candidate, request, blocks, soaks) for candidate in candidates]
@@ -178,7 +178,10 @@ def _difference(ours: tuple[float, ...], theirs: tuple[float, ...], same_steps: 
 def _speedup(
     spec: JobSpec, candidate: Measurement, baseline: Measurement | None, blocks: tuple[Block, ...]
 ) -> tuple[float | None, float | None, float | None]:
-    """Of the job's objective: the median of the blocks' ratios, and the widest interval that any block allows."""
+    """(speed-up in the job's objective, its low and its high end).
+
+    The median of the blocks' ratios, and the widest interval that any of the blocks allows.
+    """
     if baseline is None:
         return None, None, None
     pairs = [

@@ -1,4 +1,4 @@
-"""What proposers see of a job: one of its methods, with all that was measured and is under way."""
+"""What proposers are given of a job: one of its methods, with all that was measured and is under way."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class View:
         return ranked(self.spec, list(found.values()))
 
     def score(self, measurement: Measurement) -> float:
-        """What the job wants least of: the objective's cost of a measurement."""
+        """The cost of a measurement by the job's objective, such as the seconds of the user's run: less is better."""
         return score(self.spec, measurement)
 
     def baseline_request(self) -> TrialRequest | None:

@@ -1,4 +1,4 @@
-"""Proposers of the next trial: one a file, found by being in this folder."""
+"""Proposers of the next trial. Each file of this folder that has a PROPOSER declares one; nothing else lists them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Proposal:
 class Proposer(Protocol):
     """Proposes trials of one method of a job. Proposers are asked by `order`, lowest first, until one has a proposal.
 
-    What is asked `always` comes before the others, whether or not a worker is idle and a budget left.
+    One with `always` is asked before all others, whether or not a worker is idle and the budget allows a trial.
     """
 
     order: int
@@ -35,7 +35,7 @@ class Proposer(Protocol):
 
 
 def proposers() -> list[Proposer]:
-    """Every proposer that a file of this folder declares as PROPOSER, in their order."""
+    """All proposers, sorted by the `order` that each declares. Looks at every folder of the package's path."""
     modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
     found: list[Proposer] = [module.PROPOSER for module in modules if hasattr(module, "PROPOSER")]
     return sorted(found, key=lambda proposer: proposer.order)

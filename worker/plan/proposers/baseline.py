@@ -22,7 +22,7 @@ class Baseline:
     order, always = 0, True
 
     def propose(self, view: View) -> Proposal | None:
-        """The baseline, unless it was asked for already."""
+        """The baseline, unless it was proposed before."""
         if view.baseline_request() is not None:
             return None
         configuration, notes = baseline(view.spec, view.method)
@@ -30,7 +30,7 @@ class Baseline:
 
 
 def baseline(spec: JobSpec, method: Method) -> tuple[Configuration, tuple[str, ...]]:
-    """(configuration, notes on what was left out of the user's arguments)."""
+    """(the baseline's configuration, sentences on what of the user's TrainingArguments it leaves out)."""
     mine: dict[str, Any] = spec.baseline if isinstance(spec.baseline, dict) else {}
     micro = int(mine.get(MICRO, TRAINER_BATCH))
     wanted = micro * int(mine.get(ACCUMULATION, 1))
@@ -58,14 +58,14 @@ def baseline(spec: JobSpec, method: Method) -> tuple[Configuration, tuple[str, .
 
 
 def _ways(lever: Lever) -> list[tuple[Asked, str]]:
-    """All ways to ask for a choice of a lever, with the choice."""
+    """(way to ask for it, name of the choice) for all choices of a lever."""
     return [(asked, choice.name) for choice in lever.choices for asked in choice.asked_by]
 
 
 def _asked(lever: Lever, mine: dict[str, Any]) -> tuple[str, list[str]]:
-    """(the choice that a user's arguments ask for, or the baseline; notes on it).
+    """(the choice that a user's arguments ask for, else the baseline; sentences to tell the user about it).
 
-    Of several the one that looks at the most arguments; of these the last, where choices are asked for alike.
+    Where several choices are asked for, the one that names the most arguments counts, and of these the last.
     """
     ways = _ways(lever)
     held = [

@@ -13,12 +13,12 @@ from worker.plan.view import View
 
 
 class Changes:
-    """Proposes what a person would change next, as long as there is time for it."""
+    """Proposes the ranked changes for which there is time."""
 
     order, always = 20, False
 
     def propose(self, view: View) -> Proposal | None:
-        """The first change that was not tried. The baseline may be the best, and lie outside the search space."""
+        """The first change that was not tried, of the best configuration that lies in the search space."""
         best = next((one for one in view.good if inside(one.configuration, view.choices, view.spec.task)), None)
         for configuration in changes(view.spec, best, view.choices) if best else ():
             if configuration.key not in view.taken and view.budget.affords(configuration):
@@ -27,7 +27,7 @@ class Changes:
 
 
 def changes(spec: JobSpec, found: Measurement, choices: Space) -> list[Configuration]:
-    """The best found with one lever changed; less memory for more time only where memory holds the batch small."""
+    """The best configuration with one lever changed; what saves memory only where memory limits the micro batch."""
     best = found.configuration
     ranked = [
         (choice.change_rank, lever.name, choice.name)

@@ -11,7 +11,7 @@ from worker.plan.view import View
 
 
 class Recipes:
-    """Proposes the recipes one after the other, at the second smallest effective batch where that is open."""
+    """Proposes the recipes one after the other. Where the effective batch is open, they take the second smallest."""
 
     order, always = 10, False
 
@@ -25,7 +25,7 @@ class Recipes:
 
 
 def recipes(view: View, effective: int) -> list[Configuration]:
-    """The device's recipes within the space: each ranked choice of the levers that want a recipe for each choice."""
+    """The recipes for this hardware: one for each ranked choice of the levers that ask for one recipe a choice."""
     choices = view.choices
 
     def first(lever: str, preferred: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Near the end: trials close to the best that others on the machine disturbed, once more."""
+"""Trials close to the best that others on the machine disturbed, run once more when nothing else is left to try."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from worker.plan.view import View
 
 
 class Repeat:
-    """Proposes each such configuration once."""
+    """Proposes each disturbed configuration once."""
 
     order, always = 40, False
 
     def propose(self, view: View) -> Proposal | None:
-        """The best disturbed one that was not repeated yet."""
+        """The best of the disturbed configurations that was not repeated yet."""
         requests = [one.request for one in view.known.history if one.request.origin is Origin.repeat]
         repeated = {one.configuration.key for one in (*requests, *view.under_way)}
         for one in view.near():

@@ -1,4 +1,4 @@
-"""Optuna, replayed: the history into an in-memory study, then `ask`. The same seed and history, the same answer."""
+"""The sampler: Optuna is told the history, in memory, and then asked. The same history gives the same answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Search:
     order, always = 30, False
 
     def propose(self, view: View) -> Proposal | None:
-        """The sampler's next configuration; what compiles may take longer than is left, while others still fit."""
+        """The sampler's next configuration for which there is time; what compiles may take longer than is left."""
         taken = set(view.taken)
         for _ in range(MOST_UNAFFORDABLE):
             found = ask(view, taken)
@@ -82,7 +82,7 @@ def ask(view: View, taken: set[str]) -> Configuration | None:
 def _any_left(
     spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...], taken: set[str]
 ) -> Configuration | None:
-    """TPE has narrowed down to what is taken: one of the rest at random, or None when there is none to be found."""
+    """A random configuration that was not tried, for when the sampler only asks for what was; None without any."""
     if math.prod(map(len, choices.values())) > MOST_LISTED:
         rng = random.Random(spec.search.seed + len(taken))
         for _ in range(MOST_DRAWN):
