@@ -33,7 +33,7 @@ from worker.plan.proposers import proposers
 BLOCKS = re.findall(
     r"```python\n# (\S+)/(\w+)\.py\n(.*?)```", (ROOT / "docs" / "adding.md").read_text("utf-8"), re.DOTALL
 )
-PAGE = {folder: (name, text) for folder, name, text in BLOCKS}
+PAGE: dict[str, tuple[str, str]] = {folder: (name, text) for folder, name, text in BLOCKS}
 MOST_LINES = 20
 Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]
