@@ -15,9 +15,8 @@ from worker.devices.facts import all_facts, packages
 def test_devices_are_in_their_order_and_say_what_they_can() -> None:
     kinds = discover()
     assert list(kinds) == ["cuda", "cpu"], "an accelerator comes before the host"
-    cuda, cpu = kinds["cuda"], kinds["cpu"]
-    assert cuda.has_own_memory and cuda.first_call_per_shape and cuda.can_pin and cuda.runs_ahead
-    assert not (cpu.has_own_memory or cpu.first_call_per_shape or cpu.can_pin or cpu.runs_ahead)
+    for name in ("has_own_memory", "first_call_per_shape", "can_pin", "runs_ahead", "gains_from_large_batches"):
+        assert getattr(kinds["cuda"], name) is True and getattr(kinds["cpu"], name) is False
 
 
 def test_an_unknown_kind_is_named_with_those_there_are() -> None:

@@ -42,6 +42,8 @@ class Device(ABC):
     """Batches in page-locked host memory are copied to it faster, and while it computes."""
     runs_ahead: ClassVar[bool] = False
     """Calls return before the device has done what they ask, so that only marks tell the time."""
+    gains_from_large_batches: ClassVar[bool] = False
+    """Throughput grows with the batch as far as memory goes; elsewhere a few rows keep it busy."""
 
     torch: torch.device
 

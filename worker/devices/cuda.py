@@ -19,7 +19,7 @@ class Cuda(Device):
 
     kind = "cuda"
     order = 10
-    has_own_memory = first_call_per_shape = can_pin = runs_ahead = True
+    has_own_memory = first_call_per_shape = can_pin = runs_ahead = gains_from_large_batches = True
 
     def __init__(self, index: int = 0) -> None:
         self.torch = torch.device(self.kind, index)
