@@ -25,6 +25,7 @@ from service.levers.quantization import HEADS
 from worker.child import sources
 from worker.child.build import Limits, adapted, check_length, load_options
 from worker.child.fake import Storages, fake_tensors, real_shapes
+from worker.devices import discover
 from worker.devices.base import proc_status
 from worker.levers import batching, precision
 from worker.tasks import TASKS
@@ -94,7 +95,8 @@ class _Estimator:
 
     def __init__(self, spec: JobSpec, device: str, limits: Limits) -> None:
         self._spec, self._device, self._limits = spec, device, limits
-        self._overhead = 0.0 if device == "cpu" else CUDA_OVERHEAD
+        kind = discover().get(device)
+        self._overhead = CUDA_OVERHEAD if kind is not None and kind.has_own_memory else 0.0
         self._drawn: dict[str, Sizes] = {}
 
     def method(self, method: str, levers: dict[str, str], capacity: float, known: tuple[Known, ...]) -> MethodEstimate:
