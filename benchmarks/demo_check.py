@@ -106,8 +106,9 @@ def run(found: Recommendation, blocks: int) -> dict[str, Any]:
             assert ending.last.block is not None and ending.last.block.timing is not None
             timing = ending.last.block.timing
             seen[name].append(timing.tokens / timing.seconds)
+            share = "unknown" if timing.clean_share is None else f"{timing.clean_share:.0%}"
             print(
-                f"block {number + 1}  {name:32} {seen[name][-1]:8,.0f} tokens/s  clean {timing.clean_share:.0%}",
+                f"block {number + 1}  {name:32} {seen[name][-1]:8,.0f} tokens/s  clean {share}",
                 flush=True,
             )
     lock.release()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.levers import EXCLUSIONS, LEVERS, METHOD_NEEDS
+from service.levers import LEVERS, METHOD_NEEDS, exclusions
 from service.levers.base import Choice, Lever
 
 HEAD = """# Levers
@@ -38,7 +38,7 @@ def table(lever: Lever) -> str:
     limits = []
     if len(lever.methods) < len(METHOD_NEEDS):
         limits.append(f"Only with {' and '.join(lever.methods)}.")
-    if "sequence-classification" not in lever.tasks:
+    if lever.tasks is not None:
         limits.append(f"Only for {' and '.join(lever.tasks)}.")
     lines = [f"## {lever.name}", "", " ".join([lever.summary, *limits, f"[Source]({lever.source})"]), ""]
     lines += ["| choice | what | needs | numerics | for Trainer |", "|---|---|---|---|---|"]
@@ -54,10 +54,10 @@ def table(lever: Lever) -> str:
     return "\n".join(lines) + "\n"
 
 
-def exclusions() -> str:
+def excluded() -> str:
     """The table of combinations that are never tried."""
     lines = ["## Never tried together", "", "| combination | why |", "|---|---|"]
-    for exclusion in EXCLUSIONS:
+    for exclusion in exclusions():
         when = ", ".join(f"{name}: {' / '.join(values)}" for name, values in exclusion.when.items())
         lines.append(f"| {when} | {exclusion.reason} ([source]({exclusion.reference})) |")
     return "\n".join(lines) + "\n"
@@ -65,7 +65,7 @@ def exclusions() -> str:
 
 def text() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *(table(lever) for lever in LEVERS.values()), exclusions()])
+    return "\n".join([HEAD, *(table(lever) for lever in LEVERS.values()), excluded()])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from service.contract.hardware import HardwareFacts
 from service.contract.job import METHODS, TASKS
 from service.contract.views import Availability, Catalogue, ChoiceView, ExclusionView, LeverView, MethodView, WorkerView
-from service.levers import EXCLUSIONS, LEVERS, METHOD_NEEDS
+from service.levers import LEVERS, METHOD_NEEDS, exclusions
 from service.levers.base import Choice
 
 Alive = dict[str, HardwareFacts]
@@ -23,7 +23,7 @@ def catalogue(workers: Iterable[WorkerView] = ()) -> Catalogue:
         ),
         methods=tuple(_method(method, alive) for method in METHODS),
         tasks=TASKS,
-        exclusions=tuple(ExclusionView.of(exclusion, when=dict(exclusion.when)) for exclusion in EXCLUSIONS),
+        exclusions=tuple(ExclusionView.of(exclusion, when=dict(exclusion.when)) for exclusion in exclusions()),
     )
 
 

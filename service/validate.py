@@ -18,7 +18,6 @@ from service.contract.rows import read as read_rows
 from service.errors import InvalidJob, invalid_job
 from service.jobtext import read
 from service.levers import LEVERS, circumstances, excluded, unknown
-from service.levers.base import needs_cuda
 from service.settings import Settings
 
 LOOKED_AT = 200  # rows of a file that are looked at; the worker sees them all
@@ -77,8 +76,8 @@ def _levers(spec: JobSpec) -> list[dict[str, str]]:
             found.append(_mistake(f"/search/levers/{at}", f"search.levers: {problem}"))
     for name, choice in search.fixed.items():
         problem = unknown(name, choice)
-        if not problem and spec.hardware.device == "cpu" and needs_cuda(LEVERS[name].choice(choice)):
-            problem = f"{name}={choice} needs an NVIDIA GPU, and hardware.device is cpu"
+        if not problem and LEVERS[name].choice(choice).barred(spec.hardware.device):
+            problem = f"{name}={choice} needs an NVIDIA GPU, and hardware.device is {spec.hardware.device}"
         if not problem and not _applies(spec, name, choice):
             problem = f"{name}={choice} means nothing to {spec.task} with method {' or '.join(spec.method)}"
         if problem:
@@ -92,9 +91,9 @@ def _levers(spec: JobSpec) -> list[dict[str, str]]:
             found.append(_mistake("/search/fixed", f"search.fixed: {names} cannot be with {spec.task}: {clash.reason}"))
     if isinstance(spec.baseline, dict):
         found += _baseline(spec.baseline)
-        for name in ("fp16", "tf32"):
-            if spec.hardware.device == "cpu" and spec.baseline.get(name):
-                text = f"baseline.{name} needs an NVIDIA GPU, and hardware.device is cpu"
+        for barred in (one for lever in LEVERS.values() for one in lever.choices if one.barred(spec.hardware.device)):
+            for name in {name for asked in barred.asked_by if asked.holds(spec.baseline) for name in asked.arguments}:
+                text = f"baseline.{name} needs an NVIDIA GPU, and hardware.device is {spec.hardware.device}"
                 found.append(_mistake(f"/baseline/{name}", text))
     return found
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from service import __version__
 from service.contract.hardware import HardwareFacts
-from service.levers import LEVERS, METHOD_NEEDS
+from service.levers import LEVERS, packages
 from service.settings import Settings
 
 # What packages bring that no method and no choice of a lever requires.
@@ -45,20 +45,12 @@ def report(console: Console, as_json: bool) -> int:
         _device(console, facts)
     versions = ", ".join(f"{name} {version}" for name, version in found[0].versions.items())
     console.print(f"versions: {versions}")
+    needed = packages()
     for name, package in found[0].packages.items():
         state = package.version or Text(str(package.problem), "yellow")
-        brings = ", ".join(_needed_for(name)) or BESIDES.get(name, "nothing dynotune uses")
+        brings = ", ".join(needed.get(name, ())) or BESIDES.get(name, "nothing dynotune uses")
         console.print(Text.assemble(f"  {name}: ", state, f" - brings {brings}"), soft_wrap=True)
     return 0
-
-
-def _needed_for(package: str) -> list[str]:
-    """The methods and the choices of levers that need a package, by the catalogue."""
-    needs = {f"method {method}": needs for method, needs in METHOD_NEEDS.items()}
-    needs |= {f"{lever.name}={choice.name}": choice.needs for lever in LEVERS.values() for choice in lever.choices}
-    return [
-        name for name, wanted in needs.items() if any(one.sentence.startswith(f"needs {package} (") for one in wanted)
-    ]
 
 
 def _device(console: Console, facts: HardwareFacts) -> None:
@@ -69,7 +61,7 @@ def _device(console: Console, facts: HardwareFacts) -> None:
     console.print(Text.assemble((f"{facts.device}:{facts.index}", "bold"), about))
     for other in facts.others:
         console.print(f"  {other}", style="yellow")
-    for user in _users(facts) if facts.device == "cuda" else ():
+    for user in _users(facts) if facts.has_own_memory else ():
         console.print(f"  {user}", style="yellow")
     if facts.topology:
         console.print(facts.topology)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+
+from pydantic import Field
 
 from service.contract.base import Contract
 
@@ -19,13 +20,17 @@ class HardwareFacts(Contract):
     """One device and the software around it. Timings are only compared within one `fingerprint`."""
 
     host: str
-    device: Literal["cpu", "cuda"]
+    device: str = Field(description="The kind of device, as its file under worker/devices names it.")
     index: int = 0
     uuid: str | None = None
     name: str
     memory_bytes: int
     cores: int
-    capability: tuple[int, int] | None = None
+    capability: tuple[int, int] | None = Field(default=None, description="CUDA compute capability of an NVIDIA GPU.")
+    has_own_memory: bool = Field(
+        default_factory=lambda data: data.get("capability") is not None,  # as earlier versions' facts, which lack it
+        description="The device computes in memory of its own, not the host's.",
+    )
     bf16_native: bool
     driver: str | None = None
     versions: dict[str, str]

@@ -147,7 +147,11 @@ class SearchSpec(Asked):
 class HardwareSpec(Asked):
     """Which worker may measure, and how much of its memory may be used."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = Field(
+        default="auto",
+        pattern="^[a-z][a-z0-9-]{0,19}$",
+        description="auto, or the kind of device that a worker must have: cpu, cuda.",
+    )
     name: str | None = Field(
         default=None, min_length=1, max_length=100, description="Part of the device's name, such as 'H200'."
     )

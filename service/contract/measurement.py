@@ -11,6 +11,8 @@ from service.contract.base import Contract
 from service.contract.configuration import Configuration
 from service.contract.states import ProbePhase
 
+LEAST_CLEAN = 0.5
+
 
 class Outcome(StrEnum):
     """How a trial ended. Only `ok` can be recommended; each of the others carries a reason."""
@@ -94,12 +96,19 @@ class Timing(Contract):
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
     waiting_seconds: float = Field(default=0.0, description="Of `seconds`, what the device waited for data.")
-    clean_share: float = Field(description="Share of timings that had the device to themselves.")
-    largest_share_of_others: float
+    clean_share: float | None = Field(
+        description="Share of timings known to have had the device to themselves; null where the device tells nothing."
+    )
+    largest_share_of_others: float | None
     clock_mhz: tuple[int, int] | None = Field(
         default=None, description="Lowest and highest clock of the GPU's multiprocessors that was seen meanwhile."
     )
     slowed_by: tuple[str, ...] = Field(default=(), description="Why the GPU lowered its clock, a power cap aside.")
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether most of it was timed beside others, as far as the device tells."""
+        return self.clean_share is not None and self.clean_share < LEAST_CLEAN
 
 
 class Measurement(Contract):

@@ -1,40 +1,23 @@
-"""The catalogue, as data: one lever a file. A new lever is a file here, its twin in worker/levers, and a line below."""
+"""The catalogue of levers, as data. Each file of this folder that has a LEVER declares one; nothing else lists them."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
+from importlib import import_module
 
 from service.contract.job import JobSpec
-from service.levers import (
-    activations,
-    adapter,
-    allocator,
-    attention,
-    batching,
-    cache,
-    checkpointing,
-    compile,
-    evaluation,
-    experts,
-    float8,
-    head,
-    kernels,
-    loading,
-    normalisation,
-    optimizer,
-    padding,
-    precision,
-    quantization,
-    vocabulary,
-)
 from service.levers.base import Choice, Exclusion, Lever, Need, package
-from service.levers.exclusions import EXCLUSIONS
 
-MODULES = (
-    *(precision, float8, attention, kernels, experts, normalisation, head, vocabulary, optimizer, checkpointing),
-    *(compile, activations, batching, padding, quantization, adapter, loading, allocator, cache, evaluation),
-)
-LEVERS: dict[str, Lever] = {module.LEVER.name: module.LEVER for module in MODULES}
+
+def discover() -> dict[str, Lever]:
+    """All levers by name, sorted by the `order` that each declares. Looks at every folder of the package's path."""
+    modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+    levers = [module.LEVER for module in modules if hasattr(module, "LEVER")]
+    return {lever.name: lever for lever in sorted(levers, key=lambda lever: (lever.order, lever.name))}
+
+
+LEVERS: dict[str, Lever] = discover()
 
 METHOD_NEEDS: dict[str, tuple[Need, ...]] = {
     "lora": (package("peft", "LoRA adapters"),),
@@ -43,15 +26,42 @@ METHOD_NEEDS: dict[str, tuple[Need, ...]] = {
 }
 
 
+def exclusions() -> list[Exclusion]:
+    """The combinations that are never tried, each declared by one of the levers that it is about."""
+    return [exclusion for lever in LEVERS.values() for exclusion in lever.exclusions]
+
+
 def excluded(point: Mapping[str, str]) -> Exclusion | None:
-    """The first exclusion that a point (levers and circumstances) runs into, or None."""
-    return next((exclusion for exclusion in EXCLUSIONS if exclusion.hits(point)), None)
+    """The first exclusion that forbids a point (the choice of every lever, and the circumstances), or None."""
+    return next((exclusion for exclusion in exclusions() if exclusion.hits(point)), None)
 
 
 def circumstances(spec: JobSpec, method: str) -> dict[str, str]:
-    """What of a job the exclusions look at beside its levers."""
+    """The facts of a job that exclusions look at beside its levers."""
     clipping = "on" if spec.training.max_grad_norm else "off"
     return {"task": spec.task, "method": method, "clipping": clipping, "loss_on": spec.training.loss_on}
+
+
+def chosen(levers: Mapping[str, str]) -> list[Choice]:
+    """The catalogue's entries of a configuration's choices."""
+    return [LEVERS[name].choice(choice) for name, choice in levers.items()]
+
+
+def is_compiled(levers: Mapping[str, str]) -> bool:
+    """Whether a configuration compiles code before it trains, which takes time in every process."""
+    return any(LEVERS[name].stage == "compiled" and LEVERS[name].choice(levers[name]).function for name in levers)
+
+
+def packages() -> dict[str, list[str]]:
+    """Optional Python package -> the methods and the choices (`lever=choice`) that need it."""
+    found: dict[str, list[str]] = {}
+    needs = [(f"method {method}", needs) for method, needs in METHOD_NEEDS.items()]
+    needs += [(f"{lever.name}={choice.name}", choice.needs) for lever in LEVERS.values() for choice in lever.choices]
+    for name, wanted in needs:
+        for need in wanted:
+            if need.package:
+                found.setdefault(need.package, []).append(name)
+    return found
 
 
 def unknown(name: str, choice: str | None = None) -> str | None:
@@ -64,13 +74,17 @@ def unknown(name: str, choice: str | None = None) -> str | None:
 
 
 __all__ = [
-    "EXCLUSIONS",
     "LEVERS",
     "METHOD_NEEDS",
     "Choice",
     "Exclusion",
     "Lever",
+    "chosen",
     "circumstances",
+    "discover",
     "excluded",
+    "exclusions",
+    "is_compiled",
+    "packages",
     "unknown",
 ]

@@ -1,6 +1,7 @@
-"""What compiled code keeps for the backward pass."""
+"""How many activations compiled code keeps for the backward pass instead of computing them again."""
 
-from service.levers.base import Choice, Lever
+from service.levers.base import Choice, Exclusion, Lever
+from service.levers.compile import WITHOUT_CODE
 
 BUDGET = "Trainer has no argument for it; train.py sets torch._functorch.config.activation_memory_budget"
 
@@ -9,7 +10,9 @@ LEVER = Lever(
     summary="The share of activations that compiled code may keep; the rest it computes again, the cheapest first.",
     baseline="all",
     source="https://pytorch.org/blog/activation-checkpointing-techniques/",
+    order=120,
     stage="load",
+    simulated=(),
     choices=(
         Choice("all", "as the compiler decides by itself"),
         Choice(
@@ -27,6 +30,13 @@ LEVER = Lever(
             function="activation_budget",
             options={"share": 0.2},
             not_expressible=BUDGET,
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"activations": ("half", "fifth"), "compile": WITHOUT_CODE},
+            "the budget is the compiler's, and nothing is generated there",
+            "https://pytorch.org/blog/activation-checkpointing-techniques/",
         ),
     ),
 )

@@ -1,6 +1,7 @@
 """The adapter's form. The options are data: arguments of peft's LoraConfig and get_peft_model."""
 
-from service.levers.base import Choice, Lever
+from service.levers.base import Choice, Exclusion, Lever
+from service.levers.compile import WHOLE
 
 # The attention's projections in the families' names; peft takes those that the model has.
 ATTENTION: tuple[str, ...] = (
@@ -23,6 +24,7 @@ LEVER = Lever(
     summary="Where adapters sit, how they are scaled, and in which precision they are kept.",
     baseline="as-asked",
     source="https://huggingface.co/docs/peft/developer_guides/lora",
+    order=160,
     methods=("lora", "qlora"),
     choices=(
         Choice("as-asked", "the job's target modules; A and B in fp32 over a 16-bit base"),
@@ -52,6 +54,28 @@ LEVER = Lever(
             changes_learning=True,
             searched=False,
             options={"use_dora": True},
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"adapter": ("base-dtype",), "precision": ("fp16-mixed",)},
+            "a gradient scaler cannot unscale the gradients of 16-bit weights",
+            "https://docs.pytorch.org/docs/stable/amp.html",
+        ),
+        Exclusion(
+            {"adapter": ("base-dtype",), "method": ("qlora",)},
+            "a quantised base has no format that adapters could share",
+            "https://huggingface.co/docs/peft/developer_guides/lora",
+        ),
+        Exclusion(
+            {"adapter": ("dora",), "compile": ("per-layer", "per-layer-max-autotune", *WHOLE)},
+            "DoRA breaks the graph in every layer",
+            "https://huggingface.co/docs/peft/developer_guides/lora",
+        ),
+        Exclusion(
+            {"adapter": ("dora",), "quantization": ("int8", "torchao-int8", "torchao-float8"), "method": ("qlora",)},
+            "peft has DoRA for 4-bit bases",
+            "https://huggingface.co/docs/peft/developer_guides/lora",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""CUDA's caching allocator."""
+"""How torch's caching allocator takes GPU memory from the driver."""
 
 from service.levers.base import Choice, Lever, cuda
 
@@ -7,7 +7,9 @@ LEVER = Lever(
     summary="How torch's caching allocator takes memory from the driver.",
     baseline="default",
     source="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
+    order=180,
     stage="load",
+    simulated=(),
     choices=(
         Choice("default", "segments of fixed size"),
         Choice(

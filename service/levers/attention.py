@@ -1,18 +1,34 @@
 """The attention kernel. The options are data: transformers' `implementation`; a function sets sdpa's backend."""
 
-from service.levers.base import Choice, Lever, capability, cuda, package, varlen_kernel
+from service.levers.base import Asked, Choice, Exclusion, Lever, Memory, capability, cuda, package, varlen_kernel
+from service.levers.precision import FULL_PRECISION
+
+# Kernels by the names of choices, for exclusions: those of sdpa, flash-attention's, and all that take a mask.
+SDPA = ("sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math")
+FLASH = ("flash-attention-2", "flash-attention-3")
+MASKED = ("eager", *SDPA, "flex")
 
 LEVER = Lever(
     name="attention",
     summary="How softmax(QK)V is computed.",
     baseline="sdpa",
     source="https://huggingface.co/docs/transformers/attention_interface",
+    order=30,
     stage="load",
+    simulated=("eager", "sdpa"),
     choices=(
-        Choice("eager", "plain matmuls with a dense mask", from_pretrained={"attn_implementation": "eager"}),
+        Choice(
+            "eager",
+            "plain matmuls with a dense mask",
+            memory=Memory(activations=1.3),
+            change_rank=30,
+            asked_by=(Asked({"attn_implementation": "eager"}),),
+            from_pretrained={"attn_implementation": "eager"},
+        ),
         Choice(
             "sdpa",
             "torch's scaled_dot_product_attention, its backend chosen by torch",
+            asked_by=(Asked({"attn_implementation": "sdpa"}),),
             from_pretrained={"attn_implementation": "sdpa"},
         ),
         Choice(
@@ -54,6 +70,7 @@ LEVER = Lever(
             "torch's flex_attention, compiled for the mask at hand",
             needs=(cuda(),),
             changes_numerics=True,
+            drops_attention=False,
             options={"implementation": "flex_attention"},
             from_pretrained={"attn_implementation": "flex_attention"},
         ),
@@ -62,6 +79,7 @@ LEVER = Lever(
             "torch's own variable-length kernel: no mask, so samples side by side cost their own squares only",
             needs=(varlen_kernel(),),
             changes_numerics=True,
+            drops_attention=False,
             function="register_varlen",
             from_pretrained={"attn_implementation": "varlen"},
             not_expressible="an attention of our own, registered with transformers; train.py brings it",
@@ -79,6 +97,18 @@ LEVER = Lever(
             needs=(cuda(), capability(9), package("flash_attn_interface", "its kernels")),
             options={"implementation": "flash_attention_3"},
             from_pretrained={"attn_implementation": "flash_attention_3"},
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"attention": FLASH, "precision": FULL_PRECISION},
+            "flash kernels compute in 16 bits only",
+            "https://github.com/Dao-AILab/flash-attention",
+        ),
+        Exclusion(
+            {"attention": ("sdpa-cudnn",), "precision": FULL_PRECISION},
+            "cuDNN's attention computes in 16 bits only",
+            "https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""What a lever is: choices, needs and exclusions as data, so that they can be shown, checked and tested."""
+"""What a lever is. All that is said of one is data, declared in its own file, so that it can be shown and tested."""
 
 from __future__ import annotations
 
@@ -15,23 +15,61 @@ Stage = Literal[
 
 @dataclass(frozen=True)
 class Need:
-    """Something the worker must have; `sentence` says what is missing and what to do.
+    """Something that the worker must have; `sentence` says what is missing and what to do about it.
 
-    A soft need only keeps a choice out of the search: asked for by name, it still runs.
+    A soft need only keeps a choice out of the search: asked for by name, the choice still runs. `package` names the
+    Python package that the need is about, `device` the only kind of device that can ever meet it.
     """
 
     met: Callable[[HardwareFacts], bool]
     sentence: str
     soft: bool = False
+    package: str | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a choice does to memory by its definition. Estimates begin with it; measurements replace it.
+
+    `activations` is a factor on the bytes a sample takes, relative to the lever's baseline. The others are bytes on the
+    device: of optimizer state for each trained parameter, of it for each trained parameter of an embedding where that
+    differs, and of each weight once it is quantised. `gradient_copies` exist at once during the optimizer's update.
+    With `keeps_dequantised`, all weights stay dequantised for the backward pass, not only those of the layer at hand.
+    """
+
+    activations: float = 1.0
+    state: float = 8.0  # AdamW's two moments in fp32
+    embedding_state: float | None = None
+    weight: float | None = None
+    gradient_copies: int = 1
+    keeps_dequantised: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """TrainingArguments that together ask for a choice in a user's own baseline. The user is told `note` then."""
+
+    arguments: Mapping[str, Any]
+    note: str = ""
+
+    def holds(self, mine: Mapping[str, Any]) -> bool:
+        """Whether a user's TrainingArguments say all of this; any value that is true in Python sets a flag."""
+        wanted = self.arguments.items()
+        return all(bool(mine.get(name)) if value is True else mine.get(name) == value for name, value in wanted)
 
 
 @dataclass(frozen=True)
 class Choice:
     """One way to set a lever, how it is applied, and what the exporters write for it.
 
-    `function` is one of service/exports/templates/levers/<lever>.py, called with `options`; where there is none, the
-    options are data for the code that asks. `adapter_from_pretrained` comes on top of `from_pretrained` where the
-    base is frozen (LoRA, QLoRA). What `changes_learning` is searched with `search.quality: allow` only.
+    `function` names one of the lever's functions, called with `options`; where there is none, the options are data for
+    the code that asks. `adapter_from_pretrained` comes on top of `from_pretrained` where the base is frozen (LoRA,
+    QLoRA). What `changes_learning` is searched with `search.quality: allow` only; what is not `searched` at all is
+    tried only when a job fixes it. `recipe_rank` is the choice's place among the recipes that the search begins with
+    (`host_recipe_rank` on a device without memory of its own), `change_rank` its place among the single changes that
+    are tried around the best configuration; without a rank it is in neither. `drops_attention` is whether an attention
+    kernel can apply the model's dropout.
     """
 
     name: str
@@ -43,6 +81,12 @@ class Choice:
     searched: bool = True
     function: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    memory: Memory = Memory()
+    recipe_rank: int | None = None
+    host_recipe_rank: int | None = None
+    change_rank: int | None = None
+    drops_attention: bool = True
+    asked_by: tuple[Asked, ...] = ()
     training_arguments: Mapping[str, Any] = field(default_factory=dict)
     from_pretrained: Mapping[str, Any] = field(default_factory=dict)
     adapter_from_pretrained: Mapping[str, Any] = field(default_factory=dict)
@@ -55,6 +99,27 @@ class Choice:
                 return need.sentence
         return None
 
+    def barred(self, device: str) -> bool:
+        """Whether no device of that kind can ever take the choice; `auto` stands for any kind."""
+        return device != "auto" and any(need.device not in (None, device) for need in self.needs)
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A combination that is never tried: every entry of `when` (lever or circumstance -> values) holds.
+
+    Circumstances are `task`, `method`, `clipping` (on or off) and `loss_on`. Of two levers that exclude each other the
+    search sets the last one named back to its baseline, where it has to give one up.
+    """
+
+    when: Mapping[str, tuple[str, ...]]
+    reason: str
+    reference: str
+
+    def hits(self, point: Mapping[str, str]) -> bool:
+        """Whether a point (levers and circumstances) is this combination."""
+        return all(point.get(name) in values for name, values in self.when.items())
+
 
 @dataclass(frozen=True)
 class Lever:
@@ -63,7 +128,13 @@ class Lever:
     `stage` is when its functions are called: before the model is loaded (`load`), on the loaded model (`base`), on
     the model with its adapter (`model`), after the probe (`compiled`), to make the `optimizer`, the steps (`batching`),
     their batches (`loading`) or the configuration of the `quantised` base, around an `evaluation`, or never, where
-    choices are data.
+    choices are data. `order` is the lever's place in the catalogue, and among the levers of its stage.
+
+    `recipe` is what recipes set the lever to: its baseline, the `first` ranked choice that can be had, or `each`
+    ranked choice in a recipe of its own. `saves_memory` levers trade time for memory, so that changing them is tried
+    only where memory limits the batch. `simulated` lists the choices that an estimate can run on fake tensors (None:
+    all); it takes the baseline for the others. `reference` is the choice that stable numerics are judged against.
+    A lever that `changes_evaluation` makes an evaluation take another amount of memory than training does.
     """
 
     name: str
@@ -71,13 +142,20 @@ class Lever:
     choices: tuple[Choice, ...]
     baseline: str
     source: str
+    order: int = 1000
     stage: Stage = "data"
     methods: tuple[str, ...] = ("lora", "qlora", "full")
-    tasks: tuple[str, ...] = ("causal-lm", "sequence-classification", "masked-lm")
+    tasks: tuple[str, ...] | None = None
+    exclusions: tuple[Exclusion, ...] = ()
+    recipe: Literal["baseline", "first", "each"] = "baseline"
+    saves_memory: bool = False
+    simulated: tuple[str, ...] | None = None
+    reference: str | None = None
+    changes_evaluation: bool = False
 
     def applies(self, method: str, task: str) -> bool:
-        """Whether the lever means anything there; elsewhere it stays at its baseline."""
-        return method in self.methods and task in self.tasks
+        """Whether the lever has an effect with that method and task; where it has none, it stays at its baseline."""
+        return method in self.methods and (self.tasks is None or task in self.tasks)
 
     def choice(self, name: str) -> Choice:
         """The choice of that name; KeyError when there is none."""
@@ -91,24 +169,25 @@ class Lever:
         """The names of all choices."""
         return tuple(choice.name for choice in self.choices)
 
+    def simulation(self, choice: str) -> str:
+        """The choice that an estimate computes with: the given one, or the baseline where that cannot be simulated."""
+        return choice if self.simulated is None or choice in self.simulated else self.baseline
 
-@dataclass(frozen=True)
-class Exclusion:
-    """A combination that is never tried, when every entry of `when` holds: lever or circumstance -> values.
-
-    Circumstances are `task`, `method`, `clipping` (on or off) and `loss_on`.
-    """
-
-    when: Mapping[str, tuple[str, ...]]
-    reason: str
-    reference: str
-
-    def hits(self, point: Mapping[str, str]) -> bool:
-        """Whether a point (levers and circumstances) is this combination."""
-        return all(point.get(name) in values for name, values in self.when.items())
+    def ranked(self, facts: HardwareFacts) -> tuple[str, ...]:
+        """The names of the choices that recipes take and this hardware has, best first."""
+        ranks = {
+            choice.name: choice.recipe_rank
+            if facts.has_own_memory or choice.host_recipe_rank is None
+            else choice.host_recipe_rank
+            for choice in self.choices
+            if choice.recipe_rank is not None and choice.missing(facts) is None
+        }
+        return tuple(sorted(ranks, key=lambda name: ranks[name] or 0))
 
 
-CUDA = Need(lambda facts: facts.device == "cuda", "needs an NVIDIA GPU with CUDA; this worker measures on a CPU")
+CUDA = Need(
+    lambda facts: facts.capability is not None, "needs an NVIDIA GPU with CUDA; this worker has none", device="cuda"
+)
 
 
 def cuda() -> Need:
@@ -116,14 +195,10 @@ def cuda() -> Need:
     return CUDA
 
 
-def needs_cuda(choice: Choice) -> bool:
-    """Whether no CPU can ever take the choice."""
-    return CUDA in choice.needs
-
-
 def package(name: str, why: str) -> Need:
     """A package that imports on the worker."""
-    return Need(lambda facts: facts.has(name), f"needs {name} ({why}): pip install {name} on the worker")
+    sentence = f"needs {name} ({why}): pip install {name} on the worker"
+    return Need(lambda facts: facts.has(name), sentence, package=name)
 
 
 def native_bf16() -> Need:
@@ -139,7 +214,7 @@ def native_bf16() -> Need:
 def varlen_kernel() -> Need:
     """A GPU that torch's variable-length attention runs on; elsewhere it is exact and slow, so it is not searched."""
     return Need(
-        lambda facts: facts.device == "cuda" and facts.capability is not None and facts.capability >= (8, 0),
+        lambda facts: facts.capability is not None and facts.capability >= (8, 0),
         "needs a GPU of compute capability 8.0; elsewhere it runs sample by sample, exact and slow: name it under "
         "search.fixed or search.levers to try it all the same",
         soft=True,

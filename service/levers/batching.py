@@ -1,9 +1,15 @@
 """How an optimizer step's samples become micro batches. The options are data about the rows."""
 
-from service.levers.base import Choice, Lever
+from service.levers.attention import MASKED, SDPA
+from service.levers.base import Asked, Choice, Exclusion, Lever
+from service.levers.compile import GRAPHS, WHOLE
+from service.levers.optimizer import WHOLE_STEP
 
 # Steps over which `grouped` sorts, by how thorough the job's verification is: what is timed is what is exported.
 GROUP_STEPS = {"quick": 2, "full": 8}
+ROWS = ("packed", "packed-global")  # rows of max_length
+PACKED = (*ROWS, "padding-free")  # rows of several samples
+BUDGETED = ("token-budget", "padding-free")  # micro batches of a number of tokens
 LATER = "packs with restarting position_ids"
 
 LEVER = Lever(
@@ -11,13 +17,16 @@ LEVER = Lever(
     summary="Arrangement of samples into micro batches; the loss is normalised over the step's tokens in all.",
     baseline="padded",
     source="https://huggingface.co/docs/transformers/main_classes/trainer",
+    order=130,
     stage="batching",
+    recipe="each",
     choices=(
         Choice("padded", "samples in random order, each micro batch padded to its longest", function="padded"),
         Choice(
             "sorted",
             "the samples of a step sorted by length, then cut into micro batches: same step, less padding",
             function="sorted_within",
+            recipe_rank=40,
             not_expressible="Trainer cannot sort within a step; train.py does",
         ),
         Choice(
@@ -25,6 +34,7 @@ LEVER = Lever(
             "the samples of a step sorted by length, in micro batches of equally many padded tokens: same step, and "
             "short samples fill the memory that long ones need",
             function="token_budget",
+            recipe_rank=20,
             not_expressible="Trainer's micro batches count samples; train.py's count padded tokens",
         ),
         Choice(
@@ -32,6 +42,9 @@ LEVER = Lever(
             "samples sorted by length across a few steps, micro batches shuffled: least padding, changes the order",
             changes_order=True,
             function="grouped",
+            recipe_rank=30,
+            host_recipe_rank=10,
+            asked_by=(Asked({"group_by_length": True}), Asked({"train_sampling_strategy": "group_by_length"})),
             training_arguments={"train_sampling_strategy": "group_by_length"},
             not_expressible="Trainer's length groups span 50 batches, train.py's as many steps as were timed",
         ),
@@ -39,6 +52,8 @@ LEVER = Lever(
             "packed",
             "samples of a step packed into rows of max_length (best-fit decreasing), position_ids restarting",
             function="packed_within",
+            recipe_rank=10,
+            host_recipe_rank=30,  # under a mask, attention costs the square of a whole row
             not_expressible=f"Trainer has no packing within a step; train.py {LATER}",
         ),
         Choice(
@@ -56,9 +71,38 @@ LEVER = Lever(
             not_expressible=f"Trainer has no packing; train.py {LATER}",
         ),
     ),
+    exclusions=(
+        Exclusion(
+            {"optimizer": WHOLE_STEP, "batching": ("token-budget", *PACKED)},
+            "a step is one micro batch there, and these may cut it into several",
+            "https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",
+        ),
+        Exclusion(
+            {"batching": PACKED, "task": ("sequence-classification",)},
+            "a classifier pools one label a row, so rows cannot hold several samples",
+            "https://huggingface.co/docs/transformers/model_doc/bert",
+        ),
+        Exclusion(
+            {"batching": ("padding-free",), "attention": MASKED},
+            "under a mask one row of all tokens costs the square of its length: 8 x 512 tokens took 14 times as long",
+            "https://huggingface.co/docs/transformers/attention_interface",
+        ),
+        Exclusion(
+            {"batching": PACKED, "task": ("masked-lm",), "attention": MASKED},
+            "encoders see both ways: only a kernel that is told where samples end keeps them apart",
+            "https://huggingface.co/docs/transformers/attention_interface",
+        ),
+        Exclusion(
+            {"batching": PACKED, "attention": SDPA, "compile": WHOLE},
+            "compiled as a whole, sdpa gets the dense mask of the packed rows, and no fast kernel takes it",
+            "https://github.com/huggingface/transformers/issues/48925",
+        ),
+        Exclusion(
+            {"compile": GRAPHS, "batching": ("token-budget", *PACKED)},
+            "CUDA graphs are made for one shape each, and the number of rows varies",
+            "https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
+        ),
+    ),
 )
 
-ROWS = ("packed", "packed-global")  # rows of max_length
-PACKED = (*ROWS, "padding-free")  # rows of several samples
-BUDGETED = ("token-budget", "padding-free")
 ACROSS_STEPS = tuple(choice.name for choice in LEVER.choices if choice.changes_order)

@@ -1,4 +1,4 @@
-"""Giving the allocator's cache back."""
+"""Whether the allocator gives GPU memory that it holds but does not use back to the driver."""
 
 from service.levers.base import Choice, Lever, cuda
 
@@ -7,6 +7,7 @@ LEVER = Lever(
     summary="Whether the allocator's unused memory is given back to the driver. The options are data: steps between.",
     baseline="kept",
     source="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
+    order=190,
     choices=(
         Choice("kept", "never given back"),
         Choice(

@@ -1,21 +1,27 @@
-"""Activation (gradient) checkpointing: memory for time."""
+"""Activation (gradient) checkpointing, which saves memory by computing activations a second time."""
 
-from service.levers.base import Choice, Lever, cuda
+from service.levers.base import Asked, Choice, Lever, Memory, cuda
 
 WHOLE = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+CHECKPOINTED = ("full", "every-2", "every-4", "selective", "offloaded")
 
 LEVER = Lever(
     name="checkpointing",
     summary="Recompute activations in the backward pass instead of keeping them (Chen et al. 2016).",
     baseline="off",
     source="https://docs.pytorch.org/docs/stable/checkpoint.html",
+    order=100,
     stage="model",
+    saves_memory=True,
     choices=(
         Choice("off", "keep all activations"),
         Choice(
             "full",
             "keep each layer's input only, non-reentrant",
             function="checkpoint_layers",
+            memory=Memory(activations=0.4),
+            change_rank=110,
+            asked_by=(Asked({"gradient_checkpointing": True}),),
             training_arguments=WHOLE,
         ),
         Choice(
@@ -23,6 +29,7 @@ LEVER = Lever(
             "every second layer: half the saving, half the cost",
             function="checkpoint_layers",
             options={"every": 2},
+            memory=Memory(activations=0.7),
             not_expressible="Trainer checkpoints all layers or none; train.py every second one",
         ),
         Choice(
@@ -30,12 +37,15 @@ LEVER = Lever(
             "every fourth layer",
             function="checkpoint_layers",
             options={"every": 4},
+            memory=Memory(activations=0.85),
             not_expressible="Trainer checkpoints all layers or none; train.py every fourth one",
         ),
         Choice(
             "selective",
             "recompute all but matmuls and attention, which are dear to compute",
             function="checkpoint_selectively",
+            memory=Memory(activations=0.6),
+            change_rank=100,
             not_expressible="a policy is Python, which TrainingArguments cannot hold; train.py has it",
         ),
         Choice(
@@ -43,6 +53,7 @@ LEVER = Lever(
             "keep each layer's input, in host memory",
             needs=(cuda(),),
             function="checkpoint_offloaded",
+            memory=Memory(activations=0.3),
             not_expressible="Trainer cannot offload activations; train.py keeps layers' inputs in host memory",
         ),
     ),

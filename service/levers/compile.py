@@ -1,20 +1,33 @@
-"""torch.compile: what of the model, by which backend, in which mode."""
+"""torch.compile: which part of the model is compiled, by which backend and in which mode."""
 
-from service.levers.base import Choice, Lever, cuda
+from service.levers.base import Asked, Choice, Exclusion, Lever, cuda
+from service.levers.checkpointing import CHECKPOINTED
+from service.levers.float8 import FLOAT8
+from service.levers.head import WITHOUT_LOGITS
 
+BY_LAYER = "The baseline's torch_compile compiles the whole model; it was measured compiled layer by layer."
 TRAINER = "Trainer's torch_compile compiles the whole model; train.py compiles each layer"
+# Choices that take the whole model, that record CUDA graphs, and that generate no code, for exclusions.
+WHOLE = ("whole", "whole-reduce-overhead", "whole-max-autotune", "whole-cudagraphs")
+GRAPHS = ("whole-reduce-overhead", "whole-cudagraphs")
+WITHOUT_CODE = ("off", "per-layer-aot-eager", "whole-cudagraphs")
 
 LEVER = Lever(
     name="compile",
     summary="Fuse and generate kernels with torch.compile (inductor); the time it takes is counted in the run.",
     baseline="off",
     source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+    order=110,
     stage="compiled",
+    simulated=(),
     choices=(
         Choice("off", "eager mode"),
         Choice(
             "per-layer",
             "each transformer layer compiled in place, dynamic shapes: keeps sdpa's is_causal path",
+            change_rank=70,
+            # With checkpointing the whole model's graph breaks under adapters.
+            asked_by=(Asked({"torch_compile": True, "gradient_checkpointing": True}, BY_LAYER),),
             changes_numerics=True,
             function="compile_layers",
             not_expressible=TRAINER,
@@ -33,6 +46,7 @@ LEVER = Lever(
             "the whole model, dynamic shapes; sdpa then gets a dense mask",
             changes_numerics=True,
             function="compile_model",
+            asked_by=(Asked({"torch_compile": True}),),
             training_arguments={"torch_compile": True},
         ),
         Choice(
@@ -70,6 +84,32 @@ LEVER = Lever(
             function="compile_layers",
             options={"backend": "aot_eager"},
             not_expressible=TRAINER,
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"attention": ("varlen",), "compile": WHOLE},
+            "the kernel's lengths are read on the host, which breaks a graph of the whole model",
+            "https://docs.pytorch.org/docs/stable/nn.attention.varlen.html",
+        ),
+        Exclusion(
+            {
+                "compile": WHOLE,
+                "checkpointing": CHECKPOINTED,
+                "method": ("lora", "qlora"),
+            },
+            "adapters, checkpointing and whole-model compile break the graph in most frames; per layer does not",
+            "https://github.com/huggingface/peft/issues/1886",
+        ),
+        Exclusion(
+            {"head": WITHOUT_LOGITS, "compile": WHOLE},
+            "labelled positions are chosen by value, which breaks the graph; with Liger the loss was silently wrong",
+            "https://github.com/linkedin/Liger-Kernel/pull/1338",
+        ),
+        Exclusion(
+            {"float8": FLOAT8, "compile": WITHOUT_CODE},
+            "scaling and casting to fp8 only pay when they are compiled into the kernels around",
+            "https://github.com/pytorch/ao/tree/main/torchao/float8",
         ),
     ),
 )

@@ -1,13 +1,15 @@
 """What an evaluation computes. It changes nothing of the training, so it is never searched; its cost is reported."""
 
-from service.levers.base import Choice, Lever, package
+from service.levers.base import Choice, Exclusion, Lever, package
 
 LEVER = Lever(
     name="evaluation",
     summary="What an evaluation computes; its batch is found apart, its cost is in the certificate.",
     baseline="loss",
     source="https://huggingface.co/docs/transformers/main_classes/trainer",
+    order=200,
     stage="evaluation",
+    changes_evaluation=True,
     choices=(
         Choice("loss", "loss and accuracy, in the training's precision", function="as_trained"),
         Choice(
@@ -26,6 +28,23 @@ LEVER = Lever(
             function="with_generation",
             options={"generated": 100},
             not_expressible="Trainer computes losses; train.py generates as well",
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"evaluation": ("generation",), "task": ("sequence-classification", "masked-lm")},
+            "only causal models generate",
+            "https://huggingface.co/docs/transformers/main_classes/text_generation",
+        ),
+        Exclusion(
+            {"evaluation": ("generation",), "loss_on": ("all",)},
+            "where every token is learnt, prompt and completion cannot be told apart",
+            "https://huggingface.co/docs/trl/sft_trainer",
+        ),
+        Exclusion(
+            {"evaluation": ("generation",), "attention": ("varlen",)},
+            "a generated token has no ends of samples to tell the kernel",
+            "https://docs.pytorch.org/docs/stable/nn.attention.varlen.html",
         ),
     ),
 )

@@ -1,20 +1,29 @@
 """The output layer and the loss: logits of a large vocabulary are the largest tensor of a step."""
 
-from service.levers.base import Choice, Lever, cuda, package
+from service.levers.base import Choice, Lever, Memory, cuda, package
+
+# What computes logits itself, a part at a time, and so never has all of them in memory.
+WITHOUT_LOGITS = ("chunked", "cut-cross-entropy", "liger")
+IN_PARTS = Memory(activations=0.4)
 
 LEVER = Lever(
     name="head",
     summary="How logits and cross-entropy are computed.",
     baseline="logits",
     source="https://github.com/apple/ml-cross-entropy",
+    order=70,
     stage="model",
     tasks=("causal-lm",),
+    simulated=(),
+    changes_evaluation=True,
     choices=(
         Choice("logits", "all logits at once, then cross-entropy in fp32"),
         Choice(
             "chunked",
             "labelled positions only, a chunk at a time, each chunk's logits computed again in the backward pass",
             function="chunked_cross_entropy",
+            memory=IN_PARTS,
+            change_rank=10,
             not_expressible="Trainer computes all logits at once; train.py computes them in chunks",
         ),
         Choice(
@@ -23,6 +32,8 @@ LEVER = Lever(
             needs=(cuda(), package("cut_cross_entropy", "its kernel")),
             changes_numerics=True,
             function="cut_cross_entropy",
+            memory=IN_PARTS,
+            change_rank=80,
             not_expressible="no argument of Trainer; train.py calls the kernel",
         ),
         Choice(
@@ -31,6 +42,7 @@ LEVER = Lever(
             needs=(cuda(), package("liger_kernel", "its kernels")),
             changes_numerics=True,
             function="liger_cross_entropy",
+            memory=IN_PARTS,
             not_expressible="Trainer's use_liger_kernel patches all of Liger's kernels at once; train.py this one",
         ),
     ),

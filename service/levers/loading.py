@@ -4,7 +4,7 @@ from service.levers.base import Choice, Lever, Need
 
 
 def cores(workers: int) -> Need:
-    """A core for each worker and two to train with; fewer would time each other."""
+    """A CPU core for each loading process and two to train with: with fewer, loading takes time from the training."""
     return Need(
         lambda facts: facts.cores >= workers + 2,
         f"needs {workers + 2} cores, or the workers take them from the training; name it under search.fixed or "
@@ -14,7 +14,7 @@ def cores(workers: int) -> Need:
 
 
 def by_workers(count: int, summary: str) -> Choice:
-    """Batches made by so many processes."""
+    """The choice of making batches in that many processes of their own."""
     return Choice(
         f"workers-{count}",
         summary,
@@ -34,6 +34,7 @@ LEVER = Lever(
     summary="Where batches are made and how far ahead; the time that the device waits for them is in every timing.",
     baseline="ahead",
     source="https://docs.pytorch.org/docs/stable/data.html",
+    order=170,
     stage="loading",
     choices=(
         Choice(

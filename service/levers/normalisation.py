@@ -1,13 +1,16 @@
-"""LayerNorm and RMSNorm."""
+"""The precision and the kernels of LayerNorm and RMSNorm."""
 
-from service.levers.base import Choice, Lever, cuda, package
+from service.levers.base import Choice, Exclusion, Lever, cuda, package
+from service.levers.precision import FULL_PRECISION
 
 LEVER = Lever(
     name="normalisation",
     summary="Precision and kernels of LayerNorm and RMSNorm.",
     baseline="as-is",
     source="https://docs.mosaicml.com/projects/composer/en/latest/method_cards/low_precision_layernorm.html",
+    order=60,
     stage="base",
+    simulated=(),
     choices=(
         Choice("as-is", "as the model has them: in fp32 under autocast"),
         Choice(
@@ -24,6 +27,18 @@ LEVER = Lever(
             changes_numerics=True,
             function="apex_norms",
             not_expressible="Trainer leaves norms as they are; train.py puts Apex's kernels in",
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"normalisation": ("low-precision",), "precision": ("checkpoint", *FULL_PRECISION, "bf16", "fp16")},
+            "norms run in the weights' format there already",
+            "https://docs.mosaicml.com/projects/composer/en/latest/method_cards/low_precision_layernorm.html",
+        ),
+        Exclusion(
+            {"kernels": ("liger", "liger-rope", "liger-rms-norm"), "normalisation": ("low-precision", "apex-fused")},
+            "both replace the norms",
+            "https://github.com/linkedin/Liger-Kernel",
         ),
     ),
 )

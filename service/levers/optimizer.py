@@ -1,12 +1,16 @@
 """The optimizer's implementation, the precision of its state, and its family."""
 
-from service.levers.base import Choice, Lever, Need, capability, cuda, package
+from service.levers.base import CUDA, Asked, Choice, Exclusion, Lever, Memory, Need, capability, cuda, package
+from service.levers.precision import AUTOCAST, FULL_PRECISION
 
 STATES = "optimizer states of low precision"
 PAGED = Need(
-    lambda facts: facts.device == "cuda",
+    CUDA.met,
     "needs CUDA's managed memory; on a CPU bitsandbytes falls back to the unpaged one, a choice of its own",
+    device=CUDA.device,
 )
+HOST = Memory(state=0.0)  # the state lies in host memory
+EIGHT = 2.06  # two moments of 8 bits, with the scales of their blocks
 EMBEDDINGS = "Trainer keeps the 8-bit optimizer's states of trained embeddings in 32 bits; train.py in 8"
 
 IN_BACKWARD = "adamw-in-backward"
@@ -17,6 +21,7 @@ LEVER = Lever(
     summary="AdamW (Loshchilov & Hutter 2019) in different implementations and state precisions, and other families.",
     baseline="adamw-fused",
     source="https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html",
+    order=90,
     stage="optimizer",
     choices=(
         Choice(
@@ -32,6 +37,9 @@ LEVER = Lever(
             "all tensors of a step in horizontally fused kernels",
             function="adamw",
             options={"foreach": True},
+            memory=Memory(gradient_copies=2),
+            change_rank=40,
+            asked_by=(Asked({"optim": "adamw_torch"}),),
             training_arguments={"optim": "adamw_torch"},
             not_expressible="Trainer's adamw_torch lets torch choose foreach; train.py sets foreach=True",
         ),
@@ -40,6 +48,7 @@ LEVER = Lever(
             "one fused kernel",
             function="adamw",
             options={"fused": True},
+            asked_by=(Asked({"optim": "adamw_torch_fused"}),),
             training_arguments={"optim": "adamw_torch_fused"},
         ),
         Choice(
@@ -49,6 +58,7 @@ LEVER = Lever(
             needs=(cuda(),),
             searched=False,
             function="offloaded_adamw",
+            memory=HOST,
             not_expressible="Trainer offloads through DeepSpeed only; train.py has an AdamW of the host",
         ),
         Choice(
@@ -66,6 +76,8 @@ LEVER = Lever(
             changes_numerics=True,
             function="bitsandbytes_optimizer",
             options={"name": "AdamW8bit"},
+            memory=Memory(state=EIGHT),
+            change_rank=90,
             training_arguments={"optim": "adamw_bnb_8bit"},
             not_expressible=EMBEDDINGS,
         ),
@@ -78,6 +90,8 @@ LEVER = Lever(
             searched=False,
             function="stable_embedding_optimizer",
             options={"name": "AdamW8bit"},
+            memory=Memory(state=EIGHT, embedding_state=8.0),
+            asked_by=(Asked({"optim": "adamw_bnb_8bit"}), Asked({"optim": "adamw_8bit"})),
             training_arguments={"optim": "adamw_bnb_8bit"},
         ),
         Choice(
@@ -87,6 +101,8 @@ LEVER = Lever(
             changes_numerics=True,
             function="bitsandbytes_optimizer",
             options={"name": "PagedAdamW8bit"},
+            memory=HOST,
+            asked_by=(Asked({"optim": "paged_adamw_8bit"}),),
             training_arguments={"optim": "paged_adamw_8bit"},
             not_expressible=EMBEDDINGS,
         ),
@@ -104,6 +120,8 @@ LEVER = Lever(
             needs=(package("bitsandbytes", "paged optimizer states"), PAGED),
             function="bitsandbytes_optimizer",
             options={"name": "PagedAdamW32bit"},
+            memory=HOST,
+            asked_by=(Asked({"optim": "paged_adamw_32bit"}),),
             training_arguments={"optim": "paged_adamw_32bit"},
         ),
         Choice(
@@ -113,6 +131,8 @@ LEVER = Lever(
             changes_numerics=True,
             function="torchao_optimizer",
             options={"name": "AdamW8bit"},
+            memory=Memory(state=EIGHT),
+            asked_by=(Asked({"optim": "adamw_torch_8bit"}),),
             training_arguments={"optim": "adamw_torch_8bit"},
         ),
         Choice(
@@ -122,6 +142,8 @@ LEVER = Lever(
             changes_numerics=True,
             function="torchao_optimizer",
             options={"name": "AdamW4bit"},
+            memory=Memory(state=1.06),
+            asked_by=(Asked({"optim": "adamw_torch_4bit"}),),
             training_arguments={"optim": "adamw_torch_4bit"},
         ),
         Choice(
@@ -131,6 +153,7 @@ LEVER = Lever(
             changes_numerics=True,
             function="torchao_optimizer",
             options={"name": "AdamWFp8"},
+            memory=Memory(state=EIGHT),
             not_expressible="Trainer has no fp8 AdamW; train.py takes torchao's",
         ),
         Choice(
@@ -155,6 +178,8 @@ LEVER = Lever(
             needs=(package("torchdistx", "AnyPrecisionAdamW"),),
             changes_numerics=True,
             function="anyprecision",
+            memory=Memory(state=6.0),  # two moments and what rounding lost, in 16 bits each
+            asked_by=(Asked({"optim": "adamw_anyprecision"}),),
             training_arguments={
                 "optim": "adamw_anyprecision",
                 "optim_args": "use_kahan_summation=True, momentum_dtype=bfloat16, variance_dtype=bfloat16",
@@ -166,6 +191,8 @@ LEVER = Lever(
             changes_numerics=True,
             changes_learning=True,
             function="adafactor",
+            memory=Memory(state=0.1),  # a row and a column of each matrix
+            asked_by=(Asked({"optim": "adafactor"}),),
             training_arguments={"optim": "adafactor"},
         ),
         Choice(
@@ -177,6 +204,8 @@ LEVER = Lever(
             searched=False,
             function="bitsandbytes_optimizer",
             options={"name": "Lion32bit"},
+            memory=Memory(state=4.0),  # one moment
+            asked_by=(Asked({"optim": "lion_32bit"}),),
             training_arguments={"optim": "lion_32bit"},
         ),
         Choice(
@@ -187,6 +216,7 @@ LEVER = Lever(
             changes_learning=True,
             searched=False,
             function="galore_adamw",
+            asked_by=(Asked({"optim": "galore_adamw"}),),
             training_arguments={
                 "optim": "galore_adamw",
                 "optim_target_modules": "all-linear",
@@ -201,7 +231,34 @@ LEVER = Lever(
             changes_learning=True,
             searched=False,
             function="sgd",
+            memory=HOST,
+            asked_by=(Asked({"optim": "sgd"}),),
             training_arguments={"optim": "sgd"},
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"optimizer": WHOLE_STEP, "clipping": ("on",)},
+            "no two gradients exist at once, so that their norm cannot be clipped: set training.max_grad_norm: 0",
+            "https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",
+        ),
+        Exclusion(
+            {"optimizer": WHOLE_STEP, "precision": ("fp16-mixed",)},
+            "a gradient scaler looks at all gradients before the update",
+            "https://docs.pytorch.org/docs/stable/amp.html",
+        ),
+        Exclusion(
+            {
+                "optimizer": ("adamw-stochastic-rounding",),
+                "precision": ("checkpoint", *FULL_PRECISION, *AUTOCAST, "fp16"),
+            },
+            "stochastic rounding is for bf16 weights; fp32 ones lose nothing",
+            "https://github.com/pytorch/ao/tree/main/torchao/optim",
+        ),
+        Exclusion(
+            {"optimizer": ("galore",), "method": ("lora", "qlora")},
+            "adapters have low rank already; projecting their gradients again gains nothing",
+            "https://github.com/jiaweizzhao/GaLore",
         ),
     ),
 )

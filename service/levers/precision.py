@@ -3,15 +3,24 @@
 The options are data: `weights`, `adapter_weights` (of a frozen base), `autocast`, `scaler`, `matmul`, `cache`.
 """
 
-from service.levers.base import Choice, Lever, capability, cuda, native_bf16
+from service.levers.base import Asked, Choice, Exclusion, Lever, Memory, capability, cuda, native_bf16
 
+# Matmuls of full precision, master weights and autocast over them, by the names of choices: for exclusions.
+FULL_PRECISION = ("fp32", "tf32", "fp32-medium", "fp64")
+AUTOCAST = ("bf16-mixed", "bf16-mixed-uncached", "fp16-mixed")
 BF16 = {"weights": "float32", "adapter_weights": "bfloat16", "autocast": "bfloat16"}
+
+HALF = Memory(activations=0.5)  # two bytes for four
+HALF_MIXED = Memory(activations=0.6)  # what autocast leaves in fp32 stays
 
 LEVER = Lever(
     name="precision",
     summary="Number format of matmuls and activations; master weights stay as the user's method wants them.",
     baseline="checkpoint",
     source="https://docs.pytorch.org/docs/stable/amp.html",
+    order=10,
+    recipe="first",
+    reference="fp32",
     choices=(
         Choice(
             "checkpoint",
@@ -20,13 +29,21 @@ LEVER = Lever(
             options={"weights": "auto"},
             from_pretrained={"dtype": "auto"},
         ),
-        Choice("fp32", "fp32 throughout", options={"weights": "float32"}, from_pretrained={"dtype": "float32"}),
+        Choice(
+            "fp32",
+            "fp32 throughout",
+            options={"weights": "float32"},
+            recipe_rank=40,
+            from_pretrained={"dtype": "float32"},
+        ),
         Choice(
             "tf32",
             "fp32 storage, matmuls on TF32 tensor cores",
             needs=(cuda(), capability(8)),
             changes_numerics=True,
             options={"weights": "float32", "matmul": "high"},
+            recipe_rank=30,
+            asked_by=(Asked({"tf32": True}),),
             training_arguments={"tf32": True},
             from_pretrained={"dtype": "float32"},
         ),
@@ -45,6 +62,9 @@ LEVER = Lever(
             needs=(native_bf16(),),
             changes_numerics=True,
             options=BF16,
+            memory=HALF_MIXED,
+            recipe_rank=10,
+            asked_by=(Asked({"bf16": True}),),
             training_arguments={"bf16": True},
             from_pretrained={"dtype": "float32"},
             adapter_from_pretrained={"dtype": "bfloat16"},
@@ -55,6 +75,7 @@ LEVER = Lever(
             needs=(native_bf16(),),
             changes_numerics=True,
             options={**BF16, "cache": False},
+            memory=HALF_MIXED,
             training_arguments={"bf16": True},
             from_pretrained={"dtype": "float32"},
             adapter_from_pretrained={"dtype": "bfloat16"},
@@ -66,6 +87,9 @@ LEVER = Lever(
             needs=(cuda(),),
             changes_numerics=True,
             options={"weights": "float32", "adapter_weights": "float16", "autocast": "float16", "scaler": True},
+            memory=HALF_MIXED,
+            recipe_rank=20,
+            asked_by=(Asked({"fp16": True}),),
             training_arguments={"fp16": True},
             from_pretrained={"dtype": "float32"},
             adapter_from_pretrained={"dtype": "float16"},
@@ -77,6 +101,7 @@ LEVER = Lever(
             changes_numerics=True,
             changes_learning=True,
             options={"weights": "bfloat16"},
+            memory=HALF,
             from_pretrained={"dtype": "bfloat16"},
         ),
         Choice(
@@ -86,6 +111,7 @@ LEVER = Lever(
             changes_numerics=True,
             changes_learning=True,
             options={"weights": "float16"},
+            memory=HALF,
             from_pretrained={"dtype": "float16"},
         ),
         Choice(
@@ -93,7 +119,15 @@ LEVER = Lever(
             "fp64 throughout: a reference, never fast",
             searched=False,
             options={"weights": "float64"},
+            memory=Memory(activations=2.0),
             from_pretrained={"dtype": "float64"},
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"precision": ("bf16", "fp16", "fp64"), "method": ("qlora",)},
+            "the base is quantised; its compute precision is bf16-mixed's or fp16-mixed's",
+            "https://huggingface.co/docs/transformers/quantization/bitsandbytes",
         ),
     ),
 )

@@ -1,10 +1,12 @@
-"""The frozen base's number format under QLoRA; pre-quantised weights are kept on the worker."""
+"""The number format of the frozen base model under QLoRA. The worker keeps quantised weights for later trials."""
 
-from service.levers.base import Choice, Lever, package
+from service.levers.base import Choice, Lever, Memory, package
 
 # A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
 HEADS = ["classifier", "score"]
 TORCHAO = package("torchao", "weight-only formats")
+# Its weights are dequantised by an operation of autograd's, which keeps each for the backward pass.
+TORCHAO_MEMORY = Memory(weight=1.0, keeps_dequantised=True)
 OBJECT = "torchao's formats are objects, which JSON cannot hold; train.py makes them"
 
 LEVER = Lever(
@@ -12,6 +14,7 @@ LEVER = Lever(
     summary="How the frozen base is stored under QLoRA (Dettmers et al. 2023).",
     baseline="nf4-double",
     source="https://huggingface.co/docs/transformers/quantization/bitsandbytes",
+    order=150,
     methods=("qlora",),
     stage="quantised",
     choices=(
@@ -20,12 +23,15 @@ LEVER = Lever(
             "4-bit NormalFloat, its scales quantised again: 4.13 bits a weight",
             function="quantised_by_bitsandbytes",
             options={"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+            memory=Memory(weight=0.5 + 1 / 64 + 4 / (64 * 256)),  # 4 bits and a scale per 64, quantised again
         ),
         Choice(
             "nf4",
             "4-bit NormalFloat with plain scales: 4.5 bits a weight, one look-up less",
             function="quantised_by_bitsandbytes",
             options={"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False},
+            memory=Memory(weight=0.5 + 4 / 64),  # 4 bits and a scale of 4 bytes per 64
+            change_rank=50,
         ),
         Choice(
             "int8",
@@ -34,6 +40,7 @@ LEVER = Lever(
             changes_learning=True,
             function="quantised_by_bitsandbytes",
             options={"load_in_8bit": True},
+            memory=Memory(weight=1.0),
         ),
         Choice(
             "torchao-int8",
@@ -43,6 +50,7 @@ LEVER = Lever(
             changes_learning=True,
             function="quantised_by_torchao",
             options={"name": "Int8WeightOnlyConfig"},
+            memory=TORCHAO_MEMORY,
             not_expressible=OBJECT,
         ),
         Choice(
@@ -53,6 +61,7 @@ LEVER = Lever(
             changes_learning=True,
             function="quantised_by_torchao",
             options={"name": "Float8WeightOnlyConfig"},
+            memory=TORCHAO_MEMORY,
             not_expressible=OBJECT,
         ),
     ),

@@ -1,6 +1,7 @@
-"""The size of the embedding and of the output layer."""
+"""The size of the output layer's matrix multiplication."""
 
-from service.levers.base import Choice, Lever
+from service.levers.base import Choice, Exclusion, Lever
+from service.levers.head import WITHOUT_LOGITS
 
 LATER = "train.py pads the output layer's matmul and cuts the extra columns off, which no argument of Trainer does"
 
@@ -9,6 +10,7 @@ LEVER = Lever(
     summary="Pad the output layer's matmul to a multiple that tensor cores like; the extra columns are cut off again.",
     baseline="as-is",
     source="https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html",
+    order=80,
     stage="base",
     tasks=("causal-lm", "masked-lm"),
     choices=(
@@ -26,6 +28,13 @@ LEVER = Lever(
             function="pad_head",
             options={"multiple": 64},
             not_expressible=LATER,
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"vocabulary": ("multiple-8", "multiple-64"), "head": WITHOUT_LOGITS},
+            "these compute logits themselves, past the padded output layer",
+            "https://github.com/apple/ml-cross-entropy",
         ),
     ),
 )

@@ -73,17 +73,24 @@ def test_a_hot_gpu_s_timings_are_not_clean_and_say_why(gpu: Any) -> None:
     assert not capped.slowed_by() and found.others_share(capped, capped) == 0.0, "it is how a busy GPU works"
 
 
-def test_what_nvml_does_not_tell_is_nothing_seen(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nvml_does_not_tell_is_unknown_and_not_clean(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under MIG, whose instances have no utilisation of processes, and in a container."""
     unsupported = gpu(nvmlDeviceGetClockInfo=failing, nvmlDeviceGetProcessUtilization=failing)
     reading = unsupported.reading()
-    assert reading.clock_mhz is None and unsupported.others_share(reading, reading) == 0.0
+    assert reading.clock_mhz is None and unsupported.others_share(reading, reading) is None
+    alone = gpu(
+        nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=os.getpid())],
+        nvmlDeviceGetProcessUtilization=failing,
+    )
+    assert alone.others_share(reading, reading) == 0.0, "nobody else is on the list, whatever was sampled"
+    assert gpu(nvmlDeviceGetComputeRunningProcesses=failing).others_share(reading, reading) is None
     elsewhere = gpu(
         nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=OTHER)],
         nvmlDeviceGetProcessUtilization=lambda _, __: [sample(OTHER, 90, 1)],
     )
-    assert elsewhere.others_share(Reading(0), Reading(9)) == 0.0, "a container's own process ids: nobody to tell apart"
+    assert elsewhere.others_share(Reading(0), Reading(9)) is None, "a container's own process ids: nobody to tell apart"
     for absent in (gpu(nvmlInit=failing), gpu(nvmlDeviceGetHandleByUUID=failing)):
-        assert absent.reading().clock_mhz is None and absent.others_share(Reading(0), Reading(9)) == 0.0
+        assert absent.reading().clock_mhz is None and absent.others_share(Reading(0), Reading(9)) is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Nvml("1-2-3").reading().clock_mhz is None
 

@@ -58,6 +58,16 @@ def test_clean_timings_replace_the_others_and_are_counted() -> None:
     assert not pieces.short(2, 1) and pieces.short(2, 2) and pieces.short(3, 1)
 
 
+def test_timings_of_which_nobody_can_tell_are_used_but_not_called_clean() -> None:
+    pieces = Pieces()
+    for _ in range(3):
+        pieces.add((0, 0), 2.0, None)
+    assert pieces.clean_share() is None and pieces.worst_share is None
+    assert pieces.best() == {(0, 0): [2.0] * 3} and not pieces.short(1, 3), "running them again would tell no more"
+    pieces.add((0, 0), 2.0, 0.0)
+    assert pieces.clean_share() == 0.25 and pieces.worst_share == 0.0
+
+
 def test_the_interval_brackets_the_sum_of_medians_and_shrinks_with_more_timings() -> None:
     rng = random.Random(0)
 
@@ -129,6 +139,15 @@ def test_steps_beside_a_busy_neighbour_are_not_counted(
     best = unit.pieces.best()
     assert {len(times) for piece, times in best.items() if piece[0] == 0} == {1}
     assert {len(times) for piece, times in best.items() if piece[0] == 1} == {3}
+
+
+def test_a_device_that_tells_nothing_of_others_gives_an_unknown_share(made: Callable[..., Bundle]) -> None:
+    bundle = made(device=Neighboured(itertools.repeat(None)))
+    unit = Unit(bundle, 4, plan_of(bundle, SAMPLES, 4))
+    time_unit(unit, passes=1)
+    found = unit.timing()
+    assert unit.passes == 1 and found.seconds > 0
+    assert found.clean_share is None and found.largest_share_of_others is None and not found.is_disturbed
 
 
 def test_a_unit_short_of_clean_timings_is_run_again_but_not_for_ever(made: Callable[..., Bundle]) -> None:

@@ -108,7 +108,7 @@ def test_doctor_says_who_is_on_a_gpu(
 ) -> None:
     said = f"GPU-ab-12, {os.getpid()}, python, 300 MiB\nGPU-cd-34, 1, other, 1 MiB\nnonsense\n"
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, said, ""))
-    monkeypatch.setattr(doctor, "_facts", lambda: ([facts(device="cuda", uuid="ab-12")], None))
+    monkeypatch.setattr(doctor, "_facts", lambda: ([facts(device="cuda", has_own_memory=True, uuid="ab-12")], None))
     doctor.report(console(), as_json=False)
     out = capsys.readouterr().out
     assert f"process {os.getpid()} of {psutil.Process().username()} uses 300 MiB: python" in out and "other" not in out

@@ -21,7 +21,7 @@ from service.contract.recommendation import RecommendedConfiguration
 from service.contract.task import TrialRequest
 from service.exports.arguments import arguments
 from service.exports.templates.levers.compile import layers_of as layers
-from service.levers import EXCLUSIONS, LEVERS, METHOD_NEEDS, excluded
+from service.levers import LEVERS, METHOD_NEEDS, excluded, exclusions
 from service.levers.adapter import ATTENTION
 from service.levers.optimizer import WHOLE_STEP
 from tests.child import tiny
@@ -152,7 +152,7 @@ def test_unmet_needs_are_said_in_a_sentence(name: str, choice: str) -> None:
 
 
 def test_exclusions_name_what_exists() -> None:
-    for exclusion in EXCLUSIONS:
+    for exclusion in exclusions():
         assert exclusion.reason and exclusion.reference.startswith("https://")
         for name, values in exclusion.when.items():
             if name in LEVERS:

@@ -16,7 +16,7 @@ from service.levers import LEVERS, excluded
 from tests.factory import configuration, failed, history, measured, record
 from worker.plan import plan
 from worker.plan.budget import Budget
-from worker.plan.recipes import changes
+from worker.plan.proposers.changes import changes
 from worker.plan.space import learning_rate, point, space
 
 Facts = Callable[..., HardwareFacts]
@@ -181,6 +181,21 @@ def test_a_compiled_trial_needs_room_for_ten_usual_ones(spec: Spec, facts: Facts
 def test_a_trial_may_take_a_few_times_the_longest_so_far(spec: Spec, facts: Facts) -> None:
     (request,) = plan(known(spec(), facts(), history(spec(), 30.0))).trials
     assert request.seconds_limit == 3 * 60.0
+
+
+def test_a_trial_that_others_disturbed_is_repeated_but_not_one_that_nobody_can_tell_of(
+    spec: Spec, facts: Facts
+) -> None:
+    job = spec(search={"trials": 60, "minutes": 600, "fixed": {name: one.baseline for name, one in LEVERS.items()}})
+
+    def repeats(share: float | None) -> int:
+        made = measured(configuration(), 5.0)
+        assert made.timing is not None
+        timing = made.timing.model_copy(update={"clean_share": share})
+        records = (*history(job), record(made.model_copy(update={"timing": timing})))
+        return sum(one.origin == "repeat" for one in plan(known(job, facts(), records)).trials)
+
+    assert (repeats(0.3), repeats(1.0), repeats(None)) == (1, 0, 0)
 
 
 def test_finalists_are_the_fast_ones(spec: Spec, facts: Facts) -> None:

@@ -91,3 +91,13 @@ def test_blocks_that_others_disturbed_are_told(spec: Spec) -> None:
     noisy = loud.timing.model_copy(update={"clean_share": 0.2, "largest_share_of_others": 0.5})
     found = judge(spec(), REQUEST, (quiet, loud.model_copy(update={"timing": noisy})), {})
     assert "others used up to 50% of the device in 1 of 2 runs" in found.note
+    assert "did not tell" not in found.note
+
+
+def test_blocks_of_which_nobody_can_tell_are_not_called_clean(spec: Spec) -> None:
+    quiet, silent = block(BASE, 10.0), block(FAST, 5.0)
+    assert silent.timing is not None
+    unknown = silent.timing.model_copy(update={"clean_share": None, "largest_share_of_others": None})
+    found = judge(spec(), REQUEST, (quiet, silent.model_copy(update={"timing": unknown})), {})
+    assert "in 1 of 2 runs the device did not tell whether others used it" in found.note
+    assert "others used up to" not in found.note

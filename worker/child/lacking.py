@@ -6,7 +6,7 @@ from typing import Any
 
 from service.levers import LEVERS
 
-WITHOUT_DROPOUT = ("varlen", "flex")
+WITHOUT_DROPOUT = tuple(choice.name for choice in LEVERS["attention"].choices if not choice.drops_attention)
 
 
 def attention_dropout(config: Any) -> float:

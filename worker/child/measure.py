@@ -89,7 +89,8 @@ def run_trial(
     evaluation = max(1, found.largest)
     # A head that trains without logits evaluates with them, and an evaluation may generate or copy weights: then
     # nothing follows from what training takes.
-    apart = any(request.configuration.levers[name] != LEVERS[name].baseline for name in ("head", "evaluation"))
+    levers = request.configuration.levers
+    apart = any(lever.changes_evaluation and levers[name] != lever.baseline for name, lever in LEVERS.items())
     if apart or (request.confirm_largest and found.largest and spec.search.verify == "full"):
         first = 1 if apart else found.largest
         evaluation = probe.evaluation(bundle, tell, first, learnt, request.confirm_largest)
@@ -130,7 +131,11 @@ def run_trial(
         raise Unstable("the trained weights did not change")
     every, trained = parameter_counts(bundle.model)
     timing = best.timing()
-    if timing.clean_share < 0.5:
+    if timing.clean_share is None:
+        notes.append(
+            "The device does not tell whether others used it meanwhile, so this timing is not known to be clean."
+        )
+    elif timing.is_disturbed:
         heat = f"The GPU lowered its clock meanwhile ({', '.join(timing.slowed_by)})"
         others = f"Others used up to {timing.largest_share_of_others:.0%} of the device meanwhile"
         notes.append(f"{heat if timing.slowed_by else others}; this timing is less sure than its interval says.")

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from service.contract.child import Workplace
 from service.contract.configuration import Configuration
 from service.contract.estimate import Estimate, EstimateRequest, Known, MethodEstimate
 from service.contract.hardware import HardwareFacts
@@ -24,38 +23,15 @@ from service.exports.templates.common import parameter_groups
 from service.levers import LEVERS
 from service.levers.quantization import HEADS
 from worker.child import sources
-from worker.child.build import adapted, check_length, load_options
+from worker.child.build import Limits, adapted, check_length, load_options
 from worker.child.fake import Storages, fake_tensors, real_shapes
+from worker.devices import discover
 from worker.devices.base import proc_status
 from worker.levers import batching, precision
 from worker.tasks import TASKS
 
 GIB = 2**30
 CUDA_OVERHEAD = 0.5 * GIB  # context and libraries; a measurement replaces it
-STABLE = "adamw-8bit-stable-embedding"
-# Bytes a trained parameter, 8 where not named; paged and offloaded state is the host's, Adafactor's a row and a column.
-STATE_BYTES = {
-    "adamw-8bit": 2.06,
-    STABLE: 2.06,
-    "adamw-torchao-8bit": 2.06,
-    "adamw-torchao-fp8": 2.06,
-    "adamw-torchao-4bit": 1.06,
-    "paged-adamw-8bit": 0.0,
-    "paged-adamw-32bit": 0.0,
-    "adamw-offloaded": 0.0,
-    "anyprecision": 6.0,
-    "sgd": 0.0,
-    "adafactor": 0.1,
-    "lion": 4.0,
-}
-# Bytes a quantised weight (Dettmers et al. 2023): 4 bits and a scale per 64, which is 4 bytes or quantised again.
-QUANTISED_BYTES = {
-    "nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256),
-    "nf4": 0.5 + 4 / 64,
-    "int8": 1.0,
-    **dict.fromkeys(("torchao-int8", "torchao-float8"), 1.0),
-}
-FOREACH = ("adamw-foreach",)
 Micros = tuple[int, int]
 SMALL: Micros = (1, 2)
 MOST_DRAWN = 256
@@ -77,14 +53,12 @@ class Sizes:
     idle: float  # bytes of this process with the same libraries imported and threads started, on the host
 
 
-def estimate(
-    request: EstimateRequest, facts: HardwareFacts, known: tuple[Known, ...], workplace: Workplace
-) -> Estimate:
+def estimate(request: EstimateRequest, facts: HardwareFacts, known: tuple[Known, ...], limits: Limits) -> Estimate:
     """All methods; JobProblem for the user's mistakes."""
     started = time.perf_counter()
     spec = request.spec.model_copy(update={"model": request.spec.model.model_copy(update={"weights": "random"})})
     device = facts.device if spec.hardware.device == "auto" else spec.hardware.device
-    estimator = _Estimator(spec, device, workplace)
+    estimator = _Estimator(spec, device, limits)
     levers = _levers(spec, device, facts)
     methods = {method: estimator.method(method, levers, request.memory_gib * GIB, known) for method in METHODS}
     corrected = any(one.corrected for one in methods.values())
@@ -103,28 +77,26 @@ def estimate(
 
 def _levers(spec: JobSpec, device: str, facts: HardwareFacts) -> dict[str, str]:
     """What the search would begin with, and what the job fixes."""
-    native = device == "cuda" or facts.bf16_native
-    levers = {name: lever.baseline for name, lever in LEVERS.items()}
-    levers |= {"precision": "bf16-mixed" if native else "fp32", "attention": "sdpa", "optimizer": "adamw-fused"}
+    # Of another kind of device than this one nothing is known; most have bf16.
+    there = facts if device == facts.device else facts.model_copy(update={"bf16_native": True})
+    levers = {
+        name: lever.ranked(there)[0] if lever.recipe == "first" else lever.baseline for name, lever in LEVERS.items()
+    }
     return drawable(levers | spec.search.fixed)
 
 
 def drawable(levers: dict[str, str]) -> dict[str, str]:
     """The levers whose shapes can be drawn: kernels, and what reads the batch, have nothing to read on fake tensors."""
-    found = {name: levers.get(name, lever.baseline) for name, lever in LEVERS.items()}
-    for name in ("experts", "kernels", "head", "normalisation", "float8", "activations", "compile", "allocator"):
-        found[name] = LEVERS[name].baseline
-    if found["attention"] not in ("eager", "sdpa"):
-        found["attention"] = "sdpa"
-    return found
+    return {name: lever.simulation(levers.get(name, lever.baseline)) for name, lever in LEVERS.items()}
 
 
 class _Estimator:
     """One job's estimates. Each draws a line at small batches, and one near the largest that it promises."""
 
-    def __init__(self, spec: JobSpec, device: str, workplace: Workplace) -> None:
-        self._spec, self._device, self._workplace = spec, device, workplace
-        self._overhead = 0.0 if device == "cpu" else CUDA_OVERHEAD
+    def __init__(self, spec: JobSpec, device: str, limits: Limits) -> None:
+        self._spec, self._device, self._limits = spec, device, limits
+        kind = discover().get(device)
+        self._overhead = CUDA_OVERHEAD if kind is not None and kind.has_own_memory else 0.0
         self._drawn: dict[str, Sizes] = {}
 
     def method(self, method: str, levers: dict[str, str], capacity: float, known: tuple[Known, ...]) -> MethodEstimate:
@@ -183,7 +155,7 @@ class _Estimator:
         saved, dequantised = (sizes.saved, sizes.dequantised) if method == "qlora" else (0.0, 0.0)
         slope = max(1.0, sizes.peaks[1] - sizes.peaks[0])
         fixed = _state(sizes, levers) + self._overhead - saved
-        temporary = 2 if levers["optimizer"] in FOREACH else 1
+        temporary = LEVERS["optimizer"].choice(levers["optimizer"]).memory.gradient_copies
         return MemoryLine(
             rest_bytes=sizes.peaks[0] - slope + fixed + dequantised,
             slope_bytes=slope,
@@ -195,7 +167,7 @@ class _Estimator:
         drawn: Method = "full" if method == "full" else "lora"
         key = f"{drawn} {length} {micros} {sorted(levers.items())}"
         if key not in self._drawn:
-            self._drawn[key] = step_sizes(self._spec, drawn, levers, length, self._workplace, micros)
+            self._drawn[key] = step_sizes(self._spec, drawn, levers, length, self._limits, micros)
             # The first one's: what fake tensors leave behind, a trial does not have.
             self._overhead = self._overhead or self._drawn[key].idle
         return self._drawn[key]
@@ -203,20 +175,20 @@ class _Estimator:
 
 def _state(sizes: Sizes, levers: dict[str, str]) -> float:
     """Bytes of the optimizer's state."""
-    bytes_each = STATE_BYTES.get(levers["optimizer"], 8.0)
-    exempt = sizes.embedded if levers["optimizer"] == STABLE else 0
-    return (sizes.trainable - exempt) * bytes_each + exempt * 8.0
+    memory = LEVERS["optimizer"].choice(levers["optimizer"]).memory
+    embedded = memory.state if memory.embedding_state is None else memory.embedding_state
+    return (sizes.trainable - sizes.embedded) * memory.state + sizes.embedded * embedded
 
 
 def step_sizes(
-    spec: JobSpec, method: Method, levers: dict[str, str], length: int, workplace: Workplace, micros: Micros = SMALL
+    spec: JobSpec, method: Method, levers: dict[str, str], length: int, limits: Limits, micros: Micros = SMALL
 ) -> Sizes:
     """Sizes of a full step of one configuration, at `length` tokens a sample, as two micro batches show them."""
     configuration = Configuration(method=method, levers=levers, effective_batch_size=1, learning_rate=1e-4)
     task = TASKS[spec.task]()
-    folder = sources.model_folder(spec.model, workplace.roots, workplace.allow_pickle, workplace.allow_remote_code)
+    folder = sources.model_folder(spec.model, limits.roots, limits.allow_pickle, limits.allow_remote_code)
     with torch.device("meta"):
-        model = _model(spec, configuration, task, folder, workplace)
+        model = _model(spec, configuration, task, folder, limits)
     trained = [one for one in model.parameters() if one.requires_grad]
     saved, dequantised = _quantised(model, levers)
     idle = _idle_bytes()
@@ -251,12 +223,12 @@ def _idle_bytes() -> float:
     return float(proc_status()["VmData"])
 
 
-def _model(spec: JobSpec, configuration: Configuration, task: Any, folder: Any, workplace: Workplace) -> Any:
+def _model(spec: JobSpec, configuration: Configuration, task: Any, folder: Any, limits: Limits) -> Any:
     """The model with its adapter and levers, on no device."""
     from transformers import AutoConfig
 
     options = load_options(configuration)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=workplace.allow_remote_code)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=limits.allow_remote_code)
     config.use_cache = False
     config.pad_token_id = config.pad_token_id or 0
     check_length(spec, config)
@@ -273,11 +245,11 @@ def _quantised(model: nn.Module, levers: dict[str, str]) -> tuple[float, float]:
         if isinstance(module, nn.Linear) and "lora_" not in name and not _is_head(name)
     ]
     compute = (precision.autocast_dtype(levers) or torch.float32).itemsize
-    left = QUANTISED_BYTES[levers["quantization"]]
-    saved = sum(one.numel() * (one.element_size() - left) for one in linear)
+    memory = LEVERS["quantization"].choice(levers["quantization"]).memory
+    assert memory.weight is not None, "each form of quantised weights says how large they are"
+    saved = sum(one.numel() * (one.element_size() - memory.weight) for one in linear)
     counts = [one.numel() for one in linear]
-    # torchao's weights are dequantised by an operation of autograd's, which keeps each for the backward pass.
-    alive = sum(counts) if levers["quantization"].startswith("torchao") else max(counts, default=0)
+    alive = sum(counts) if memory.keeps_dequantised else max(counts, default=0)
     return float(saved), float(alive * compute)
 
 

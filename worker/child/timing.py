@@ -32,17 +32,21 @@ BOOTSTRAP = 1000
 class Pieces:
     """Timings of the unit's pieces: each micro batch, and each update with the wait for the next step's batches.
 
-    `clean` first, all kept.
+    `clean` first, all kept. `unknown` counts those of the clean ones of which nobody can tell whether they are.
     """
 
     clean: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     dirty: dict[tuple[int, int], list[float]] = field(default_factory=dict)
-    worst_share: float = 0.0
+    worst_share: float | None = None
+    unknown: int = 0
 
-    def add(self, piece: tuple[int, int], seconds: float, share: float) -> None:
-        """Note one timing and the share of the device that others had."""
-        self.worst_share = max(self.worst_share, share)
-        (self.clean if share <= MOST_OTHERS else self.dirty).setdefault(piece, []).append(seconds)
+    def add(self, piece: tuple[int, int], seconds: float, share: float | None) -> None:
+        """Note one timing and the share of the device that others had, None where that cannot be told."""
+        if share is None:
+            self.unknown += 1
+        else:
+            self.worst_share = max(self.worst_share or 0.0, share)
+        (self.clean if share is None or share <= MOST_OTHERS else self.dirty).setdefault(piece, []).append(seconds)
 
     def short(self, pieces: int, wanted: int) -> bool:
         """Whether some piece has fewer clean timings than wanted."""
@@ -52,10 +56,11 @@ class Pieces:
         """Clean timings; the others only for pieces that have none."""
         return {piece: times for piece, times in self.dirty.items() if piece not in self.clean} | self.clean
 
-    def clean_share(self) -> float:
-        """The share of timings that were clean."""
+    def clean_share(self) -> float | None:
+        """The share of timings that are known to be clean, or None where nothing is known of any."""
         clean = sum(map(len, self.clean.values()))
-        return clean / max(1, clean + sum(map(len, self.dirty.values())))
+        count = clean + sum(map(len, self.dirty.values()))
+        return None if count and self.unknown == count else (clean - self.unknown) / max(1, count)
 
 
 def interval(

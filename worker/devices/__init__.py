@@ -1,21 +1,26 @@
-"""Devices: memory, time and neighbours of one accelerator. A new device is a file and a line in `open_device`."""
+"""Kinds of device: how to measure memory, time and other users. Each file that has a DEVICE declares one kind."""
 
 from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
 
 from worker.devices.base import Device
 
 
+def discover() -> dict[str, type[Device]]:
+    """All kinds of device by name, sorted by the `order` that each declares. Imports torch."""
+    modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+    found: list[type[Device]] = [module.DEVICE for module in modules if hasattr(module, "DEVICE")]
+    return {device.kind: device for device in sorted(found, key=lambda device: device.order)}
+
+
 def open_device(kind: str, index: int = 0) -> Device:
-    """The device of that kind; ValueError when there is none such. Imports torch: for the child only."""
-    if kind == "cpu":
-        from worker.devices.cpu import Cpu
-
-        return Cpu()
-    if kind == "cuda":
-        from worker.devices.cuda import Cuda
-
-        return Cuda(index)
-    raise ValueError(f"there is no device kind {kind!r}; known: cpu, cuda")
+    """Open a device, in the child only; ValueError when there is no such kind. `index` counts devices of the kind."""
+    kinds = discover()
+    if kind not in kinds:
+        raise ValueError(f"there is no device kind {kind!r}; known: {', '.join(sorted(kinds))}")
+    return kinds[kind](index)
 
 
-__all__ = ["Device", "open_device"]
+__all__ = ["Device", "discover", "open_device"]

@@ -1,25 +1,26 @@
-"""The CPU as a device: RLIMIT_DATA is its memory, VmHWM its peak, /proc/stat tells of its neighbours."""
+"""The CPU as a device: RLIMIT_DATA caps its memory, VmHWM gives the peak, /proc/stat what other processes use."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import resource
-import time
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psutil
 import torch
 
-from worker.devices.base import cpu_reading, proc_status
+from service.contract.hardware import HardwareFacts
+from worker.devices.base import Device, cpu_reading, proc_status
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BACK = 0.1
 
 
 class _MallInfo2(ctypes.Structure):
-    """mallinfo2(3)."""
+    """The structure that mallinfo2(3) returns."""
 
     _fields_: ClassVar = [
         (name, ctypes.c_size_t)
@@ -30,10 +31,13 @@ class _MallInfo2(ctypes.Structure):
     ]
 
 
-class Cpu:
+class Cpu(Device):
     """Host memory under a cap. Every path of a trial runs here without a GPU."""
 
-    def __init__(self) -> None:
+    kind = "cpu"
+    order = 1000  # last: a machine's accelerator comes first
+
+    def __init__(self, index: int = 0) -> None:
         self.torch = torch.device("cpu")
         self._cap = 0
         try:
@@ -42,6 +46,25 @@ class Cpu:
         except (OSError, AttributeError):  # no glibc, or one before 2.33: memory is then a little less exact
             self._libc = None
         torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+    @classmethod
+    def found(cls, common: dict[str, Any]) -> list[HardwareFacts]:
+        """The host's CPU."""
+        lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+        pairs = (line.split(":", 1) for line in reversed(lines) if ":" in line)
+        fields = {name.strip(): value.strip() for name, value in pairs}
+        load, cores = os.getloadavg()[0], common["cores"]
+        flags = fields.get("flags", fields.get("Features", "")).split()
+        facts = HardwareFacts(
+            device=cls.kind,
+            has_own_memory=cls.has_own_memory,
+            name=f"{fields.get('model name', platform.machine())} ({torch.backends.cpu.get_cpu_capability()})",
+            memory_bytes=psutil.virtual_memory().total,
+            others=(f"load average {load:.1f} on {cores} cores",) if load > 0.5 else (),
+            bf16_native=any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16")),
+            **common,
+        )
+        return [facts]
 
     def limit(self, cap_bytes: int | None) -> None:
         """Cap the process's data segment, so that torch raises a true out-of-memory error.
@@ -54,11 +77,11 @@ class Cpu:
         resource.setrlimit(resource.RLIMIT_DATA, (self._cap, hard))
 
     def capacity(self) -> int:
-        """The cap."""
+        """The cap, which is on the data segment."""
         return self._cap
 
     def used_by_others(self) -> int:
-        """What the rest of the machine holds."""
+        """Bytes of host memory that the rest of the machine holds."""
         memory = psutil.virtual_memory()
         return max(0, memory.total - memory.available - self.used())
 
@@ -73,10 +96,6 @@ class Cpu:
         found = self._libc.mallinfo2()
         return int(found.uordblks + found.hblkhd)
 
-    def retries(self) -> int:
-        """No caching allocator, so nothing is retried."""
-        return 0
-
     def reset_peak(self) -> None:
         """Reset VmHWM (proc(5), clear_refs 5)."""
         Path("/proc/self/clear_refs").write_text("5")
@@ -90,38 +109,23 @@ class Cpu:
         status = proc_status()
         return status["VmHWM"] + status["VmData"] - status["VmRSS"]
 
-    def reserved(self) -> int | None:
-        """No caching allocator, so nothing is reserved."""
-        return None
-
     def exact_memory(self, on: bool) -> None:
-        """glibc's mmap threshold: low, every tensor is mapped and returned at once; high, as its own steady state."""
+        """Set glibc's mmap threshold: low, each tensor is mapped and given back at once; high, as glibc raises it."""
         if self._libc is None:
             return
         self._libc.mallopt(M_MMAP_THRESHOLD, 65536 if on else 32 << 20)
         self._libc.mallopt(M_TRIM_THRESHOLD, 65536 if on else 64 << 20)
         self._libc.malloc_trim(0)
 
-    def synchronize(self) -> None:
-        """CPU kernels have ended when they return."""
-
-    def mark(self) -> float:
-        """Wall-clock."""
-        return time.perf_counter()
-
-    def between(self, first: float, last: float) -> float:
-        """Seconds between two marks."""
-        return last - first
-
     def neighbours(self) -> tuple[float, float, float]:
-        """Wall, busy and own CPU seconds."""
+        """Wall-clock, busy and own CPU seconds."""
         return cpu_reading()
 
     def others_share(self, first: tuple[float, float, float], last: tuple[float, float, float]) -> float:
-        """Busy time that was not ours, over our cores. /proc/stat ticks are 10 ms, so short spans are rough."""
+        """Busy time of other processes over the time of our cores; rough over short spans, in ticks of 10 ms."""
         wall, busy, own = (after - before for before, after in zip(first, last, strict=True))
         cores = len(os.sched_getaffinity(0))
         return min(1.0, max(0.0, busy - own) / (wall * cores)) if wall > 0 else 0.0
 
-    def clock(self, reading: tuple[float, float, float]) -> None:
-        """Not told: a virtual machine does not see it."""
+
+DEVICE = Cpu

@@ -2,25 +2,59 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import torch
 
+from service.contract.hardware import HardwareFacts
+from worker.devices.base import Device
 from worker.devices.nvml import Nvml, Reading
 
 KEPT_BACK = 256 << 20
 
 
-class Cuda:
-    """One GPU. Made in the child only: a process that has touched CUDA cannot be forked."""
+class Cuda(Device):
+    """One NVIDIA GPU. Opened in the child only: a process that has touched CUDA cannot be forked."""
+
+    kind = "cuda"
+    order = 10
+    has_own_memory = first_call_per_shape = can_pin = runs_ahead = gains_from_large_batches = True
 
     def __init__(self, index: int = 0) -> None:
-        self.torch = torch.device("cuda", index)
+        self.torch = torch.device(self.kind, index)
         torch.cuda.set_device(self.torch)
         self._cap = 0
         self._others_before = 0
         uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
         self._nvml = Nvml(str(uuid) if uuid else None)
+
+    @classmethod
+    def found(cls, common: dict[str, Any]) -> list[HardwareFacts]:
+        """Every visible GPU."""
+        return [
+            cls._facts(index, common) for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        ]
+
+    @classmethod
+    def _facts(cls, index: int, common: dict[str, Any]) -> HardwareFacts:
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        capability = (properties.major, properties.minor)
+        return HardwareFacts(
+            device=cls.kind,
+            has_own_memory=cls.has_own_memory,
+            index=index,
+            uuid=str(properties.uuid) if hasattr(properties, "uuid") else None,
+            name=properties.name,
+            memory_bytes=total,
+            capability=capability,
+            bf16_native=capability >= (8, 0),
+            driver=(_smi("--query-gpu=driver_version", "--format=csv,noheader") or "").partition("\n")[0] or None,
+            topology=_smi("topo", "-m") if torch.cuda.device_count() > 1 else None,
+            others=(f"{(total - free) / 2**30:.1f} GiB in use by others",) if total - free > 1 << 30 else (),
+            **common,
+        )
 
     def limit(self, cap_bytes: int | None) -> None:
         """Cap the allocator; what others hold and the context itself are left out of it."""
@@ -31,7 +65,7 @@ class Cuda:
         torch.cuda.set_per_process_memory_fraction(min(1.0, self._cap / total), self.torch)
 
     def capacity(self) -> int:
-        """The cap: torch's allocator fails there."""
+        """The cap, at which torch's allocator fails."""
         return self._cap
 
     def used_by_others(self) -> int:
@@ -43,11 +77,11 @@ class Cuda:
         return int(torch.cuda.memory_reserved(self.torch))
 
     def live(self) -> int:
-        """Allocated bytes."""
+        """Bytes that torch's allocator has handed out."""
         return int(torch.cuda.memory_allocated(self.torch))
 
     def retries(self) -> int:
-        """The caching allocator's count."""
+        """How often torch's allocator freed its cache to go on."""
         return int(torch.cuda.memory_stats(self.torch).get("num_alloc_retries", 0))
 
     def reset_peak(self) -> None:
@@ -61,11 +95,8 @@ class Cuda:
         return int(torch.cuda.max_memory_reserved(self.torch))
 
     def reserved(self) -> int | None:
-        """Reserved bytes."""
+        """Bytes that torch's allocator holds, used or not."""
         return int(torch.cuda.memory_reserved(self.torch))
-
-    def exact_memory(self, on: bool) -> None:
-        """torch's allocator counts exactly at all times."""
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -82,13 +113,25 @@ class Cuda:
         return float(first.elapsed_time(last)) / 1e3
 
     def neighbours(self) -> Reading:
-        """NVML's reading."""
+        """A reading of the clock, through NVML."""
         return self._nvml.reading()
 
-    def others_share(self, first: Reading, last: Reading) -> float:
-        """As NVML samples it; all of it while the GPU is throttled."""
+    def others_share(self, first: Reading, last: Reading) -> float | None:
+        """The share as NVML samples it, None where it cannot tell, and 1 while the GPU has to lower its clock."""
         return self._nvml.others_share(first, last)
 
     def clock(self, reading: Reading) -> tuple[int, tuple[str, ...]] | None:
         """The multiprocessors' clock, and why it was lowered."""
         return None if reading.clock_mhz is None else (reading.clock_mhz, reading.slowed_by())
+
+
+def _smi(*arguments: str) -> str | None:
+    """The output of nvidia-smi, or None where it is missing or says nothing."""
+    try:
+        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+DEVICE = Cuda

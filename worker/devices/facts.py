@@ -14,22 +14,19 @@ from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from service.contract.hardware import HardwareFacts, Package
+from service.levers import packages as needed_packages
+from worker.devices import discover
 
 VERSIONED = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "triton")
-OPTIONAL = (
-    *("peft", "bitsandbytes", "accelerate", "triton", "flash_attn", "flash_attn_interface", "liger_kernel"),
-    *("cut_cross_entropy", "torchao", "apex", "galore_torch", "torchdistx", "datasets", "sacrebleu", "rouge_score"),
-)
+USEFUL = ("accelerate", "triton", "datasets")  # beside those that methods and levers need
 IMPORTED = ("bitsandbytes",)  # present is not enough: its native library has to load
 
 
 def packages() -> dict[str, Package]:
-    """Optional packages: version, or why they cannot be used."""
+    """The version of each optional package, or why it cannot be used."""
     found = {}
-    for name in OPTIONAL:
+    for name in dict.fromkeys((*needed_packages(), *USEFUL)):
         if util.find_spec(name) is None:
             found[name] = Package(problem="not installed")
             continue
@@ -46,7 +43,7 @@ def packages() -> dict[str, Package]:
 
 
 def versions() -> dict[str, str]:
-    """Versions that change timings."""
+    """The versions of all that changes how fast a step is."""
     import torch
 
     found = {"python": platform.python_version()}
@@ -63,7 +60,7 @@ def versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, when this is one."""
+    """The commit of this checkout, or None when the package is installed without one."""
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
     try:
         done = subprocess.run(git, capture_output=True, text=True, timeout=5)
@@ -72,77 +69,15 @@ def _commit() -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def cpu_facts(common: dict[str, Any]) -> HardwareFacts:
-    """The host's CPU."""
-    import torch
-
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    fields = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    fields = {name.strip(): value.strip() for name, value in fields.items()}
-    load, cores = os.getloadavg()[0], common["cores"]
-    flags = fields.get("flags", fields.get("Features", "")).split()
-    return HardwareFacts(
-        device="cpu",
-        name=f"{fields.get('model name', platform.machine())} ({torch.backends.cpu.get_cpu_capability()})",
-        memory_bytes=psutil.virtual_memory().total,
-        others=(f"load average {load:.1f} on {cores} cores",) if load > 0.5 else (),
-        bf16_native=any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16")),
-        **common,
-    )
-
-
-def cuda_facts(common: dict[str, Any]) -> list[HardwareFacts]:
-    """Every visible GPU."""
-    import torch
-
-    found = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        free, total = torch.cuda.mem_get_info(index)
-        others = (f"{(total - free) / 2**30:.1f} GiB in use by others",) if total - free > 1 << 30 else ()
-        capability = (properties.major, properties.minor)
-        found.append(
-            HardwareFacts(
-                device="cuda",
-                index=index,
-                uuid=str(properties.uuid) if hasattr(properties, "uuid") else None,
-                name=properties.name,
-                memory_bytes=total,
-                capability=capability,
-                bf16_native=capability >= (8, 0),
-                driver=_smi("--query-gpu=driver_version", "--format=csv,noheader"),
-                topology=_smi("topo", "-m") if torch.cuda.device_count() > 1 else None,
-                others=others,
-                **common,
-            )
-        )
-    return found
-
-
-def _smi(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return (
-        done.stdout.strip().splitlines()[0]
-        if "topo" not in arguments and done.stdout.strip()
-        else done.stdout.strip() or None
-    )
-
-
 def all_facts() -> list[HardwareFacts]:
-    """GPUs first, then the CPU."""
-    import torch
-
+    """The facts of every device of this machine, accelerators before the host."""
     common: dict[str, Any] = {
         "host": platform.node(),
         "cores": len(os.sched_getaffinity(0)),
         "versions": versions(),
         "packages": packages(),
     }
-    gpus = cuda_facts(common) if torch.cuda.is_available() else []
-    return [*gpus, cpu_facts(common)]
+    return [facts for device in discover().values() for facts in device.found(common)]
 
 
 if __name__ == "__main__":

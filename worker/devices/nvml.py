@@ -28,19 +28,19 @@ class Reading:
     reasons: int = 0
 
     def slowed_by(self) -> tuple[str, ...]:
-        """The reasons in words."""
+        """Why the clock was lowered, in words."""
         return tuple(name for bit, name in REASONS.items() if self.reasons & bit)
 
 
 class Nvml:
-    """One GPU through NVML; what NVML or the machine does not tell counts as nothing seen."""
+    """One GPU through NVML. What NVML or the machine does not tell is None."""
 
     def __init__(self, uuid: str | None) -> None:
         """`uuid` as torch has it: CUDA_VISIBLE_DEVICES renumbers devices, so an index would name another one."""
         self._handle = _handle(uuid)
 
     def reading(self) -> Reading:
-        """Now."""
+        """The clock and the reasons for lowering it, now."""
         stamp = time.time() * 1e6
         if self._handle is None:
             return Reading(stamp)
@@ -54,30 +54,35 @@ class Nvml:
             return Reading(stamp)
         return Reading(stamp, clock, reasons)
 
-    def others_share(self, first: Reading, last: Reading) -> float:
-        """The largest share of the multiprocessors that other processes used between two readings.
+    def others_share(self, first: Reading, last: Reading) -> float | None:
+        """The largest share of the multiprocessors that other processes used between two readings, or None.
 
         1 where the GPU had to lower its clock for heat or for want of power: a timing then says nothing of the GPU.
+        None where others cannot be told: without NVML, in a container whose process ids are not the host's, and where
+        the driver lists others but not what they use (as under MIG).
         """
         if first.slowed_by() or last.slowed_by():
             return 1.0
         if self._handle is None:
-            return 0.0
+            return None
         import pynvml
 
         try:
             known = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
-            if os.getpid() not in known:  # NVML sees the host's process ids, not this container's: nobody to tell apart
-                return 0.0
+        except pynvml.NVMLError:
+            return None
+        if os.getpid() not in known:
+            return None
+        try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._handle, int(first.stamp))
         except pynvml.NVMLError:  # no sample since, or not supported here
-            return 0.0
+            return 0.0 if known == {os.getpid()} else None
         theirs = (one.smUtil for one in samples if one.pid not in (0, os.getpid()) and one.timeStamp <= last.stamp)
         return max(theirs, default=0) / 100
 
 
 def _handle(uuid: str | None) -> Any:
-    """NVML's handle, or None without NVML."""
+    """NVML's handle of the GPU with that uuid, or None without NVML."""
     try:
         import pynvml
 

@@ -1,4 +1,4 @@
-"""The job's budget: how many trials and how long; a quarter of the time, and what trials leave, is for verification."""
+"""The job's budget of trials and minutes. A quarter of the time, and what the trials leave, is for verification."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import statistics
 from service.contract.configuration import Configuration
 from service.contract.states import Origin
 from service.contract.task import PlanInput
+from service.levers import is_compiled
 
 VERIFY_SHARE = 0.25
 COMPILE_FACTOR = 2.5
@@ -16,7 +17,7 @@ LEAST_LIMIT = 45.0
 
 
 class Budget:
-    """What is left of trials and minutes, as of a plan's input."""
+    """How many trials and seconds are left when a plan is made."""
 
     def __init__(self, known: PlanInput) -> None:
         self._known = known
@@ -30,17 +31,17 @@ class Budget:
         self._longest = max((sum(one.measurement.time_spent.values()) for one in known.history), default=0.0)
 
     def left(self) -> float:
-        """Seconds left for trials."""
+        """Seconds that are left for trials."""
         return self._seconds * (1 - VERIFY_SHARE) - self._known.elapsed_seconds
 
     def allows(self, planned: int) -> bool:
-        """Whether another trial may begin: one of the usual length has to end in time."""
+        """Whether another trial may begin beside those `planned`: there is time for one of median length."""
         count = len(self._known.history) + len(self._known.open_trials) + planned
         return count < self._known.spec.search.trials and self.left() > self._typical
 
     def affords(self, configuration: Configuration) -> bool:
-        """Whether the time left is enough for this one: compiled trials take longer, and so do their verifications."""
-        factor = COMPILE_ROOM if configuration.levers["compile"] != "off" else 1.0
+        """Whether there is time for this configuration: what compiles takes longer to try, and to verify."""
+        factor = COMPILE_ROOM if is_compiled(configuration.levers) else 1.0
         return self.left() > factor * self._typical
 
     def trial_limit(self, configuration: Configuration, origin: Origin) -> float:
@@ -50,10 +51,10 @@ class Budget:
         """
         if origin is Origin.baseline or not self._longest:
             return max(LEAST_LIMIT, self._seconds)
-        factor = COMPILE_FACTOR if configuration.levers["compile"] != "off" else 1.0
+        factor = COMPILE_FACTOR if is_compiled(configuration.levers) else 1.0
         return max(LEAST_LIMIT, min(PATIENCE * factor * self._longest, self._seconds))
 
     def verify_seconds(self, methods: int) -> float:
-        """Seconds for one of so many methods' verifications that are left."""
+        """Seconds for the next verification, when that many methods are still to be verified."""
         left = self._seconds - self._known.elapsed_seconds
         return max(left, self._seconds * VERIFY_SHARE) / methods

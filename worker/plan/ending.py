@@ -1,4 +1,4 @@
-"""What is said when no trial succeeded."""
+"""The error of a job of which no trial succeeded."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def space(spec: JobSpec, facts: HardwareFacts) -> Space:
 
 
 def without(choices: Space, lacks: set[str]) -> Space:
-    """The choices but those (`lever=choice`) that the job's model cannot have; a fixed one stays, and fails."""
+    """The choices without those (`lever=choice`) that the job's model cannot have. A fixed choice stays, and fails."""
     return {
         name: tuple(one for one in options if f"{name}={one}" not in lacks) or options
         for name, options in choices.items()
@@ -64,7 +64,7 @@ def without(choices: Space, lacks: set[str]) -> Space:
 
 
 def applicable(choices: Space, method: Method, task: str) -> Space:
-    """The space of one method: levers that mean nothing to it have their baseline only."""
+    """The space of one method and task: a lever without an effect there has its baseline only."""
     return {
         name: options if LEVERS[name].applies(method, task) else (LEVERS[name].baseline,)
         for name, options in choices.items()
@@ -72,7 +72,7 @@ def applicable(choices: Space, method: Method, task: str) -> Space:
 
 
 def inside(configuration: Configuration, choices: Space, task: str) -> bool:
-    """Whether the space holds a configuration: the baseline may lie outside of what is fixed or searched."""
+    """Whether a configuration lies in the space. The baseline may not: it ignores what is fixed or searched."""
     return all(
         choice in choices[name] or not LEVERS[name].applies(configuration.method, task)
         for name, choice in configuration.levers.items()
@@ -89,9 +89,9 @@ def effective_choices(spec: JobSpec, rows: int | None) -> tuple[int, ...]:
 
 
 def learning_rate(spec: JobSpec, effective: int) -> float:
-    """The user's at their effective batch; else scaled from Trainer's 8 by the square root of the ratio.
+    """The user's learning rate where they set the effective batch; else scaled from Trainer's batch of 8.
 
-    The square-root rule for adaptive optimizers: Malladi et al. 2022, arXiv 2205.10287.
+    By the square root of the ratio, the rule for adaptive optimizers: Malladi et al. 2022, arXiv 2205.10287.
     """
     rate = spec.training.learning_rate
     if spec.training.effective_batch_size is not None:
@@ -100,14 +100,14 @@ def learning_rate(spec: JobSpec, effective: int) -> float:
 
 
 def point(configuration: Configuration, spec: JobSpec) -> dict[str, str]:
-    """A configuration as the exclusions see it."""
+    """A configuration as exclusions look at it: the choice of every lever, and the circumstances."""
     return {**configuration.levers, **circumstances(spec, configuration.method)}
 
 
 def make(spec: JobSpec, method: Method, levers: dict[str, str], effective: int) -> Configuration | None:
     """The configuration of these choices, or None when it is an excluded combination.
 
-    Levers that mean nothing to the method or the task stay at their baseline.
+    Levers without an effect with the method or the task stay at their baseline.
     """
     chosen = {
         name: levers[name] if lever.applies(method, spec.task) else lever.baseline for name, lever in LEVERS.items()
@@ -122,9 +122,9 @@ def make(spec: JobSpec, method: Method, levers: dict[str, str], effective: int) 
 
 
 def repaired(spec: JobSpec, method: Method, levers: dict[str, str], choices: Space) -> dict[str, str]:
-    """The same choices without what excludes each other: of an excluded pair one goes back to its baseline.
+    """The same choices, but of two that exclude each other one is set back to its baseline.
 
-    The more levers there are, the more of what is drawn at random is excluded for a lever that does not matter.
+    The more levers there are, the more random draws would otherwise be lost to two levers that hardly matter.
     """
     found = dict(levers)
     for _ in range(len(LEVERS)):

@@ -1,4 +1,4 @@
-"""Judges a verification: which finalists held, how much faster they were in the same blocks, and their order. Pure."""
+"""Judges a verification: which finalists are stable, how much faster they are in the same blocks, and their order."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Timing, Verdict, Verification
 from service.contract.objective import score, smallest_within
 from service.contract.task import VerifyRequest
-from service.levers import LEVERS
-from service.levers.batching import ACROSS_STEPS
+from service.levers import chosen
 
 # As stable as a 2% change of the learning rate: that moved the loss by 1.3e-2 at most over 40 steps, bf16-mixed by
 # 2.8e-4, a pure-bf16 run by 3.6e-2.
 MOST_LOSS_DIFFERENCE = 1.3e-2
 # Where steps hold other samples than the reference's, or dropout is at work, only the unit's mean can be compared.
 MOST_MEAN_DIFFERENCE = 5e-2
-LEAST_CLEAN = 0.5
 
 
 def judge(
     spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...], soaks: dict[str, Soak | str]
 ) -> Verification:
-    """The verification from its blocks and soaks; a soak given as text is the sentence of its failure."""
+    """The verification from its blocks and soaks. An entry of `soaks` that is a sentence says why that soak failed."""
     baseline = request.baseline
     candidates = [*([baseline] if baseline else []), *_run(request, blocks)]
     verdicts = [_verdict(spec, candidate, request, blocks, soaks) for candidate in candidates]
@@ -54,9 +52,14 @@ def _note(blocks: tuple[Block, ...], tied: bool) -> str:
     count = len({block.block for block in blocks})
     note = f"{count} interleaved block{'s' if count != 1 else ''}"
     note += "; the first two are tied within their intervals" if tied else ""
-    shared = [block.timing for block in blocks if block.timing and block.timing.clean_share < LEAST_CLEAN]
+    timings = [block.timing for block in blocks if block.timing]
+    unknown = sum(timing.clean_share is None for timing in timings)
+    if unknown:
+        note += f"; in {unknown} of {len(blocks)} runs the device did not tell whether others used it, so that nobody "
+        note += "knows how clean they are"
+    shared = [timing for timing in timings if timing.is_disturbed]
     if shared:
-        most = max(timing.largest_share_of_others for timing in shared)
+        most = max(timing.largest_share_of_others or 0.0 for timing in shared)
         note += f"; others used up to {most:.0%} of the device in {len(shared)} of {len(blocks)} runs, so the speed-up "
         note += "is less sure than its interval says"
     return note + "."
@@ -152,7 +155,7 @@ def _compare(
 
 
 def _learns_otherwise(configuration: Configuration) -> bool:
-    return any(LEVERS[name].choice(choice).changes_learning for name, choice in configuration.levers.items())
+    return any(choice.changes_learning for choice in chosen(configuration.levers))
 
 
 def _above(ours: tuple[float, ...], theirs: tuple[float, ...]) -> float:
@@ -162,7 +165,7 @@ def _above(ours: tuple[float, ...], theirs: tuple[float, ...]) -> float:
 
 def _same_steps(ours: Configuration, theirs: Configuration) -> bool:
     """Whether both take the same samples in the same optimizer steps."""
-    return not {ours.levers["batching"], theirs.levers["batching"]} & set(ACROSS_STEPS)
+    return not any(choice.changes_order for choice in chosen(ours.levers) + chosen(theirs.levers))
 
 
 def _difference(ours: tuple[float, ...], theirs: tuple[float, ...], same_steps: bool) -> float:
@@ -175,7 +178,10 @@ def _difference(ours: tuple[float, ...], theirs: tuple[float, ...], same_steps: 
 def _speedup(
     spec: JobSpec, candidate: Measurement, baseline: Measurement | None, blocks: tuple[Block, ...]
 ) -> tuple[float | None, float | None, float | None]:
-    """Of the job's objective: the median of the blocks' ratios, and the widest interval that any block allows."""
+    """(speed-up in the job's objective, its low and its high end).
+
+    The median of the blocks' ratios, and the widest interval that any of the blocks allows.
+    """
     if baseline is None:
         return None, None, None
     pairs = [

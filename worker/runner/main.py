@@ -87,7 +87,7 @@ def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
     if devices == "first":
         return found[:1]
     if devices == "all":
-        gpus = [facts for facts in found if facts.device == "cuda"]
+        gpus = [facts for facts in found if facts.has_own_memory]
         return gpus or found[:1]
     names = {f"{facts.device}:{facts.index}": facts for facts in found} | {facts.device: facts for facts in found[::-1]}
     unknown = [name for name in devices.split(",") if name not in names]

@@ -54,7 +54,7 @@ class Bench:
     def host_cap(self, spec: JobSpec) -> int | None:
         """Host memory that a child may take; on a GPU the job's cap is the GPU's."""
         cap = spec.hardware.memory_gib
-        return int(cap * 2**30) if cap and self.facts.device == "cpu" else None
+        return int(cap * 2**30) if cap and not self.facts.has_own_memory else None
 
     def workplace_of(self, job_id: str) -> Workplace:
         """What a child of this job may use: the job's cache folder is its own."""

@@ -1,10 +1,9 @@
-"""Optuna, replayed: the history into an in-memory study, then `ask`. The same seed and history, the same answer."""
+"""The sampler: Optuna is told the history, in memory, and then asked. The same history gives the same answer."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 
 import optuna
 from optuna.distributions import CategoricalDistribution
@@ -12,45 +11,59 @@ from optuna.trial import TrialState, create_trial
 
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
-from service.contract.measurement import Measurement, Outcome
+from service.contract.measurement import Outcome
+from service.contract.states import Origin
+from worker.plan.proposers import Proposal
 from worker.plan.space import Space, applicable, every, make, repaired
+from worker.plan.view import View
 
 MOST_ASKS = 16
 MOST_LISTED = 10_000
 MOST_DRAWN = 200
+MOST_UNAFFORDABLE = 8
 WORSE = 2.0
 EFFECTIVE = "effective_batch_size"
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def ask(
-    spec: JobSpec,
-    method: Method,
-    choices: Space,
-    effectives: tuple[int, ...],
-    history: list[Measurement],
-    under_way: list[Configuration],
-    taken: set[str],
-    score: Callable[[Measurement], float],
-) -> Configuration | None:
+class Search:
+    """Proposes what the sampler asks for, as far as there is time for it."""
+
+    order, always = 30, False
+
+    def propose(self, view: View) -> Proposal | None:
+        """The sampler's next configuration for which there is time; what compiles may take longer than is left."""
+        taken = set(view.taken)
+        for _ in range(MOST_UNAFFORDABLE):
+            found = ask(view, taken)
+            if found is None:
+                return None
+            if view.budget.affords(found):
+                return Proposal(found, Origin.search)
+            taken.add(found.key)
+        return None
+
+
+def ask(view: View, taken: set[str]) -> Configuration | None:
     """The next configuration by TPE (Bergstra et al. 2011), or None when everything valid has been tried.
 
-    `history` is in finish order. What failed is told as twice the worst, so that the sampler keeps away from it;
-    what is under way counts as no better than the median (constant liar). An ask that is invalid or taken is
-    told FAIL before the next.
+    What failed is told as twice the worst, so that the sampler keeps away from it; what is under way counts as no
+    better than the median (constant liar). An ask that is invalid or taken is told FAIL before the next.
     """
-    choices = applicable(choices, method, spec.task)
+    spec, method, effectives, score = view.spec, view.method, view.effectives, view.score
+    under_way = [one.configuration for one in view.under_way if one.configuration.method == method]
+    choices = applicable(view.choices, method, spec.task)
     distributions: dict[str, CategoricalDistribution] = {
         name: CategoricalDistribution(options) for name, options in choices.items()
     }
     distributions[EFFECTIVE] = CategoricalDistribution(effectives)
     sampler = optuna.samplers.TPESampler(seed=spec.search.seed, n_startup_trials=5, multivariate=True)
     study = optuna.create_study(direction="minimize", sampler=sampler)
-    good = sorted(score(one) for one in history if one.outcome is Outcome.ok)
+    good = sorted(score(one) for one in view.history if one.outcome is Outcome.ok)
     if not good:
         good = [1.0]
-    told = [(one.configuration, score(one) if one.outcome is Outcome.ok else WORSE * good[-1]) for one in history]
+    told = [(one.configuration, score(one) if one.outcome is Outcome.ok else WORSE * good[-1]) for one in view.history]
     told += [(configuration, good[len(good) // 2]) for configuration in under_way]
     for configuration, value in told:
         parameters = {**configuration.levers, EFFECTIVE: configuration.effective_batch_size}
@@ -69,7 +82,7 @@ def ask(
 def _any_left(
     spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...], taken: set[str]
 ) -> Configuration | None:
-    """TPE has narrowed down to what is taken: one of the rest at random, or None when there is none to be found."""
+    """A random configuration that was not tried, for when the sampler only asks for what was; None without any."""
     if math.prod(map(len, choices.values())) > MOST_LISTED:
         rng = random.Random(spec.search.seed + len(taken))
         for _ in range(MOST_DRAWN):
@@ -80,3 +93,6 @@ def _any_left(
         return None
     left = [one for one in every(spec, method, choices, effectives) if one.key not in taken]
     return random.Random(spec.search.seed + len(taken)).choice(left) if left else None
+
+
+PROPOSER = Search()

@@ -1,0 +1,48 @@
+"""Kinds of device are found in their folder and say what sets them apart; the rest of the code asks for that alone."""
+
+from __future__ import annotations
+
+import ast
+import platform
+
+import pytest
+
+from tests.conftest import ROOT
+from worker.devices import discover, open_device
+from worker.devices.facts import all_facts, packages
+
+
+def test_devices_are_in_their_order_and_say_what_they_can() -> None:
+    kinds = discover()
+    assert list(kinds) == ["cuda", "cpu"], "an accelerator comes before the host"
+    for name in ("has_own_memory", "first_call_per_shape", "can_pin", "runs_ahead", "gains_from_large_batches"):
+        assert getattr(kinds["cuda"], name) is True and getattr(kinds["cpu"], name) is False
+
+
+def test_an_unknown_kind_is_named_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="no device kind 'abacus'; known: cpu, cuda"):
+        open_device("abacus")
+
+
+def test_facts_carry_the_capabilities_of_their_kind() -> None:
+    for facts in all_facts():
+        assert facts.has_own_memory is discover()[facts.device].has_own_memory and facts.host == platform.node()
+    assert all_facts()[-1].device == "cpu"
+
+
+def test_packages_that_any_lever_needs_are_looked_for() -> None:
+    found = packages()
+    assert {"flash_attn", "torchao", "apex", "peft", "accelerate"} <= set(found)
+    assert all((one.version is None) != (one.problem is None) for one in found.values())
+
+
+@pytest.mark.parametrize(
+    "folder", ["service/levers", "service/contract", "service/cli", "worker/plan", "worker/devices"]
+)
+def test_no_code_asks_for_a_kind_of_device_by_name(folder: str) -> None:
+    """What differs is a capability, so that a new kind is one file."""
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Compare):
+                kinds = {one.value for one in (node.left, *node.comparators) if isinstance(one, ast.Constant)}
+                assert not kinds & {"cuda", "cpu"}, f"{path}:{node.lineno}"

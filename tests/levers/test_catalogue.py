@@ -1,0 +1,62 @@
+"""What a lever declares about itself is consistent, and is all that the search and the estimates know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from service.contract.hardware import HardwareFacts, Package
+from service.levers import LEVERS, METHOD_NEEDS, chosen, is_compiled, packages
+from tests.factory import configuration
+
+Facts = Callable[..., HardwareFacts]
+
+
+@pytest.mark.parametrize("name", LEVERS)
+def test_declarations_name_choices_that_exist(name: str) -> None:
+    lever = LEVERS[name]
+    assert {*(lever.simulated or ()), lever.reference or lever.baseline} <= set(lever.names)
+    assert (lever.recipe == "baseline") == (not any(choice.recipe_rank for choice in lever.choices))
+    assert all(choice.recipe_rank or not choice.host_recipe_rank for choice in lever.choices)
+    assert all(name in exclusion.when for exclusion in lever.exclusions), "a rule is declared by a lever it is about"
+    assert lever.choice(lever.baseline).memory.activations == 1.0, "factors are relative to the baseline"
+
+
+def test_no_two_levers_or_changes_have_the_same_place() -> None:
+    ranks = [choice.change_rank for lever in LEVERS.values() for choice in lever.choices if choice.change_rank]
+    orders = [lever.order for lever in LEVERS.values()]
+    assert len(set(ranks)) == len(ranks) and orders == sorted(set(orders))
+
+
+def test_recipes_rank_choices_by_the_device(facts: Facts) -> None:
+    gpu = facts(device="cuda", capability=(9, 0), bf16_native=True)
+    assert LEVERS["batching"].ranked(facts()) == ("grouped", "token-budget", "packed", "sorted")
+    assert LEVERS["batching"].ranked(gpu) == ("packed", "token-budget", "grouped", "sorted")
+    assert LEVERS["precision"].ranked(facts()) == ("fp32",), "emulated bf16 is not ranked"
+    assert LEVERS["precision"].ranked(gpu) == ("bf16-mixed", "fp16-mixed", "tf32", "fp32")
+
+
+def test_a_choice_for_one_kind_of_device_is_barred_on_the_others() -> None:
+    tf32 = LEVERS["precision"].choice("tf32")
+    assert tf32.barred("cpu") and not tf32.barred("cuda") and not tf32.barred("auto")
+    assert LEVERS["optimizer"].choice("paged-adamw-8bit").barred("cpu")
+    assert not LEVERS["precision"].choice("fp32").barred("cpu")
+
+
+def test_packages_are_known_by_what_needs_them() -> None:
+    found = packages()
+    assert found["flash_attn"] == ["attention=flash-attention-2"] and found["apex"]
+    assert found["bitsandbytes"][0] == "method qlora" and set(METHOD_NEEDS) >= {"qlora"}
+
+
+def test_facts_of_an_earlier_version_still_parse(facts: Facts) -> None:
+    old: dict[str, Any] = facts(packages={"peft": Package(version="1")}).model_dump(exclude={"has_own_memory"})
+    assert not HardwareFacts.model_validate(old).has_own_memory
+    assert HardwareFacts.model_validate(old | {"device": "cuda", "capability": (8, 0)}).has_own_memory
+
+
+def test_only_compiled_code_counts_as_compiled() -> None:
+    assert not is_compiled(configuration().levers) and is_compiled(configuration(compile="per-layer").levers)
+    assert [choice.name for choice in chosen({"head": "chunked", "padding": "max"})] == ["chunked", "max"]

@@ -1,0 +1,49 @@
+"""Which configurations are verified, and with how much time."""
+
+from __future__ import annotations
+
+from service.contract.measurement import Measurement
+from service.contract.task import VerifyRequest
+from worker.plan.reference import reference_of
+from worker.plan.view import View
+
+FINALISTS = 3
+NEAREST = {"quick": 1, "full": 2}  # finalists that are chosen by their trials' speed alone
+RESERVES = 3
+DRIFT = 1.25  # of a shared machine's pace between an early and a late trial: as seen in a demo, 2026-11-22
+
+
+def finalists(view: View) -> list[Measurement]:
+    """The fastest configurations, then the fastest of other batchings, then what else is near the fastest.
+
+    Single changes are tried around one configuration, minutes after the recipes. A machine shared with others changes
+    its pace in that time, which blurs how batchings compare more than anything else; only blocks that take turns tell.
+    """
+    near, reference = view.near(), view.baseline()
+    found = near[: NEAREST[view.spec.search.verify]]
+    for one in view.good if found else ():
+        known = {other.configuration.levers["batching"] for other in found}
+        drifted = one is not reference and view.score(one) <= view.score(found[0]) * DRIFT
+        if drifted and one.configuration.levers["batching"] not in known:
+            found.append(one)
+    found += [one for one in near if one not in found]
+    return sorted(found[:FINALISTS], key=view.score)
+
+
+def verification(left: list[View]) -> VerifyRequest | None:
+    """The verification of the first method that has finalists, of those that were not verified yet; None without."""
+    for view in left:
+        best, baseline = finalists(view), view.baseline()
+        if not best:
+            continue
+        others = [one for one in view.good if one != baseline and one not in best]
+        return VerifyRequest(
+            method=view.method,
+            baseline=baseline,
+            finalists=tuple(best),
+            reserves=tuple(others[:RESERVES]),
+            reference=reference_of(baseline) if baseline else None,
+            blocks=4 if view.spec.search.verify == "quick" else 5,
+            seconds_limit=view.budget.verify_seconds(len(left)),
+        )
+    return None

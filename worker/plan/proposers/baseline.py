@@ -1,0 +1,85 @@
+"""The baseline: what a Trainer user gets without thinking, or the user's own TrainingArguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.contract.configuration import Configuration
+from service.contract.job import JobSpec, Method
+from service.contract.states import Origin
+from service.levers import LEVERS
+from service.levers.base import Asked, Lever
+from worker.plan.proposers import Proposal
+from worker.plan.space import TRAINER_BATCH, learning_rate
+from worker.plan.view import View
+
+MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+
+
+class Baseline:
+    """Proposes each method's baseline, once, before anything else: others are compared with it."""
+
+    order, always = 0, True
+
+    def propose(self, view: View) -> Proposal | None:
+        """The baseline, unless it was proposed before."""
+        if view.baseline_request() is not None:
+            return None
+        configuration, notes = baseline(view.spec, view.method)
+        return Proposal(configuration, Origin.baseline, notes)
+
+
+def baseline(spec: JobSpec, method: Method) -> tuple[Configuration, tuple[str, ...]]:
+    """(the baseline's configuration, sentences on what of the user's TrainingArguments it leaves out)."""
+    mine: dict[str, Any] = spec.baseline if isinstance(spec.baseline, dict) else {}
+    micro = int(mine.get(MICRO, TRAINER_BATCH))
+    wanted = micro * int(mine.get(ACCUMULATION, 1))
+    effective = spec.training.effective_batch_size or wanted
+    levers, notes, read = {}, [], {MICRO, ACCUMULATION}
+    for name, lever in LEVERS.items():
+        levers[name], lever_notes = _asked(lever, mine)
+        notes += lever_notes
+        read |= {argument for asked, _ in _ways(lever) for argument in asked.arguments}
+    left_out = sorted(set(mine) - read)
+    if left_out:
+        notes.append(f"Of the baseline's arguments these were not taken into account: {', '.join(left_out)}.")
+    if mine and wanted != effective:
+        notes.append(
+            f"The baseline's effective batch of {wanted} became the job's {effective}, so that both do the same work."
+        )
+    configuration = Configuration(
+        method=method,
+        levers=levers,
+        effective_batch_size=effective,
+        learning_rate=learning_rate(spec, effective),
+        micro_batch_size=min(micro, effective),
+    )
+    return configuration, tuple(notes)
+
+
+def _ways(lever: Lever) -> list[tuple[Asked, str]]:
+    """(way to ask for it, name of the choice) for all choices of a lever."""
+    return [(asked, choice.name) for choice in lever.choices for asked in choice.asked_by]
+
+
+def _asked(lever: Lever, mine: dict[str, Any]) -> tuple[str, list[str]]:
+    """(the choice that a user's arguments ask for, else the baseline; sentences to tell the user about it).
+
+    Where several choices are asked for, the one that names the most arguments counts, and of these the last.
+    """
+    ways = _ways(lever)
+    held = [
+        (len(asked.arguments), at, asked.note, choice) for at, (asked, choice) in enumerate(ways) if asked.holds(mine)
+    ]
+    if held:
+        *_, note, choice = max(held)
+        return choice, [note] if note else []
+    named = {argument for asked, _ in ways for argument, value in asked.arguments.items() if isinstance(value, str)}
+    return lever.baseline, [
+        f"The baseline's {argument}={mine[argument]} is not in the catalogue, so {lever.baseline} was measured "
+        "instead; the speed-up is over that."
+        for argument in sorted(named & set(mine))
+    ]
+
+
+PROPOSER = Baseline()

@@ -1,0 +1,25 @@
+"""Trials close to the best that others on the machine disturbed, run once more when nothing else is left to try."""
+
+from __future__ import annotations
+
+from service.contract.states import Origin
+from worker.plan.proposers import Proposal
+from worker.plan.view import View
+
+
+class Repeat:
+    """Proposes each disturbed configuration once."""
+
+    order, always = 40, False
+
+    def propose(self, view: View) -> Proposal | None:
+        """The best of the disturbed configurations that was not repeated yet."""
+        requests = [one.request for one in view.known.history if one.request.origin is Origin.repeat]
+        repeated = {one.configuration.key for one in (*requests, *view.under_way)}
+        for one in view.near():
+            if one.timing and one.timing.is_disturbed and one.configuration.key not in repeated:
+                return Proposal(one.configuration, Origin.repeat)
+        return None
+
+
+PROPOSER = Repeat()

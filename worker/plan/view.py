@@ -1,0 +1,100 @@
+"""What proposers are given of a job: one of its methods, with all that was measured and is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.contract.configuration import Configuration
+from service.contract.job import Method
+from service.contract.measurement import Measurement, Outcome
+from service.contract.objective import ranked, score
+from service.contract.states import Origin
+from service.contract.task import PlanInput, TrialRequest
+from worker.plan.budget import Budget
+from worker.plan.expected_memory import expected
+from worker.plan.reference import precise
+from worker.plan.space import effective_choices, space, without
+
+WITHIN = 1.15
+
+
+class View:
+    """One method of a job. A proposer changes nothing in it, so the same view gives the same proposal.
+
+    `history` are the method's finished measurements in finish order; `good` those that may be recommended, best first;
+    `under_way` the trials of all methods that are queued, run, or were proposed a moment ago; `taken` the keys of all
+    configurations tried or under way; `choices` the search space, without what the job's model was found to lack;
+    `effectives` the effective batch sizes to try, in samples.
+    """
+
+    def __init__(self, known: PlanInput, method: Method, new: Sequence[TrialRequest] = ()) -> None:
+        self.known, self.spec, self.facts, self.method = known, known.spec, known.facts, method
+        self.budget = Budget(known)
+        self.under_way = (*known.open_trials, *new)
+        self._number = known.next_number + len(new)
+        measured = [one.measurement for one in known.history]
+        self.history = [one for one in measured if one.configuration.method == method]
+        self.good = self._good()
+        self.taken = {one.configuration.key for one in measured} | {one.configuration.key for one in self.under_way}
+        self.choices = without(space(self.spec, self.facts), {name for one in measured for name in one.lacks})
+        rows = next((one.dataset.rows for one in self.history if one.dataset), None)
+        self.effectives = effective_choices(self.spec, rows)
+
+    def _good(self) -> list[Measurement]:
+        """Best first, the baseline among them; of a repeated configuration the measurement less disturbed."""
+        found: dict[str, Measurement] = {}
+        for one in self.history:
+            key, before = one.configuration.key, found.get(one.configuration.key)
+            if one.outcome is Outcome.ok and (before is None or _known_clean(one) >= _known_clean(before)):
+                found[key] = one
+        return ranked(self.spec, list(found.values()))
+
+    def score(self, measurement: Measurement) -> float:
+        """The cost of a measurement by the job's objective, such as the seconds of the user's run: less is better."""
+        return score(self.spec, measurement)
+
+    def baseline_request(self) -> TrialRequest | None:
+        """The baseline's request, when it has been made already."""
+        requests = (*(one.request for one in self.known.history), *self.under_way)
+        return next((one for one in requests if self._is_baseline(one)), None)
+
+    def baseline_is_open(self) -> bool:
+        """Whether the baseline is queued or under way."""
+        return any(self._is_baseline(one) for one in self.under_way)
+
+    def _is_baseline(self, request: TrialRequest) -> bool:
+        return request.origin is Origin.baseline and request.configuration.method == self.method
+
+    def baseline(self) -> Measurement | None:
+        """The baseline's measurement, when it ran to its end."""
+        request = self.baseline_request()
+        return next((one for one in self.good if request and one.configuration == request.configuration), None)
+
+    def near(self) -> list[Measurement]:
+        """All but the baseline that are close to the best of them, best first."""
+        reference = self.baseline()
+        others = [one for one in self.good if one is not reference]
+        return [one for one in others if self.score(one) <= self.score(others[0]) * WITHIN]
+
+    def request(self, configuration: Configuration, origin: Origin) -> TrialRequest:
+        """A trial of a configuration, told what earlier trials of its method learnt."""
+        reference, quick = self.baseline(), self.spec.search.verify == "quick"
+        confirmed = any(one.configuration.micro_batch_size is None for one in self.good)
+        return TrialRequest(
+            configuration=configuration,
+            origin=origin,
+            number=self._number,
+            confirm_largest=configuration.micro_batch_size is None and not (quick and confirmed),
+            memory_line=expected(configuration, self.good, self.spec.dataset.max_length),
+            curve=not quick,
+            passes=1 if quick else 2,  # what matters is timed again in blocks
+            seconds_limit=self.budget.trial_limit(configuration, origin),
+            best_seconds=min((one.timing.seconds for one in self.good if one.timing), default=None),
+            reference_loss=reference.check_loss if reference else None,
+            reference_grad_norm=reference.check_grad_norm if reference else None,
+            reference_rounded=reference is not None and not precise(reference),
+        )
+
+
+def _known_clean(measurement: Measurement) -> float:
+    return (measurement.timing.clean_share or 0.0) if measurement.timing else 0.0
