@@ -19,6 +19,7 @@ COPY constraints.txt /requirements/
 COPY README.md ./
 COPY migrations ./migrations
 COPY service ./service
+COPY training ./training
 COPY worker ./worker
 RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /wheels .
 

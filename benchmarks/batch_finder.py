@@ -1,6 +1,6 @@
 """The largest batch that fits, by dynotune and by other finders, against the truth, on a CPU under a memory cap.
 
-    python benchmarks/batch_finder.py [--quick] [--json FILE] [--case NAME ...] [--finder NAME ...]
+    python -m benchmarks.batch_finder [--quick] [--json FILE] [--case NAME ...] [--finder NAME ...]
         [--soak [--long] | --estimate]
 
 The other finders come with the extra `bench`. Every finder runs in fresh processes under the same RLIMIT_DATA, with
@@ -9,8 +9,8 @@ is what is allocated. The true maximum is the largest size that 5 of 5 fresh chi
 `--soak` runs, in place of that, 200 steps on the real data in four cases at what dynotune found, which must hold, and
 at a tenth more, which should not; `--long` makes it 1,000 in one of them. `--estimate` compares what is
 estimated from fake tensors with what was measured.
-What is done is kept in --home, so that a run that was killed goes on; rows are made again when worker/ has changed.
-Memory does not depend on what else the machine does; seconds do.
+What is done is kept in --home, so that a run that was killed goes on; rows are made again when worker/ or training/
+has changed. Memory does not depend on what else the machine does; seconds do.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from finders import estimates
-from finders.cases import CASES, QUICK, ROOT, Case, prepare
-from finders.ours import MALLOC, Machine, dynotune, peer, truth, warm
-from finders.soaks import LONG, LONG_STEPS, QUICK_STEPS, SOAKED, STEPS, sizes, soak
-from store import Row, Store, say
-
+from benchmarks.finders import estimates
+from benchmarks.finders.cases import CASES, QUICK, ROOT, Case, prepare
+from benchmarks.finders.ours import MALLOC, Machine, dynotune, peer, truth, warm
+from benchmarks.finders.soaks import LONG, LONG_STEPS, QUICK_STEPS, SOAKED, STEPS, sizes, soak
+from benchmarks.store import Row, Store, say
 from worker.runner.main import discover, environment
-from worker.runner.sandbox import Sandbox
 
 FINDERS = ("dynotune", "accelerate", "lightning-power", "lightning-binsearch")
 SECONDS, QUICK_SECONDS = 150.0, 60.0
@@ -43,10 +41,11 @@ FIRST_GUESS = 16
 
 
 def code() -> str:
-    """A digest of worker/: rows hold for the code that made them, the truth as well: a process holds its data."""
+    """A digest of worker/ and training/: all rows, the truth included, hold for the code that made them."""
     digest = hashlib.sha256()
-    for file in sorted((ROOT / "worker").rglob("*.py")):
-        digest.update(file.read_bytes())
+    for folder in ("training", "worker"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -233,7 +232,6 @@ def main() -> None:
     prepare(options.home)
     facts = discover()[-1]
     machine = Machine(facts, options.home.resolve(), QUICK_SECONDS if options.quick else SECONDS, options.at_once)
-    Sandbox(facts.device)  # sets what the fork server imports, which all children begin with
     runs = Runs(machine, Store(options.home / "results.json", options.fresh))
     result: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),

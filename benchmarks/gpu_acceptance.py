@@ -1,6 +1,6 @@
 """All that only a GPU can show, part by part, within the minutes given.
 
-    python benchmarks/gpu_acceptance.py [--part NAME ...] [--minutes 9] [--home FOLDER] [--json FILE] [--dry-run]
+    python -m benchmarks.gpu_acceptance [--part NAME ...] [--minutes 9] [--home FOLDER] [--json FILE] [--dry-run]
 
 Runs on a machine with torch, transformers and peft, no network, and the wheels of `make wheelhouse` installed or on
 PYTHONPATH. Results are kept in --home as they come: the next call goes on where this one stopped, and what failed is
@@ -18,10 +18,9 @@ import time
 import traceback
 from pathlib import Path
 
-from acceptance import attention, conformance, lora_kernels, memory, overhead, peak, seeding, tuning
-from acceptance.place import ROOT, Failed, Part, Place, Step
-from store import Row, Store, say
-
+from benchmarks.acceptance import attention, conformance, lora_kernels, memory, overhead, peak, seeding, tuning
+from benchmarks.acceptance.place import ROOT, Failed, Part, Place, Step
+from benchmarks.store import Row, Store, say
 from worker.runner.main import discover, environment
 
 PARTS = {

@@ -1,6 +1,6 @@
 """Matrix product rates of this device by number format: what a precision lever can bring at most.
 
-    python benchmarks/matmul.py [--size 1024] [--json FILE]
+    python -m benchmarks.matmul [--size 1024] [--json FILE]
 
 Formats alternate within each round, so drift hits all alike; the median over the rounds is shown.
 """

@@ -1,6 +1,6 @@
 """How full rows are, and how fast, by every arrangement of samples: padded, sorted, packed, side by side.
 
-    python benchmarks/packing.py [--data FILE ...] [--model FOLDER] [--length 512] [--blocks 3] [--quick] [--json FILE]
+    python -m benchmarks.packing [--data FILE ...] [--model FOLDER] [--length 512] [--blocks 3] [--quick] [--json FILE]
 
 Without --data it is the demo's functions.jsonl. A fill is the share of computed tokens that are not padding, over the
 whole dataset. Speeds come from interleaved blocks over the same samples, each in a fresh process.
@@ -17,6 +17,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,21 +70,23 @@ def with_chat(model: Path, home: Path) -> Path:
 
 def fills(spec: JobSpec, roots: tuple[Path, ...]) -> dict[str, float]:
     """Non-padding over computed tokens of an epoch, by arrangement."""
-    from worker.child import arrange, sources
-    from worker.child.build import tokenizer_of
+    from training.batches import arranged
+    from worker.child import sources
+    from worker.child.arrange import padded_tokens
+    from worker.child.build import recipe_of, tokenizer_of
     from worker.child.data import load
-    from worker.tasks import TASKS
 
     place = Workplace(device="cpu", data_roots=roots, hub_cache=roots[0])
-    folder = sources.model_folder(spec.model, place.roots, False, False)
-    source = sources.dataset_path(spec.dataset, place.roots)
-    data = load(spec, TASKS[spec.task](), tokenizer_of(folder, place), source, None)
+    tokenizer = tokenizer_of(sources.model_folder(spec.model, place), place)
+    made = {name: candidate(*arrangement).configuration for name, arrangement in ARRANGEMENTS.items()}
+    data = load(spec, recipe_of(spec, made["padded"]), tokenizer, place)
     order = list(range(len(data.lengths)))
     random.Random(0).shuffle(order)
     found = {}
-    for name, (levers, micro) in ARRANGEMENTS.items():
-        plan = arrange.arrange(levers["batching"], order, data.lengths, EFFECTIVE, micro, spec.dataset.max_length)
-        shapes = [arrange.padded_tokens(batch, data.lengths) for step in plan for batch in step]
+    for name, configuration in made.items():
+        recipe = replace(recipe_of(spec, configuration, data.facts), micro_batch_size=ARRANGEMENTS[name][1])
+        plan = arranged(order, data.lengths, spec.training.seed, recipe)
+        shapes = [padded_tokens(batch, data.lengths) for step in plan for batch in step]
         found[name] = sum(data.lengths) / sum(rows * width for rows, width in shapes)
     return found
 
@@ -119,7 +122,7 @@ def compared(file: Path, options: argparse.Namespace, facts: HardwareFacts, home
         }
     )
     bench = Bench(
-        Sandbox(facts.device),
+        Sandbox(facts.has_own_memory),
         facts,
         home,
         Workplace(device=facts.device, index=facts.index, data_roots=roots, hub_cache=home / "hub"),

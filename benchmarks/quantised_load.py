@@ -1,6 +1,6 @@
 """Loading a model for QLoRA: quantised as it is loaded, against the quantised weights that a worker keeps.
 
-    python benchmarks/quantised_load.py [--parameters 1.0] [--rounds 3] [--quick] [--json FILE]
+    python -m benchmarks.quantised_load [--parameters 1.0] [--rounds 3] [--quick] [--json FILE]
 
 A Llama of so many billion parameters is drawn in bf16 and saved; each load is a fresh process, the two ways in turns.
 """
@@ -17,7 +17,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+
+from service.contract.configuration import Configuration
+from service.contract.job import JobSpec
+from service.levers import LEVERS
 
 LAYER = 4 * 2048 * 2048 + 3 * 2048 * 8192  # parameters of a layer
 SHAPE = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "vocab_size": 32000}
@@ -37,28 +40,38 @@ def draw(folder: Path, billions: float) -> int:
 def child(folder: Path, store: Path) -> None:
     """Load once, and say how long it took, and the peak of memory above what was there before."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import AutoConfig
 
     from worker.child import quantised
+    from worker.child.build import recipe_of
     from worker.devices import open_device
 
     device = open_device("cuda" if torch.cuda.is_available() else "cpu")
     device.limit(None)
     before = device.used()
-    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
-    asked = quantised.Asked(folder, quantization, "benchmark")
-    options: dict[str, Any] = {"config": AutoConfig.from_pretrained(folder), "device_map": {"": device.torch}}
+    recipe, config = recipe_of(*job(folder)), AutoConfig.from_pretrained(folder)
     device.reset_peak()
     started = time.perf_counter()
-    _, extra = quantised.load(AutoModelForCausalLM, asked, options | {"dtype": torch.bfloat16}, store)
+    _, extra = quantised.load(folder, config, device.torch, recipe, store)
     device.synchronize()
     seconds = time.perf_counter() - started + min(0.0, extra)  # without what keeping took
     print(json.dumps({"seconds": seconds, "peak_bytes": device.peak() - before}))
 
 
+def job(folder: Path) -> tuple[JobSpec, Configuration]:
+    """QLoRA on the model in bf16, the base in NF4 with double quantisation. No data are read."""
+    spec = JobSpec.model_validate(
+        {"model": {"source": str(folder)}, "dataset": {"source": "none.jsonl"}, "method": "qlora"}
+    )
+    levers = {name: lever.baseline for name, lever in LEVERS.items()}
+    levers |= {"precision": "bf16-mixed", "quantization": "nf4-double"}
+    made = Configuration(method="qlora", levers=levers, effective_batch_size=1, learning_rate=1e-4)
+    return spec, made
+
+
 def run(folder: Path, store: Path) -> dict[str, float]:
     """A child's answer."""
-    command = [sys.executable, "-W", "ignore", __file__, "--child", str(folder), str(store)]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.quantised_load", "--child", str(folder), str(store)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr[-2000:])

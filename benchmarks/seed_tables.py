@@ -1,6 +1,6 @@
 """The published tables, reproduced on this device, side by side with the published ratios.
 
-    python benchmarks/seed_tables.py [--size tiny|full] [--table NAME ...] [--quick] [--home FOLDER] [--json FILE]
+    python -m benchmarks.seed_tables [--size tiny|full] [--table NAME ...] [--quick] [--home FOLDER] [--json FILE]
 
 Models are drawn at random in the published shapes (`--size full`) or much smaller (`tiny`, under 10 minutes on 2
 cores), data come from Python's own library: ratios are to be compared, not figures. A row that this device cannot run
@@ -19,16 +19,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seeds.generation import generate
-from seeds.jobs import SIZES, WEIGHTS, Size, configuration, job, prepare
-from seeds.published import TABLES, Row, Table
-from store import Store
-
+from benchmarks.published.generation import generate
+from benchmarks.published.jobs import SIZES, WEIGHTS, Size, configuration, job, prepare
+from benchmarks.published.tables import TABLES, Row, Table
+from benchmarks.store import Store
 from service.contract.child import Result, RunSoak, Workplace
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
+from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers import LEVERS, circumstances, excluded
 from worker.runner.main import discover, environment
@@ -63,7 +63,7 @@ def run(bench: Bench, table: Table, row: Row, size: Size) -> Found:
         return {"name": row.name, "reason": reason}
     request = TrialRequest(
         configuration=made,
-        origin="baseline",
+        origin=Origin.baseline,
         number=1,
         passes=1 if table.shows == "memory" or size.divide > 1 else 2,
         seconds_limit=SECONDS,
@@ -180,7 +180,7 @@ def main() -> None:
     )
     store = Store(home / "rows.json")
     bench = Bench(
-        Sandbox(facts.device),
+        Sandbox(facts.has_own_memory),
         facts,
         home,
         Workplace(

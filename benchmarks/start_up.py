@@ -1,6 +1,6 @@
 """How long `dynotune` takes to start: the medians of ten starts of `--help`, and of `ls` on a server that is idle.
 
-python benchmarks/start_up.py [--starts 10] [--json FILE]
+python -m benchmarks.start_up [--starts 10] [--json FILE]
 """
 
 from __future__ import annotations

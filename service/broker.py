@@ -1,6 +1,6 @@
-"""The port through which a worker speaks to the queue, and the one error that says it cannot be reached.
+"""The interface between a worker and the queue, and the error that says that the queue cannot be reached.
 
-`connect` gives the port's SQL form (service/queue.py). A worker knows this module and nothing of SQL.
+`connect` gives the implementation in SQL (service/queue.py). A worker imports this module and knows nothing of SQL.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ class BrokerUnavailable(Exception):
 
 
 class Broker(Protocol):
-    """What a worker may ask of the queue.
+    """The calls that a worker may make to the queue.
 
-    Every write about a claim raises LeaseLost once the claim is no longer held; every call raises BrokerUnavailable
-    while the queue does not answer.
+    Every call that writes about a claim raises LeaseLost once the worker has lost the claim's lease; every call raises
+    BrokerUnavailable while the queue does not answer.
     """
 
     def register(self, worker_id: str, pid: int, facts: HardwareFacts) -> None:
         """Announce a worker. From then on, its claims and renewals show that it is alive."""
 
     def leave(self, worker_id: str) -> None:
-        """Say that the worker has ended."""
+        """Remove a worker that ends."""
 
     def claim(self, worker_id: str, kinds: tuple[TaskKind, ...]) -> Claim | None:
         """Lease the next task of these kinds that this worker's hardware can serve, or None."""
 
     def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
-        """Extend the lease; the answer is what the user wishes of the job."""
+        """Extend the lease; return what the user has asked of the claim's job since, if anything."""
 
     def plan_input(self, claim: PlanClaim) -> PlanInput:
-        """What the plan of the claimed task may know."""
+        """The input of the claimed plan: all that it may know of its job."""
 
     def finish_plan(self, claim: PlanClaim, decision: PlanDecision) -> None:
-        """Carry out a plan's decision."""
+        """Carry out a plan's decision: queue its tasks, or end the job."""
 
     def finish_trial(self, claim: TrialClaim, measurement: Measurement, log: str) -> None:
         """Record a trial's measurement."""
@@ -66,19 +66,19 @@ class Broker(Protocol):
         """Record an estimate."""
 
     def release(self, claim: Claim) -> None:
-        """Hand a task back unfinished, for another worker, or for the same one later."""
+        """Hand a task back unfinished, to be claimed again by any worker."""
 
     def fail(self, claim: Claim, reason: str, log: str = "") -> None:
-        """End the task, and the job it belongs to, with a sentence for the user; `log` is the end of the output."""
+        """Fail the task, and its job if it has one, with a sentence for the user; `log` is the end of the output."""
 
     def reap(self) -> int:
-        """Give the tasks of dead workers to others; the number of them."""
+        """Queue tasks whose leases have expired again, as their workers are dead; return how many there were."""
 
 
 def connect(url: str, lease_seconds: float = LEASE_SECONDS) -> Broker:
-    """The broker on a database URL; a worker that is silent for `lease_seconds` loses its task.
+    """The broker on a database URL; a worker that renews no lease for `lease_seconds` loses its task.
 
-    Misconfigured or Unavailable when the URL is no good, the database does not answer, or it has no schema yet.
+    Misconfigured when the URL is not one of a database, Unavailable when the database does not answer or has no schema.
     """
     from service import db
     from service.queue import Queue
@@ -90,14 +90,14 @@ def connect(url: str, lease_seconds: float = LEASE_SECONDS) -> Broker:
 
 
 def _translate(engine: Engine) -> None:
-    """Have the engine raise BrokerUnavailable where the database is away, locked, or hung up."""
+    """Have the engine raise BrokerUnavailable where the database is down, is locked, or has closed the connection."""
     from sqlalchemy import ExceptionContext, event
     from sqlalchemy.exc import InterfaceError, OperationalError
 
     @event.listens_for(engine, "handle_error")
     def _unavailable(context: ExceptionContext) -> BrokerUnavailable | None:
         away = isinstance(context.sqlalchemy_exception, OperationalError | InterfaceError) or context.is_disconnect
-        # The ping before a connection is used again is allowed to fail: another connection is then opened.
+        # The ping before a pooled connection is used again may fail: SQLAlchemy then opens another connection.
         return BrokerUnavailable(str(context.original_exception)) if away and not context.is_pre_ping else None
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from service.contract.hardware import HardwareFacts
-from service.contract.job import METHODS, TASKS
+from service.contract.job import METHODS
 from service.contract.views import Availability, Catalogue, ChoiceView, ExclusionView, LeverView, MethodView, WorkerView
 from service.levers import LEVERS, METHOD_NEEDS, exclusions
 from service.levers.base import Choice
+from service.tasks import TASKS
 
 Alive = dict[str, HardwareFacts]
 
@@ -22,7 +23,7 @@ def catalogue(workers: Iterable[WorkerView] = ()) -> Catalogue:
             for lever in LEVERS.values()
         ),
         methods=tuple(_method(method, alive) for method in METHODS),
-        tasks=TASKS,
+        tasks=tuple(TASKS),
         exclusions=tuple(ExclusionView.of(exclusion, when=dict(exclusion.when)) for exclusion in exclusions()),
     )
 

@@ -142,9 +142,13 @@ class Client:
         spec = job.model_dump(mode="json") if isinstance(job, JobSpec) else job
         answer = self._call("POST", "/v1/estimates", json={"spec": spec, "memory_gib": memory_gib})
         path = f"/v1/estimates/{self._read(views.EstimateState, answer).id}"
-        while (seen := self._get(views.EstimateView, path)).state in ("queued", "running"):
-            look(seen)
-            time.sleep(seconds)
+        try:
+            while (seen := self._get(views.EstimateView, path)).state in ("queued", "running"):
+                look(seen)
+                time.sleep(seconds)
+        except KeyboardInterrupt:
+            self._call("POST", f"{path}/cancel")
+            raise
         if seen.result is None:
             raise Refused(_problem("No estimate", seen.error or f"The estimate was {seen.state}.", 422))
         return seen.result

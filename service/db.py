@@ -1,4 +1,4 @@
-"""Engine, sessions and schema, for SQLite (WAL, BEGIN IMMEDIATE) and PostgreSQL (psycopg)."""
+"""Database engines and schema, for SQLite (WAL, BEGIN IMMEDIATE) and PostgreSQL (psycopg)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def connect(url: str) -> Engine:
 
 
 def _sqlite(url: str) -> Engine:
-    # A connection each time: SQLite connections are cheap, and none may cross a thread or a fork.
+    # No pool: SQLite connections are cheap to open, and must not be passed to another thread or a forked process.
     engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": 30})
 
     @event.listens_for(engine, "connect")
@@ -49,7 +49,7 @@ def _sqlite(url: str) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
-        # IMMEDIATE: the write lock is taken at once, so a transaction never fails half-way with SQLITE_BUSY.
+        # IMMEDIATE takes the write lock at once, so that a transaction cannot fail half-way with SQLITE_BUSY.
         kind = "DEFERRED" if connection.get_execution_options().get("readonly") else "IMMEDIATE"
         connection.exec_driver_sql(f"BEGIN {kind}")
 
@@ -57,13 +57,13 @@ def _sqlite(url: str) -> Engine:
 
 
 def readonly(engine: Engine) -> Engine:
-    """The same engine for reading: a transaction sees one moment, and on SQLite does not wait for the write lock."""
+    """The same engine for reading: a transaction reads one snapshot, and on SQLite does not wait for the write lock."""
     moment = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
     return engine.execution_options(readonly=True, **moment)
 
 
 def now(session: Session) -> float:
-    """Seconds since 1970: by the database's clock on PostgreSQL, as the queue writes them, else by ours."""
+    """Seconds since 1970: by PostgreSQL's clock, which machines share, or by this machine's where SQLite is used."""
     if session.get_bind().dialect.name == "postgresql":
         return float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
     return time.time()
@@ -78,7 +78,7 @@ def alembic_config(url: str) -> Config:
 
 
 def upgrade(url: str) -> None:
-    """Bring the schema up to date, all or nothing; Unavailable when the database cannot be reached or changed."""
+    """Bring the schema up to date in one transaction; Unavailable when the database cannot be reached or changed."""
     try:
         command.upgrade(alembic_config(url), "head")
     except DBAPIError as error:
@@ -97,15 +97,15 @@ def check(engine: Engine) -> None:
 
 
 def unavailable(error: DBAPIError) -> Unavailable:
-    """What to tell a user whose request failed in the database."""
+    """The error that a user gets whose request failed with a database error."""
     if lacks_schema(error):
         return Unavailable("The database has no tables yet, or old ones; `dynotune serve` brings them up to date.")
     return Unavailable(f"The database does not answer ({_first_line(error)}); try again in a moment.")
 
 
 def lacks_schema(error: DBAPIError) -> bool:
-    """Whether a table or a column is not there."""
-    missing = ("no such table", "no such column")  # SQLite has no codes for them
+    """Whether the error is that a table or a column does not exist."""
+    missing = ("no such table", "no such column")  # SQLite has no error codes for these
     return getattr(error.orig, "sqlstate", None) in ("42P01", "42703") or any(one in str(error.orig) for one in missing)
 
 

@@ -1,4 +1,4 @@
-"""Rows of the task table: how tasks are queued, and which of them a worker's hardware can serve."""
+"""Inserts tasks into the queue's table, and selects those that a worker's hardware can serve."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from service.contract.job import HardwareSpec
 from service.contract.task import TaskKind, TrialRequest, VerifyRequest
 from service.models import Base, Job, Task, Worker
 
-URGENT, ORDINARY = 0, 1
+URGENT, ORDINARY = 0, 1  # ranks of tasks: lower ones are claimed first
 
 
 def new_id() -> str:
-    """Sixteen hex digits nobody can guess."""
+    """Sixteen random hex digits, which cannot be guessed."""
     return secrets.token_hex(8)
 
 
 def insert_if_new(session: Session, table: type[Base], **values: Any) -> None:
-    """Insert a row unless a unique index says that it is there already."""
+    """Insert a row, unless it violates a unique index: then the table has such a row already."""
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     session.execute(dialect.insert(table).values(**values).on_conflict_do_nothing())
 
 
 def queue_plan(session: Session, job: Job, now: float) -> None:
-    """Queue a plan unless one is waiting or under way; a running one notices the new history itself."""
+    """Queue a plan, unless the job has one that is queued or running; a running plan notices new history itself."""
     _queue(session, TaskKind.plan, now, rank=URGENT, payload={}, **_of_job(job))
 
 
 def queue_task(session: Session, job: Job, kind: TaskKind, request: TrialRequest | VerifyRequest, now: float) -> None:
-    """Queue a trial or a verification; one that the job has already is left alone."""
+    """Queue a trial or a verification, unless the job has it already."""
     if isinstance(request, TrialRequest):
         named: dict[str, Any] = {"key": f"{request.configuration.key}-{request.origin}"[:32], "number": request.number}
     else:
@@ -43,7 +43,7 @@ def queue_task(session: Session, job: Job, kind: TaskKind, request: TrialRequest
 
 
 def queue_estimate(session: Session, request: EstimateRequest, now: float) -> str:
-    """Queue an estimate, which any worker can answer; its id."""
+    """Queue an estimate, which any worker can compute; return the task's id."""
     return _queue(session, TaskKind.estimate, now, job_seq=0, payload=request.model_dump(mode="json"))
 
 
@@ -67,7 +67,7 @@ def _of_job(job: Job) -> dict[str, Any]:
 
 
 def servable(worker: Worker) -> tuple[ColumnElement[bool], ...]:
-    """The tasks that a worker's hardware can serve."""
+    """The SQL conditions on the tasks that a worker's hardware can serve."""
     facts = worker.facts
     return (
         or_(Task.need_device.is_(None), Task.need_device == facts["device"]),

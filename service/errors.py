@@ -1,17 +1,17 @@
-"""The errors of the service. Those for users know their HTTP status, stable code and problem+json form (RFC 9457)."""
+"""The errors of the service. Errors for users have an HTTP status, a stable code and a problem+json form (RFC 9457)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # imported by every command, which most times has no use for pydantic
+if TYPE_CHECKING:  # every command imports this module, and most commands do not need pydantic, which is slow to import
     from pydantic import ValidationError
 
     from service.contract.views import Problem
 
 
 class DynotuneError(Exception):
-    """The base of errors that a user is told about. `pointers` name places in the request's body (RFC 6901)."""
+    """The base of errors that are shown to users. `pointers` name places in the request's body (RFC 6901)."""
 
     status = 500
     code = "internal"
@@ -61,7 +61,7 @@ class NotFound(DynotuneError):
 
 
 class NotYet(DynotuneError):
-    """The thing asked for does not exist yet, or never will for this job."""
+    """What was asked for does not exist yet, or will never exist for this job."""
 
     status, code, title = 409, "not-yet", "Not there yet"
 
@@ -85,13 +85,13 @@ class Misconfigured(DynotuneError):
 
 
 class NotAllowed(DynotuneError):
-    """The method is not allowed on this resource, or the resource is not reachable that way."""
+    """The HTTP method is not allowed on this resource."""
 
     status, code, title = 405, "not-allowed", "Not allowed"
 
 
 class LeaseLost(Exception):
-    """A worker wrote about a task whose lease it has lost, so what it wrote is dropped."""
+    """A worker has lost the lease of the task that it writes about, so its write is refused."""
 
 
 class Unreachable(Exception):
@@ -120,18 +120,18 @@ EXPECTED = {
     "finite_number": "a finite number",
     "string_type": "text",
 }
-# What pydantic puts into a location for the branch of a union that it tried: these beginnings, and these names.
+# For a union, pydantic adds the branch that it tried to an error's location. Its parts begin with, or are:
 UNION_NOISE = ("literal[", "dict[", "tuple[")
 JSON_NOISE = ("float", "dict", "list", "str", "[key]")
 
 
 def sentences(error: ValidationError) -> list[dict[str, str]]:
-    """One sentence for each place with a mistake, with its pointer; a union's several complaints become the first."""
+    """One sentence, with its pointer, for each place with a mistake; of several complaints about a place, the first."""
     found: dict[str, dict[str, str]] = {}
     for item in error.errors():
         place = tuple(part for part in item["loc"] if not str(part).startswith(UNION_NOISE) and part not in JSON_NOISE)
         if place == ("baseline",) and item["type"] == "literal_error":
-            continue  # a mapping was given, so the sentence about what is wrong inside it says more
+            continue  # the complaint about the union's other branch, a mapping, says what is wrong inside it
         name = f"{'.'.join(str(part) for part in place):.200}" or "the job"
         found.setdefault(name, {"pointer": pointer(place), "detail": _sentence(name, dict(item))})
     return list(found.values())

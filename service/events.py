@@ -1,4 +1,4 @@
-"""Events of a job: append and tail."""
+"""Events of a job: appending one, and reading those after a given one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from service.models import Event
 
 
 def append(session: Session, job_id: str, kind: str, at: float, **data: Any) -> None:
-    """Add an event to the session's transaction."""
+    """Add an event of a job, as part of the session's transaction."""
     session.add(Event(job_id=job_id, kind=kind, at=at, data=data))
 
 
 def tail(session: Session, job_id: str, after: int = 0, limit: int = 200) -> list[dict[str, Any]]:
-    """The job's events after a sequence number, oldest first."""
+    """Up to `limit` events of the job after the sequence number `after`, oldest first."""
     rows = session.scalars(
         select(Event).where(Event.job_id == job_id, Event.seq > after).order_by(Event.seq).limit(limit)
     )

@@ -1,4 +1,4 @@
-"""Reads a job's rows into what its plan and its recommendation are computed from."""
+"""Reads from the database what a job's plan and its recommendation are computed from."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from service.contract.task import PlanInput, TaskKind, TrialClaim, TrialRecord, 
 from service.errors import NotFound
 from service.models import Job, Task, Worker
 
-ALIVE_SECONDS = 30.0
+ALIVE_SECONDS = 30.0  # since its last sign of life, for which a worker counts as alive
 
 
 @dataclass(frozen=True)
 class JobHistory:
-    """All that a job's recommendation is computed from, as of one version of the job's history.
+    """All that a job's recommendation is computed from, at one version of the job's history.
 
-    `facts` is None until a worker has begun the job.
+    `facts` are the hardware that the job runs on, and None until a worker has begun the job.
     """
 
     version: int
@@ -40,16 +40,16 @@ class JobHistory:
         return replace(self, trials=(*self.trials, record))
 
     def with_verification(self, claim: VerifyClaim, verification: Verification | None) -> JobHistory:
-        """The history with one more verification; None where it could not be carried out."""
+        """The history with one more verification, which is None where it could not be carried out."""
         return replace(self, verifications=self.verifications | {claim.request.method: verification})
 
     def with_notes(self, notes: Iterable[str]) -> JobHistory:
-        """The history with the notes of a plan, each of them once."""
+        """The history with the notes of a plan added; a note that it has already is not repeated."""
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
 
 
 def load(session: Session, job_id: str) -> JobHistory:
-    """The job's history as of this transaction; NotFound."""
+    """The job's history as this transaction sees it; NotFound when there is no such job."""
     job = session.scalars(select(Job).where(Job.id == job_id)).one_or_none()
     if job is None:
         raise NotFound(f"There is no job {job_id!r}.")
@@ -65,7 +65,7 @@ def load(session: Session, job_id: str) -> JobHistory:
 
 
 def trials(session: Session, job_id: str) -> tuple[TrialRecord, ...]:
-    """Finished trials in finish order."""
+    """The job's finished trials, in the order in which they finished."""
     rows = session.scalars(
         select(Task)
         .where(Task.job_id == job_id, Task.kind == TaskKind.trial, Task.state == TaskState.done)
@@ -80,7 +80,7 @@ def trials(session: Session, job_id: str) -> tuple[TrialRecord, ...]:
 
 
 def verifications(session: Session, job_id: str) -> dict[str, Verification | None]:
-    """Finished verifications by method; None where the verification itself could not be carried out."""
+    """The job's finished verifications by method; None for one that could not be carried out."""
     rows = session.scalars(
         select(Task).where(Task.job_id == job_id, Task.kind == TaskKind.verify, Task.state == TaskState.done)
     )
@@ -93,7 +93,7 @@ def verifications(session: Session, job_id: str) -> dict[str, Verification | Non
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of time spans: what a job has used, waiting for other jobs not counted."""
+    """The length of the union of time spans: the time that a job has used, without its waiting for other jobs."""
     total, end = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, end))
@@ -102,7 +102,7 @@ def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def elapsed(session: Session, job_id: str, now: float) -> float:
-    """Seconds in which at least one task of the job was under way."""
+    """The seconds in which at least one task of the job was running."""
     rows = session.execute(
         select(Task.started_at, Task.finished_at).where(
             Task.job_id == job_id,
@@ -114,7 +114,7 @@ def elapsed(session: Session, job_id: str, now: float) -> float:
 
 
 def plan_input(session: Session, job_id: str, now: float) -> PlanInput:
-    """The input of the job's plan, as of this transaction."""
+    """The input of the job's plan, as this transaction sees the job."""
     job = session.scalars(select(Job).where(Job.id == job_id)).one()
     open_tasks = session.scalars(
         select(Task)

@@ -1,4 +1,4 @@
-"""The read side: loads jobs, trials and workers from the database as the API shows them."""
+"""Reads jobs, trials and workers from the database, in the form in which the API shows them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def page(
     limit: int,
     now: float,
 ) -> views.JobPage:
-    """Up to `limit` jobs, newest first, and the cursor of the next page (None on the last)."""
+    """Up to `limit` jobs, newest first, and the cursor of the next page (None on the last page)."""
     query = select(Job).order_by(Job.seq.desc()).limit(limit + 1)
     if status:
         query = query.where(Job.status == status)
@@ -58,7 +58,7 @@ def summary(job: Job, now: float) -> views.JobSummary:
 
 
 def view(session: Session, job: Job, now: float) -> views.JobView:
-    """A job by itself: status, phase, progress, best so far, estimated finish, and why it waits."""
+    """A single job: status, phase, progress, best so far, estimated finish, and why it waits."""
     spec = JobSpec.model_validate(job.spec)
     counts: dict[str, int] = {}
     rows = session.execute(
@@ -81,7 +81,7 @@ def view(session: Session, job: Job, now: float) -> views.JobView:
 
 
 def _doing(running: Iterable[Task]) -> str | None:
-    """What the first running task does, plans left out: they take a moment only."""
+    """What the job's first running task is doing. Plans are left out, because they take only a moment."""
     for task in running:
         if task.kind != TaskKind.plan:
             number = f" {task.number}" if task.kind == TaskKind.trial else ""
@@ -114,7 +114,7 @@ def _expected_end(session: Session, job: Job, spec: JobSpec, now: float) -> floa
 
 
 def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | None:
-    """Why no worker takes the job's queued tasks; None when one works on the job or is free to."""
+    """Why no worker takes the job's queued tasks; None when a worker runs one of them or is free to take one."""
     states = set(session.scalars(select(Task.state).where(Task.job_id == job.id).distinct()))
     if JobStatus(job.status).ended or TaskState.running in states or TaskState.queued not in states:
         return None
@@ -126,7 +126,7 @@ def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | 
     if not fitting:
         every = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
         return f"No connected worker can serve it: {every}."
-    # A worker's row says busy until it claims again, so what counts is whether the task it names still runs.
+    # A worker's row says `busy` until the worker's next claim, so a worker is busy only if the row's task still runs.
     named = [worker.task_id for worker in fitting]
     busy = select(Task.id).where(Task.id.in_(named), Task.state == TaskState.running)
     if len(session.scalars(busy).all()) < len(fitting):
@@ -135,7 +135,7 @@ def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | 
 
 
 def _unfit(worker: Worker, job: Job, spec: JobSpec) -> str | None:
-    """Why a worker can never take the job's tasks, or None. The same conditions as `enqueue.servable`, in words."""
+    """Why a worker can never take the job's tasks, or None: the conditions of `enqueue.servable`, put in words."""
     wanted, facts = spec.hardware, HardwareFacts.model_validate(worker.facts)
     if wanted.device not in ("auto", facts.device):
         return f"is a {facts.device} worker, the job wants {wanted.device}"
@@ -153,7 +153,7 @@ def _unfit(worker: Worker, job: Job, spec: JobSpec) -> str | None:
 
 
 def _differences(before: HardwareFacts, now: HardwareFacts) -> str:
-    """What differs between the hardware a job began on and a worker's, so that their fingerprints do."""
+    """The facts in which a worker's hardware differs from the hardware that a job began on, as text."""
     old, new = (
         {"device": facts.device, "name": facts.name, "cores": facts.cores, "driver": facts.driver}
         | {"memory": f"{facts.memory_bytes >> 30} GiB"}
@@ -165,9 +165,9 @@ def _differences(before: HardwareFacts, now: HardwareFacts) -> str:
 
 
 def recommendation(job: Job) -> Recommendation:
-    """The final recommendation, or the best so far, as the queue stored it; NotYet with the reason when there is none.
+    """The stored recommendation: the final one, or the best so far; NotYet with the reason when there is none.
 
-    Nothing is computed here: the queue stores the best so far with every task that ends.
+    Nothing is computed here, because the queue stores the best so far with every task that ends.
     """
     if job.recommendation:
         return Recommendation.model_validate(job.recommendation)
@@ -190,7 +190,7 @@ def trials(session: Session, job: Job) -> tuple[views.ListedTrial, ...]:
 
 
 def trial_view(row: Task) -> views.TrialView:
-    """The trial of a task's row; its measurement once it has ended."""
+    """The view of a trial from its task's row, with its measurement once it has ended."""
     request = TrialRequest.model_validate(row.payload)
     return views.TrialView.of(
         row,

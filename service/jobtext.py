@@ -1,4 +1,4 @@
-"""Reads a job's text: JSON as JSON, anything else as YAML without aliases, tags and dates, which no job needs."""
+"""Parses a job's text as JSON, or else as YAML without aliases, tags and dates, which no job needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DATE = "tag:yaml.org,2002:timestamp"
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases and tags: aliases of aliases grow to gigabytes, and tags make objects that JSON cannot hold."""
+    """Refuses aliases, which can expand to gigabytes, and tags, which make objects that JSON cannot represent."""
 
     # Without the date type, an unquoted 2026-01-01 is text, as in JSON.
     yaml_implicit_resolvers = {
@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(text: bytes, what: str) -> dict[str, Any]:
-    """The mapping that a JSON or YAML text holds. MalformedBody when there is none; it calls the text `what`."""
+    """The mapping that a JSON or YAML text is; MalformedBody, which calls the text `what`, when it is none."""
     try:
         data = _load(text.decode("utf-8-sig"))
     except RecursionError as error:
@@ -50,4 +50,4 @@ def _load(text: str) -> Any:
     try:
         return json.loads(text)  # tried first, because YAML refuses tabs and misreads escaped emoji
     except json.JSONDecodeError:
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader

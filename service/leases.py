@@ -1,4 +1,4 @@
-"""Rows of tasks under a lease: taken, described to their worker, and written under the fence."""
+"""Leases on tasks: leasing a task to a worker, describing it, and writing to it only while the lease is valid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNNING = Task.state == literal_column("'running'")
 
 
 def job_of(session: Session, job_id: str, lock: bool = True) -> Job:
-    """The job's row, locked until the transaction ends unless told otherwise; NotFound."""
+    """The job's row, with `lock` locked until the transaction ends; NotFound when there is no such job."""
     query = select(Job).where(Job.id == job_id)
     job = session.scalars(query.with_for_update() if lock else query).one_or_none()
     if job is None:
@@ -27,10 +27,11 @@ def job_of(session: Session, job_id: str, lock: bool = True) -> Job:
 
 
 def take(session: Session, worker: Worker, kinds: tuple[TaskKind, ...], now: float, lease_until: float) -> Task | None:
-    """Lease the next task that the worker's hardware can serve; of a job if there is one, else an estimate."""
+    """Lease the next task that the worker's hardware can serve: a job's if there is one, else an estimate."""
     order = (Task.rank, Task.job_seq, Task.seq)
     wanted = select(Task.seq).where(QUEUED, Task.kind.in_(kinds), *servable(worker)).order_by(*order).limit(1)
-    # The job's row too, else this would wait for it with the task locked: a deadlock with a task that ends.
+    # The job's row is locked together with the task's. A claim that held only the task's lock and then waited for the
+    # job's would deadlock with the end of a task, which locks the job first.
     of_a_job = wanted.join(Job, Job.id == Task.job_id).with_for_update(skip_locked=True, of=(Task, Job))
     alone = wanted.where(Task.job_id.is_(None)).with_for_update(skip_locked=True)
     return _lease(session, of_a_job, worker, now, lease_until) or _lease(session, alone, worker, now, lease_until)
@@ -55,7 +56,7 @@ def _lease(session: Session, wanted: Select[Any], worker: Worker, now: float, le
 
 
 def claimed(session: Session, task: Task) -> dict[str, Any]:
-    """The fields of a claim of a task, as `CLAIM` reads them."""
+    """The fields of the claim of a leased task, which `contract.task.CLAIM` validates."""
     fields: dict[str, Any] = {"task_id": task.id, "attempt": task.attempt, "kind": task.kind}
     if task.kind is not TaskKind.plan:
         fields["request"] = task.payload
@@ -65,7 +66,7 @@ def claimed(session: Session, task: Task) -> dict[str, Any]:
 
 
 def write(session: Session, claim: Claim, values: dict[str, Any], *also: ColumnElement[bool]) -> None:
-    """Write to the claimed task if it still runs under the claim's attempt (and `also` holds); else LeaseLost."""
+    """Write `values` to the claimed task; LeaseLost unless it still runs at the claim's attempt and `also` is true."""
     mine = (Task.id == claim.task_id, Task.attempt == claim.attempt, RUNNING, *also)
     changed = session.execute(update(Task).where(*mine).values(**values).execution_options(synchronize_session=False))
     if cast("CursorResult[Any]", changed).rowcount == 0:

@@ -1,6 +1,6 @@
-"""The tables. Times are seconds since 1970 (UTC) as doubles, so that both databases compare them alike.
+"""The tables. Times are seconds since 1970 (UTC) as doubles, which SQLite and PostgreSQL compare alike.
 
-States and kinds are kept as their names; what is read from such a column is a member of its enum.
+States and kinds are stored by name, and read as members of their enums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = {
 
 
 class Base(DeclarativeBase):
-    """All tables, with a name for every constraint so that migrations can speak of them."""
+    """The base of all tables. Every constraint gets a name by which migrations can change it."""
 
     metadata = MetaData(naming_convention=NAMES)
     type_annotation_map = {
@@ -40,9 +40,9 @@ class Base(DeclarativeBase):
 
 
 class Job(Base):
-    """A finetuning job. `history_version` counts the ends of its trials and verifications.
+    """A finetuning job. `history_version` counts the trials and verifications that have ended.
 
-    `recommendation` is the best so far, written together with each of them, and the final one once the job has ended.
+    `recommendation` is the best so far, written when a trial or verification ends, and the final one once the job has.
     """
 
     __tablename__ = "jobs"
@@ -67,7 +67,7 @@ class Job(Base):
 
 
 class JobLabel(Base):
-    """A label of a job, a row each so that it can be filtered by on both databases."""
+    """A label of a job. Labels have rows of their own, so that both databases can filter jobs by them."""
 
     __tablename__ = "job_labels"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
@@ -77,9 +77,10 @@ class JobLabel(Base):
 
 
 class Task(Base):
-    """A piece of work that a worker leases: of a job, or an estimate, which has none.
+    """A piece of work that a worker leases: a part of a job, or an estimate, which belongs to no job.
 
-    `attempt` is the fence: it rises at every claim. `error` says why a task failed that has no job to say it.
+    `attempt` is the fencing token, which rises at every claim. `error` says why an estimate failed; of other tasks,
+    the job has the error.
     """
 
     __tablename__ = "tasks"
@@ -139,7 +140,7 @@ class Task(Base):
 
 
 class Event(Base):
-    """Something that happened to a job, in the order it happened."""
+    """Something that happened to a job; `seq` rises in the order in which events happened."""
 
     __tablename__ = "events"
     seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
@@ -151,7 +152,7 @@ class Event(Base):
 
 
 class Worker(Base):
-    """A worker process and its device. Alive while `seen_at` is recent."""
+    """A worker process and its device. The worker counts as alive while `seen_at` is recent."""
 
     __tablename__ = "workers"
     id: Mapped[str] = mapped_column(String(32), primary_key=True)

@@ -1,4 +1,4 @@
-"""Computes the recommendation from a job's history. Pure: the same history gives the same recommendation."""
+"""Computes the recommendation from a job's history, as a pure function without I/O or clock."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def recommend(
     notes: tuple[str, ...] = (),
     final: bool = True,
 ) -> Recommendation | None:
-    """The best answer so far, or None before the first good trial."""
+    """The best answer so far: of the methods' winners the fastest, stable ones first. None without a good trial."""
     winners: dict[str, Winner] = {
         method: winner
         for method in spec.method
-        if (winner := _winner(spec, facts.device, method, history, verifications.get(method)))
+        if (winner := _winner(spec, not facts.has_own_memory, method, history, verifications.get(method)))
     }
     if not winners:
         return None
@@ -65,7 +65,7 @@ def recommend(
 
 
 def baseline_of(method: Method, history: tuple[TrialRecord, ...]) -> Measurement | None:
-    """The method's baseline measurement, when it ran to its end."""
+    """The measurement of the method's baseline, or None when it did not run to its end."""
     for record in history:
         if record.request.origin is Origin.baseline and record.request.configuration.method == method:
             return record.measurement if record.measurement.outcome is Outcome.ok else None
@@ -74,7 +74,7 @@ def baseline_of(method: Method, history: tuple[TrialRecord, ...]) -> Measurement
 
 def _winner(
     spec: JobSpec,
-    device: str,
+    on_host: bool,
     method: Method,
     history: tuple[TrialRecord, ...],
     verification: Verification | None,
@@ -91,13 +91,13 @@ def _winner(
     for measurement in order:
         verdict = verdicts.get(measurement.configuration.key)
         if verdict is None or verdict.stable:
-            return _build(spec, device, measurement, baseline_of(method, history), verdict, verification)
+            return _build(spec, on_host, measurement, baseline_of(method, history), verdict, verification)
     return None
 
 
 def _build(
     spec: JobSpec,
-    device: str,
+    on_host: bool,
     measurement: Measurement,
     baseline: Measurement | None,
     verdict: Verdict | None,
@@ -127,7 +127,7 @@ def _build(
     peak, capacity = _peak(measurement, verdict), measurement.capacity_bytes
     return Winner(
         configuration=recommended,
-        **arguments(spec, recommended, device),
+        **arguments(spec, recommended, on_host),
         evidence=Evidence(
             measurement=measurement,
             baseline=baseline,
@@ -150,7 +150,10 @@ def _build(
 
 
 def _peak(measurement: Measurement, verdict: Verdict | None) -> int | None:
-    """Peak bytes of the recommended micro batch: where the soak lowered it, what the soak and a probe of it took."""
+    """Peak bytes of the recommended micro batch, or None where they are not known.
+
+    Where the soak lowered the micro batch, the trial's own peak is a larger one's, so the soak's and probes' count.
+    """
     if verdict is None or verdict.micro_batch_size is None:
         return measurement.peak_bytes
     seen = [
@@ -164,7 +167,7 @@ def _peak(measurement: Measurement, verdict: Verdict | None) -> int | None:
 
 
 def _seconds(spec: JobSpec, winner: Winner) -> float:
-    """The job's objective, from the blocks where there were some."""
+    """The winner's score by the job's objective: with the verification's timing if there is one, else the trial's."""
     verdict = winner.stability.verdict
     return score(spec, winner.evidence.measurement, verdict.timing if verdict else None)
 

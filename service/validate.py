@@ -1,4 +1,4 @@
-"""Checks a submitted job as far as can be known before a worker has it: catalogue, paths, columns, model files."""
+"""Checks a submitted job as far as is possible without a worker: levers, paths, columns and the model's files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from service.contract.columns import lacking, usual
 from service.contract.job import JobSpec
 from service.contract.paths import Roots, looks_local, outside
 from service.contract.rows import ENDINGS, class_number
@@ -19,17 +18,18 @@ from service.errors import InvalidJob, invalid_job
 from service.jobtext import read
 from service.levers import LEVERS, circumstances, excluded, unknown
 from service.settings import Settings
+from service.tasks import TASKS
 
-LOOKED_AT = 200  # rows of a file that are looked at; the worker sees them all
+LOOKED_AT = 200  # rows of a dataset's file that are checked here; the worker checks all of them
 
 
 def parse(body: bytes) -> JobSpec:
-    """The job of a YAML or JSON body; MalformedBody or InvalidJob."""
+    """The job that a YAML or JSON text describes; MalformedBody or InvalidJob when it describes none."""
     return check(read(body, "The body"))
 
 
 def check(data: dict[str, Any]) -> JobSpec:
-    """The job of parsed data; InvalidJob."""
+    """The job that parsed data describe; InvalidJob with all mistakes when they describe none."""
     try:
         return JobSpec.model_validate(data)
     except ValidationError as error:
@@ -37,7 +37,7 @@ def check(data: dict[str, Any]) -> JobSpec:
 
 
 def validate(spec: JobSpec, settings: Settings) -> None:
-    """InvalidJob with one sentence for each mistake that can be seen from here."""
+    """Raise InvalidJob with one sentence for each mistake that the control plane can see."""
     roots = Roots(settings.data_roots, settings.hub_cache)
     mistakes = _levers(spec)
     mistakes += _readable("model.source", lambda: _model(spec, roots, settings))
@@ -47,7 +47,7 @@ def validate(spec: JobSpec, settings: Settings) -> None:
 
 
 def validate_model(spec: JobSpec, settings: Settings) -> None:
-    """The same for an estimate, which reads neither data nor weights."""
+    """Like `validate`, for an estimate, which reads neither the data nor the model's weights."""
     roots = Roots(settings.data_roots, settings.hub_cache)
     drawn = spec.model_copy(update={"model": spec.model.model_copy(update={"weights": "random"})})
     mistakes = _levers(spec) + _readable("model.source", lambda: _model(drawn, roots, settings))
@@ -56,7 +56,7 @@ def validate_model(spec: JobSpec, settings: Settings) -> None:
 
 
 def _readable(field: str, look: Callable[[], list[dict[str, str]]]) -> list[dict[str, str]]:
-    """What the look found; files that the system does not let us look at are a mistake too."""
+    """The mistakes that `look` returns; that a file cannot be read (its OSError) is one as well."""
     try:
         return look()
     except OSError as error:
@@ -99,7 +99,7 @@ def _levers(spec: JobSpec) -> list[dict[str, str]]:
 
 
 def _applies(spec: JobSpec, name: str, choice: str) -> bool:
-    """Whether a fixed choice has a method to be fixed for."""
+    """Whether a fixed choice has an effect with the task and at least one of the methods, or is the baseline's."""
     lever = LEVERS[name]
     return choice == lever.baseline or any(lever.applies(method, spec.task) for method in spec.method)
 
@@ -123,7 +123,7 @@ def _model(spec: JobSpec, roots: Roots, settings: Settings) -> list[dict[str, st
     if not folder.exists():
         if looks_local(source):
             return [_mistake("/model/source", f"model.source: {folder} does not exist")]
-        return []  # a hub id: the worker finds out
+        return []  # a hub id, which only the worker looks up
     if sentence := outside("model.source", folder, roots):
         return [_mistake("/model/source", sentence)]
     config = _config(folder)
@@ -174,7 +174,7 @@ def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
     if sentence := outside("dataset.source", path, roots):
         return [_mistake("/dataset/source", sentence)]
     if not path.is_file() or path.suffix == ".parquet":
-        return []  # the worker reads it
+        return []  # only the worker reads folders and parquet files
     if path.suffix not in ENDINGS:
         return [_mistake("/dataset/source", f"dataset.source: datasets are read from {', '.join(ENDINGS)} files")]
     try:
@@ -197,16 +197,16 @@ def _columns(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     if column and column not in rows[0]:
         text = f"dataset.splits.column: there is no column {column!r}; there are: {there}"
         found.append(_mistake("/dataset/splits/column", text))
-    if not found and (sentence := lacking(spec.task, columns, rows[0])):
+    if not found and (sentence := TASKS[spec.task].lacking(columns.model_dump(), rows[0])):
         found.append(_mistake("/dataset/columns", sentence))
     return found
 
 
 def _labels(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """The first label that is no class number, among the rows that the job reads."""
+    """The mistake of the first row whose label is missing or no class number, of the rows that the job reads."""
     splits = spec.dataset.splits
-    label = usual("label", spec.dataset.columns.label, rows[0])
-    if spec.task != "sequence-classification" or label is None:
+    label = (TASKS[spec.task].columns_in(spec.dataset.columns.model_dump(), rows[0]) or {}).get("label")
+    if label is None:
         return []
     for number, row in enumerate(rows, 1):
         if splits.column and str(row.get(splits.column)) not in (splits.train, splits.validation):

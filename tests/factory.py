@@ -12,6 +12,7 @@ from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, DatasetFacts, Measurement, Outcome, Timing
+from service.contract.states import Origin
 from service.contract.task import TrialRecord, TrialRequest
 from service.levers import LEVERS
 from service.recommend import recommend
@@ -27,6 +28,8 @@ DATASET = DatasetFacts(
     p99=512,
     longest=512,
     histogram={"256": 700, "512": 300},
+    columns={"prompt": "prompt", "completion": "completion"},
+    formats=(".jsonl",),
 )
 
 
@@ -89,7 +92,7 @@ def failed(made: Configuration, outcome: Outcome = Outcome.infeasible, reason: s
     return Measurement(configuration=made, outcome=outcome, reason=reason)
 
 
-def record(measurement: Measurement, origin: str = "recipe", number: int = 1) -> TrialRecord:
+def record(measurement: Measurement, origin: Origin = Origin.recipe, number: int = 1) -> TrialRecord:
     """A finished trial."""
     request = TrialRequest(configuration=measurement.configuration, origin=origin, number=number)
     return TrialRecord(request=request, measurement=measurement)
@@ -118,10 +121,10 @@ def block(
 
 def history(spec: JobSpec, *speeds: float) -> tuple[TrialRecord, ...]:
     """A baseline at 10 s and one recipe a speed, by batching."""
-    found = [record(measured(configuration(micro=8), 10.0), "baseline", 1)]
+    found = [record(measured(configuration(micro=8), 10.0), Origin.baseline, 1)]
     for number, (seconds, batching) in enumerate(zip(speeds, ("sorted", "grouped", "packed"), strict=False), 2):
         made = configuration(batching=batching, precision="fp32")
-        found.append(record(measured(made, seconds), "recipe", number))
+        found.append(record(measured(made, seconds), Origin.recipe, number))
     return tuple(found)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from service.contract.child import (
     REQUEST,
@@ -112,7 +114,7 @@ def silent(_request: bytes, _messages: Connection, lifeline: Connection, scratch
 class Pickled:
     """Touches a file when it is unpickled."""
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path(os.environ["DYNOTUNE_LOCKS"]),)
 
 
@@ -164,7 +166,7 @@ def _raising(error: BaseException, size: int, request: bytes, messages: Connecti
         say(messages, ProbeStarted(micro_batch_size=size))
         raise error
 
-    entry._run = fail
+    entry._run = fail  # type: ignore[assignment]
     entry.main(request, messages, *rest)  # type: ignore[arg-type]
 
 
@@ -179,14 +181,29 @@ def panic(request: bytes, messages: Connection, lifeline: Connection, scratch: s
     _raising(PanicException("no entry found for key"), 8, request, messages, lifeline, scratch, lock)
 
 
+def cramped(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
+    """The real child, where a tokenizer is refused the memory for its threads: it panics, and the environment asks it
+    for a backtrace, which needs more memory still."""
+    os.environ |= {"TOKENIZERS_PARALLELISM": "true", "RUST_BACKTRACE": "1"}
+    from worker.child import entry, measure
+
+    def tokenise(*_: object) -> None:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(Path(__file__).parent.parent / "examples" / "llama-13m" / "tokenizer.json"))
+        texts = ["def return value " * 200] * 2000
+        held = proc_status()["VmData"]
+        resource.setrlimit(resource.RLIMIT_DATA, (held + (7 << 20), resource.RLIM_INFINITY))
+        tokenizer.encode_batch(texts)
+
+    from worker.devices.base import proc_status
+
+    measure.run_trial = tokenise  # type: ignore[assignment]
+    entry.main(request, messages, lifeline, scratch, lock)
+
+
 def aborting(_request: bytes, _messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """A Rust library that ends the process when it is refused memory, as tokenizers does under a tight cap."""
     isolate(lifeline, scratch)
     print("memory allocation of 69648 bytes failed", file=sys.stderr, flush=True)
     os.abort()
-
-
-def starved(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
-    """A Rust library that panics because the memory cap lets it start no thread."""
-    text = 'ThreadPoolBuildError { kind: IOError(Os { code: 11, kind: WouldBlock, message: "..." }) }'
-    _raising(PanicException(text), 1, request, messages, lifeline, scratch, lock)

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from store import Row
-
-from acceptance.place import Part, Place, Step
+from benchmarks.acceptance.place import Part, Place, Step
+from benchmarks.store import Row
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 SDPA = ("default", "flash", "efficient", "cudnn", "math")
@@ -28,7 +27,7 @@ def child(length: int, tokens: int, heads: int) -> Row:
     """Milliseconds, or a reason, by layout and kernel."""
     import torch
 
-    from acceptance.clock import median_seconds, pick_device
+    from benchmarks.acceptance.clock import median_seconds, pick_device
 
     clock = pick_device()
     device = clock.torch
@@ -84,7 +83,7 @@ def attention(kernel: str, layout: str, q: Any, k: Any, v: Any, ends: list[int])
     if kernel == "varlen":
         from types import SimpleNamespace
 
-        from service.exports.templates.levers.attention import varlen_attention
+        from training.levers.attention import varlen_attention
 
         told = {
             "cu_seq_lens_q": torch.tensor(ends, dtype=torch.int32, device=device),

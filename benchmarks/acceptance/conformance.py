@@ -8,9 +8,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from functools import partial
 
-from store import Row
-
-from acceptance.place import ROOT, Failed, Part, Place, Step
+from benchmarks.acceptance.place import ROOT, Failed, Part, Place, Step
+from benchmarks.store import Row
 
 LEVERS = "tests/levers/test_conformance.py"
 # (file, which of its tests), seconds that they may need; a report is written at the end only, so none is long.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 
-class SharedInput(torch.autograd.Function):
+class SharedInput(torch.autograd.Function):  # type: ignore[misc]
     """x [tokens, in] through frozen weights [out, in] with adapters A [r, in], B [out, r]; a tuple of [tokens, out]."""
 
     @staticmethod

@@ -10,10 +10,9 @@ import json
 import sys
 from typing import Any
 
-from store import Row
-
-from acceptance.models import SHAPES
-from acceptance.place import Part, Place, Step
+from benchmarks.acceptance.models import SHAPES
+from benchmarks.acceptance.place import Part, Place, Step
+from benchmarks.store import Row
 
 RANK, ALPHA = 16, 32
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -37,7 +36,7 @@ def layer(shape: dict[str, Any], device: Any) -> Any:
 
 def forwards(made: Any) -> dict[str, dict[str, Any]]:
     """Group -> way -> forward."""
-    from acceptance.fused_lora import together
+    from benchmarks.acceptance.fused_lora import together
 
     mlp, attention = made.mlp, made.self_attn
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -64,7 +63,7 @@ def child(name: str, tokens: int, dry: int) -> Row:
     """Milliseconds by group and way, and how far the fused gradients are from peft's."""
     import torch
 
-    from acceptance.clock import median_seconds, pick_device
+    from benchmarks.acceptance.clock import median_seconds, pick_device
 
     clock = pick_device()
     device = clock.torch

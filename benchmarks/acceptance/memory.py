@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from finders import estimates
-from finders.cases import Case
-from finders.ours import MALLOC, Machine, dynotune, truth, warm
-from finders.soaks import soak
-from store import Row, say
-
-from acceptance.models import data, model
-from acceptance.place import Failed, Part, Place, Step, against
-from worker.runner.sandbox import Sandbox
+from benchmarks.acceptance.models import data, model
+from benchmarks.acceptance.place import Failed, Part, Place, Step, against
+from benchmarks.finders import estimates
+from benchmarks.finders.cases import Case
+from benchmarks.finders.ours import MALLOC, Machine, dynotune, truth, warm
+from benchmarks.finders.soaks import soak
+from benchmarks.store import Row, say
 
 SOAK_STEPS = 300
 MOST_PROBES = 5
@@ -34,7 +32,6 @@ def machine(place: Place) -> Machine:
     """Where the finders' children run."""
     if place.device == "cpu":
         os.environ.update(MALLOC)
-    Sandbox(place.device)  # sets what the fork server imports, which all children begin with
     return Machine(place.facts, place.home, 600.0, deadline=place.deadline)
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from acceptance.place import ROOT, Place
+from benchmarks.acceptance.place import ROOT, Place
 
 EXAMPLE = ROOT / "examples" / "llama-13m"
 IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -58,8 +58,8 @@ def model(place: Place, name: str) -> Path:
     if place.dry:
         shape |= SMALL | {"vocab_size": 8192} | ({"num_key_value_heads": 2} if "llama" in name else {})
     folder.mkdir(parents=True, exist_ok=True)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(EXAMPLE / file, folder / file)
+    for part in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EXAMPLE / part, folder / part)
     if not (folder / "config.json").exists():
         (folder / "config.json").write_text(json.dumps(shape))
     if "llama" in name and not any(folder.glob("*.safetensors")):

@@ -14,10 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from store import Row
-
-from acceptance.models import data, model
-from acceptance.place import Part, Place, Step
+from benchmarks.acceptance.models import data, model
+from benchmarks.acceptance.place import Part, Place, Step
+from benchmarks.store import Row
 from service.contract.child import Workplace
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
@@ -69,8 +68,8 @@ def request(place: Place, name: str) -> dict[str, Any]:
 
 def child(way: str, asked: dict[str, Any]) -> Row:
     """Non-padding tokens/s of one way."""
+    from worker.child.arrange import plan_of
     from worker.child.build import build
-    from worker.child.curve import plan_of
     from worker.devices import open_device
 
     spec, configuration = (
@@ -98,15 +97,15 @@ def _ours(bundle: Any, plan: list[Any]) -> float:
     """Seconds of the plan's steps after the warm ones."""
     import contextlib
 
-    from worker.child import loop
+    from worker.child import steps
 
     started = 0.0
-    with contextlib.closing(loop.loaded(bundle, plan)) as steps:
-        for number, (batches, items, _) in enumerate(steps):
+    with contextlib.closing(steps.prepared(bundle, plan)) as prepared:
+        for number, (batches, items, _) in enumerate(prepared):
             if number == WARM:
                 bundle.device.synchronize()
                 started = time.perf_counter()
-            loop.optimizer_step(bundle, batches, items)
+            steps.optimizer_step(bundle, batches, items)
     bundle.device.synchronize()
     return time.perf_counter() - started
 
@@ -118,7 +117,7 @@ def _trainer(bundle: Any, plan: list[Any]) -> float:
 
     from service.contract.recommendation import RecommendedConfiguration
     from service.exports.arguments import arguments
-    from worker.child import loop
+    from training.batches import collate
 
     made = bundle.configuration
     exported = RecommendedConfiguration(
@@ -131,12 +130,12 @@ def _trainer(bundle: Any, plan: list[Any]) -> float:
         learning_rate=made.learning_rate,
         rows_are_packed=False,
     )
-    written = arguments(bundle.spec, exported, bundle.device.torch.type)["TrainingArguments"]
+    written = arguments(bundle.spec, exported, not bundle.device.has_own_memory)["TrainingArguments"]
     quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False}
-    rows = [row for step in plan for micro in step for row in micro]
+    rows = [[bundle.data.train[at] for at in row] for step in plan for micro in step for row in micro]
     clock: dict[str, float] = {}
 
-    class Clock(TrainerCallback):
+    class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
             if state.global_step in (WARM, len(plan)):
                 bundle.device.synchronize()
@@ -152,7 +151,7 @@ def _trainer(bundle: Any, plan: list[Any]) -> float:
             model=bundle.model,
             args=TrainingArguments(**options),
             train_dataset=rows,
-            data_collator=lambda micro: loop.collate(bundle, micro),
+            data_collator=lambda part: collate(part, bundle.pad, bundle.recipe),
             callbacks=[Clock()],
         )
         trainer.train()

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
-from store import Row
-
-from acceptance.place import Part, Place, Step
+from benchmarks.acceptance.place import Part, Place, Step
+from benchmarks.store import Row
 
 
 def child(size: int) -> Row:
     """bf16 products of random square matrices in TFLOP/s; copies in TB/s, bytes read plus bytes written."""
     import torch
 
-    from acceptance.clock import median_seconds, pick_device
+    from benchmarks.acceptance.clock import median_seconds, pick_device
 
     clock = pick_device()
     device = clock.torch

@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from store import Row
-
+from benchmarks.store import Row
 from service.contract.hardware import HardwareFacts
 
 ROOT = Path(__file__).parent.parent.parent
-BENCHMARKS = ROOT / "benchmarks"
 # Dense bf16 TFLOP/s of the data sheets.
 NOMINAL = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
 
@@ -51,7 +49,7 @@ class Place:
 
     def python(self, *arguments: str, environment: dict[str, str] | None = None) -> str:
         """A Python process's standard output; Failed with the end of its errors, or when it takes too long."""
-        paths = [str(ROOT), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         more = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "DYNOTUNE_HOME": str(self.home / "state")}
         try:
             done = subprocess.run(
@@ -70,7 +68,7 @@ class Place:
 
     def child(self, module: str, *arguments: Any) -> Any:
         """What a module of this folder printed as JSON in its last line, in a process of its own that may use CUDA."""
-        return json.loads(self.python("-m", f"acceptance.{module}", *map(str, arguments)).splitlines()[-1])
+        return json.loads(self.python("-m", f"benchmarks.acceptance.{module}", *map(str, arguments)).splitlines()[-1])
 
     def peak_flops(self) -> dict[str, float]:
         """FLOP/s to hold a speed against: as measured by the part `peak`, and the data sheet's."""

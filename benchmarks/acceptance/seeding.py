@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from seeds.published import TABLES
-from store import Row
-
-from acceptance.place import BENCHMARKS, Part, Place, Step
+from benchmarks.acceptance.place import Part, Place, Step
+from benchmarks.published.tables import TABLES
+from benchmarks.store import Row
 
 SECONDS = {"warner": 420, "warner-mlm": 150, "lightning": 200, "predibase": 420, "memory": 150, "states": 90}
 
@@ -19,7 +18,7 @@ def table(place: Place, name: str) -> Row:
     home = place.home / "seed-tables"
     size = place.pick("full", "tiny")
     options = ["--size", size, "--table", name, "--home", str(home), "--json", str(file)]
-    printed = place.python(str(BENCHMARKS / "seed_tables.py"), *options)
+    printed = place.python("-m", "benchmarks.seed_tables", *options)
     return {"printed": printed.splitlines(), "table": json.loads(file.read_text())["tables"][name]}
 
 

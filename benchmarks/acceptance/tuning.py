@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from store import Row
-
-from acceptance.models import data, model
-from acceptance.place import Part, Place, Step, against
+from benchmarks.acceptance.models import data, model
+from benchmarks.acceptance.place import Part, Place, Step, against
+from benchmarks.store import Row
 from service.contract.recommendation import Recommendation
 
 MOST_MINUTES = 7.5

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from finders.messages import Ask
+    from benchmarks.finders.messages import Ask
     from service.contract.base import Contract
 
 from worker.child.isolation import isolate
@@ -23,7 +23,7 @@ TRUTH_STEPS = 2  # the first makes the optimizer's state, the second runs with i
 
 def main(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Run one request; the last message is an answer, an out-of-memory, or a failure."""
-    from finders.messages import Answer, Ask
+    from benchmarks.finders.messages import Answer, Ask
     from service.contract.child import Failed, OutOfMemory
     from service.contract.measurement import Outcome
     from worker.devices.base import is_out_of_memory
@@ -60,7 +60,7 @@ def _run(request: Ask, send: Callable[[Contract], None], scratch: str) -> dict[s
         return _steps(made(), request.size)
     if request.finder == "idle":
         return _idle(made, device)
-    from finders import peers
+    from benchmarks.finders import peers
 
     return {"found": peers.FINDERS[request.finder](made, send, scratch)}
 

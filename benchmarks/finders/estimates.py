@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 
-from store import Row
-
-from finders.cases import Case
-from finders.messages import Answer
-from finders.ours import Machine
+from benchmarks.finders.cases import Case
+from benchmarks.finders.messages import Answer
+from benchmarks.finders.ours import Machine
+from benchmarks.store import Row
 from service.contract.estimate import EstimateRequest
 from service.contract.task import EstimateClaim
 from worker.runner.estimating import answer
@@ -30,7 +29,7 @@ def estimated(machine: Machine, case: Case, measured: Row, true: int) -> Row:
     )
     claim = EstimateClaim(task_id=case.cache, attempt=1, request=request)
     try:
-        found = answer(machine.bench(Sandbox(case.device)), claim, lambda _: None, lambda: False)
+        found = answer(machine.bench(Sandbox(case.device != "cpu")), claim, lambda _: None, lambda: False)
     except JobFailed as error:
         raise RuntimeError(f"{case.name}: {error}") from error
     assert found is not None, "nobody ends it from outside"

@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from store import Row
-
-from finders.cases import Case
-from finders.messages import MESSAGES, Accepted, Answer, Ask, Begun, Step
-from finders.truth import Truth
+from benchmarks.finders.cases import Case
+from benchmarks.finders.messages import MESSAGES, Accepted, Answer, Ask, Begun, Step
+from benchmarks.finders.truth import Truth
+from benchmarks.store import Row
 from service.contract.child import ProbeDone, Workplace
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Outcome
+from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from worker.runner.measuring import Bench, measure
-from worker.runner.sandbox import Ending, Sandbox
+from worker.runner.sandbox import PRELOAD, PRELOAD_CPU, Ending, Sandbox
 
-CHILD = "finders.child:main"
+CHILD = "benchmarks.finders.child:main"
 
 # glibc reads these when a process starts: tensors are mapped and given back one by one.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -30,8 +30,8 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 class Recording(Sandbox):
     """A sandbox that keeps how each of its children ended."""
 
-    def __init__(self, device: str, entry: str = "worker.child.entry:main") -> None:
-        super().__init__(device, entry)
+    def __init__(self, own_memory: bool, entry: str = "worker.child.entry:main") -> None:
+        super().__init__(own_memory, entry)
         self.endings: list[Ending] = []
 
     def run(self, *args: Any, **more: Any) -> Ending:
@@ -59,7 +59,7 @@ class Machine:
 
     def child(self, case: Case, finder: str, size: int | None = None) -> Ending:
         """One fresh child of the benchmark's own."""
-        sandbox = Sandbox(case.device, CHILD, MESSAGES)
+        sandbox = Sandbox(case.device != "cpu", CHILD, MESSAGES, PRELOAD_CPU if case.device == "cpu" else PRELOAD)
         request = Ask(
             finder=finder,
             spec=case.spec(self.home),
@@ -79,9 +79,12 @@ class Machine:
 
 def dynotune(machine: Machine, case: Case) -> Row:
     """The probe of a trial, with a new child after each out-of-memory error."""
-    sandbox = Recording(case.device)
+    sandbox = Recording(case.device != "cpu")
     request = TrialRequest(
-        configuration=case.configuration(), origin="baseline", number=1, seconds_limit=machine.limit(machine.seconds)
+        configuration=case.configuration(),
+        origin=Origin.baseline,
+        number=1,
+        seconds_limit=machine.limit(machine.seconds),
     )
     started = time.perf_counter()
     found, _ = measure(
@@ -120,8 +123,9 @@ def peer(machine: Machine, case: Case, finder: str) -> Row:
     started = time.perf_counter()
     ending = machine.child(case, finder)
     seconds = time.perf_counter() - started
-    begun = [message.size for message in ending.seen if isinstance(message, Begun)]
-    accepted = [message.size for message in ending.seen if isinstance(message, Accepted)]
+    said: list[Any] = ending.seen  # a child of ours speaks in our own messages (finders/messages.py)
+    begun = [message.size for message in said if isinstance(message, Begun)]
+    accepted = [message.size for message in said if isinstance(message, Accepted)]
     note, found = "", accepted[-1] if accepted else 0
     # A size that was begun and not accepted ran out of memory, but for one that was cut off or died of another error.
     ooms = len(begun) - len(accepted)
@@ -133,7 +137,7 @@ def peer(machine: Machine, case: Case, finder: str) -> Row:
     return {
         "found": found,
         "probes": len(begun),
-        "steps": sum(isinstance(message, Step) for message in ending.seen),
+        "steps": sum(isinstance(message, Step) for message in said),
         "ooms": ooms,
         "seconds": seconds,
         "note": note,

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from finders.messages import Accepted, Begun, Step
+from benchmarks.finders.messages import Accepted, Begun, Step
 from service.contract.base import Contract
+from training.recipe import task_of
+from training.step import autocast
 from worker.child import probe
 from worker.child.build import Bundle
 from worker.child.worst import worst_case
@@ -67,6 +69,7 @@ def _lightning(mode: str) -> Callable[[Made, Send, str], int]:
 
 def _module(bundle: Bundle, send: Send) -> Any:
     import pytorch_lightning
+    import torch
     from torch.utils.data import DataLoader
 
     terms = worst_case(bundle, 1)[1]
@@ -88,8 +91,8 @@ def _module(bundle: Bundle, send: Send) -> Any:
             send(Step())
             rows = batch["input_ids"].shape[0]
             assert rows == self.batch_size, f"{rows} rows came where {self.batch_size} were asked for"
-            with bundle.autocast():
-                return bundle.task.loss(self.model, batch, rows * terms)
+            with autocast(bundle.device.torch, bundle.recipe):
+                return task_of(bundle.recipe).summed_loss(self.model, batch, torch.tensor(rows * terms))
 
         def on_train_batch_end(self, *_: Any) -> None:
             self.ran += 1

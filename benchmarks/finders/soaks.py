@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import time
 
-from store import Row
-
-from finders.cases import Case
-from finders.ours import Machine
+from benchmarks.finders.cases import Case
+from benchmarks.finders.ours import Machine
+from benchmarks.store import Row
 from service.contract.child import Result, RunSoak
 from service.contract.measurement import Measurement, Outcome
 from worker.runner.sandbox import Sandbox
@@ -40,7 +39,7 @@ def soak(machine: Machine, case: Case, micro: int, steps: int) -> Row:
         update={"effective_batch_size": ACCUMULATION * micro, "micro_batch_size": micro}
     )
     candidate = Measurement(configuration=configuration, outcome=Outcome.ok, micro_batch_size=micro)
-    sandbox = Sandbox(case.device)
+    sandbox = Sandbox(case.device != "cpu")
     bench = machine.bench(sandbox)
     seconds = machine.limit(SECONDS)
     request = RunSoak(workplace=bench.workplace_of(case.cache), spec=spec, candidate=candidate, seed=1, seconds=seconds)

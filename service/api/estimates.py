@@ -28,3 +28,10 @@ def submit(request: EstimateRequest, response: Response, here: InContext) -> Est
 def show(estimate_id: str, session: Reading) -> EstimateView:
     """The estimate's state; `result` when a worker has answered, `error` when it could not."""
     return EstimateView.model_validate(estimates.view(session, estimate_id))
+
+
+@router.post("/{estimate_id}/cancel", status_code=202, responses=responses(NotFound), summary="Cancel an estimate")
+def cancel(estimate_id: str, here: InContext) -> EstimateState:
+    """End an estimate that nobody waits for any more; one that has been answered stays answered."""
+    here.queue.cancel_estimate(estimate_id)
+    return EstimateState(id=estimate_id, state="cancelled")

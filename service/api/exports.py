@@ -24,4 +24,4 @@ def export(job_id: str, name: str, session: Reading) -> Response:
     """The recommendation as one of the exports, such as json, spec or train.py; 404 lists all of them."""
     if name not in EXPORTS:
         raise NotFound(f"There is no export {name!r}; there are: {', '.join(EXPORTS)}.")
-    return PlainTextResponse(EXPORTS[name](jobs.recommendation(jobs.get(session, job_id))))
+    return PlainTextResponse(EXPORTS[name].write(jobs.recommendation(jobs.get(session, job_id))))

@@ -1,4 +1,4 @@
-"""What travels between user, control plane and worker: frozen pydantic models, no I/O.
+"""The data that user, control plane, worker and child process exchange: frozen pydantic models, no I/O.
 
-One file a thing: job, configuration, hardware, measurement, task, recommendation.
+Each file has the models of one subject, such as the job, the configuration, the measurement or the task.
 """

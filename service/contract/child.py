@@ -1,6 +1,6 @@
-"""What a worker asks of a child process, and what the child says back: two discriminated unions, sent as JSON.
+"""What a worker asks of a child process, and what the child answers: two discriminated unions, sent as JSON.
 
-A child may run code that comes with a model, so the worker parses what it says and never unpickles it.
+A child may run code that comes with a model, so the worker parses the child's messages and never unpickles them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from service.contract.task import TrialRequest
 
 
 class Workplace(Contract):
-    """What a child may use: the device it measures on, the folders it may read and write, and what it may run."""
+    """What a child may use: the device to measure on, the folders to read and write, and what it may execute."""
 
     device: str
     index: int = 0
     data_roots: tuple[Path, ...]
     hub_cache: Path
-    job_cache: Path | None = Field(default=None, description="What later children of the job need: tokens, soaks.")
-    quantised_weights: Path | None = Field(default=None, description="Quantised weights kept for later trials.")
+    job_cache: Path | None = Field(default=None, description="What later children of the job read: tokens, soaks.")
+    quantised_weights: Path | None = Field(default=None, description="Quantised weights stored for later trials.")
     allow_pickle: bool = False
     allow_remote_code: bool = False
 
@@ -51,7 +51,7 @@ class RunTrial(Contract):
 
 
 class RunBlock(Contract):
-    """Train the work unit once with a candidate under another seed."""
+    """Train the work unit once with a candidate of the verification, under the block's seed."""
 
     kind: Literal["block"] = "block"
     workplace: Workplace
@@ -62,7 +62,7 @@ class RunBlock(Contract):
 
 
 class RunSoak(Contract):
-    """Soak a candidate for its steps or for `seconds`, whichever is less."""
+    """Soak a candidate until all steps of the soak are done or `seconds` have passed."""
 
     kind: Literal["soak"] = "soak"
     workplace: Workplace
@@ -86,14 +86,14 @@ ChildRequest = Annotated[RunTrial | RunBlock | RunSoak | RunEstimate, Field(disc
 
 
 class Progress(Contract):
-    """What the child is doing, for people."""
+    """What the child is doing, as text for the job's user."""
 
     kind: Literal["progress"] = "progress"
     text: str
 
 
 class ProbeStarted(Contract):
-    """A step of this size begins: if the child dies now, this size killed it."""
+    """A step of this micro batch begins. If the child runs out of memory next, this size did not fit."""
 
     kind: Literal["probe_started"] = "probe_started"
     micro_batch_size: int
@@ -101,14 +101,14 @@ class ProbeStarted(Contract):
 
 
 class ProbeDone(Contract):
-    """A step of this size fitted."""
+    """A step of this micro batch has fitted in memory; `probe` has its peaks."""
 
     kind: Literal["probe"] = "probe"
     probe: Probe
 
 
 class Result(Contract):
-    """The last message of a child that did what it was asked: one of the four fields, by the request's kind."""
+    """The last message of a child that carried out its request; the request's kind decides which field is set."""
 
     kind: Literal["result"] = "result"
     measurement: Measurement | None = None
@@ -118,7 +118,10 @@ class Result(Contract):
 
 
 class OutOfMemory(Contract):
-    """The last message of a child that ran out of memory. Bytes: what it held, and what others hold of the device."""
+    """The last message of a child that ran out of memory.
+
+    `used_bytes` is the child's own peak, and `others_bytes` what other processes use of a GPU.
+    """
 
     kind: Literal["out_of_memory"] = "out_of_memory"
     reason: str
@@ -127,13 +130,13 @@ class OutOfMemory(Contract):
 
 
 class Failed(Contract):
-    """The last message of a child that could not do what it was asked."""
+    """The last message of a child that could not carry out its request."""
 
     kind: Literal["failed"] = "failed"
     outcome: Outcome
     reason: str
     whole_job: bool = Field(default=False, description="No configuration of this job can run; its user has to act.")
-    unsafe: bool = Field(default=False, description="Memory would not last at this size; a smaller one may hold.")
+    unsafe: bool = Field(default=False, description="Memory would not last at this size; a smaller one may fit.")
 
 
 ChildMessage = Annotated[
@@ -144,7 +147,10 @@ MESSAGE: TypeAdapter[ChildMessage] = TypeAdapter(ChildMessage)
 
 
 class EndingKind(StrEnum):
-    """How a child ended: by its own last message (the first three), or by what its worker saw of it."""
+    """How a child ended: by its own last message (the first three), or as its worker saw from outside.
+
+    `ended` means that the worker killed it because its task was cancelled, stopped or lost.
+    """
 
     result = "result"
     out_of_memory = "out_of_memory"

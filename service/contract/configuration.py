@@ -1,4 +1,4 @@
-"""Configuration: one point of the search, and the words for its batch."""
+"""Configuration: one point of the search space, with its batch sizes and its learning rate."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from service.contract.job import Method
 class Configuration(Contract):
     """A method with a choice for every lever, the effective batch, and perhaps a fixed micro batch.
 
-    `effective_batch_size` counts samples an optimizer step; `micro_batch_size` counts what one
-    forward-backward takes (samples, or rows when packed) and is found by the trial when None.
+    `effective_batch_size` counts samples an optimizer step; `micro_batch_size` counts the samples (or the rows, where
+    they are packed) of one forward and backward pass. Where it is None, the trial looks for the fastest.
     """
 
     method: Method
@@ -26,7 +26,7 @@ class Configuration(Contract):
 
     @property
     def key(self) -> str:
-        """Twelve hex digits, equal for equal configurations."""
+        """Twelve hex digits of a hash, which identify the configuration."""
         text = json.dumps(self.model_dump(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

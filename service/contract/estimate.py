@@ -10,7 +10,7 @@ from service.contract.measurement import MemoryLine
 
 
 class Known(Contract):
-    """A memory line that a trial measured, for the same model on the same hardware."""
+    """A memory line that an earlier trial has measured of the same model on the same hardware."""
 
     method: Method
     levers: dict[str, str]
@@ -19,7 +19,7 @@ class Known(Contract):
 
 
 class EstimateRequest(Contract):
-    """A job and the memory to fit it into."""
+    """A job, and the memory into which it has to fit."""
 
     spec: JobSpec
     memory_gib: float = Field(gt=0, description="Memory of one device in GiB.")
@@ -47,7 +47,7 @@ class MethodEstimate(Contract):
 
 
 class Estimate(Contract):
-    """The estimates of all methods that apply."""
+    """The estimates of all methods, and a sentence that says what they are based on."""
 
     memory_gib: float
     max_length: int

@@ -17,7 +17,7 @@ class Package(Contract):
 
 
 class HardwareFacts(Contract):
-    """One device and the software around it. Timings are only compared within one `fingerprint`."""
+    """One device and the software around it. Only timings of the same `fingerprint` are compared."""
 
     host: str
     device: str = Field(description="The kind of device, as its file under worker/devices names it.")
@@ -28,7 +28,7 @@ class HardwareFacts(Contract):
     cores: int
     capability: tuple[int, int] | None = Field(default=None, description="CUDA compute capability of an NVIDIA GPU.")
     has_own_memory: bool = Field(
-        default_factory=lambda data: data.get("capability") is not None,  # as earlier versions' facts, which lack it
+        default_factory=lambda data: data.get("capability") is not None,  # for facts that earlier versions stored
         description="The device computes in memory of its own, not the host's.",
     )
     bf16_native: bool
@@ -47,7 +47,7 @@ class HardwareFacts(Contract):
 
     @property
     def lock_name(self) -> str:
-        """The device's name on its host, the same for every worker that would use it."""
+        """The device's name on its host, the same for every worker that uses the device."""
         return f"{self.device}-{self.uuid or self.index}"
 
     def has(self, package: str) -> bool:

@@ -1,28 +1,45 @@
-"""JobSpec: what a user asks for. Submitted as YAML or JSON; every mistake gets one sentence."""
+"""JobSpec: what a user asks for, submitted as YAML or JSON. Every mistake in it is told in one sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from service.contract.base import Contract
+from service.tasks import TASKS
 
-TASKS = ("causal-lm", "sequence-classification", "masked-lm")
 METHODS = ("lora", "qlora", "full")
 Method = Literal["lora", "qlora", "full"]
-Task = Literal["causal-lm", "sequence-classification", "masked-lm"]
+
+
+def _known_task(name: str) -> str:
+    """The name itself; ValueError when there is no such task."""
+    if name not in TASKS:
+        raise ValueError(f"there is no task {name!r}; there are: {', '.join(TASKS)}")
+    return name
+
+
+Task = Annotated[str, AfterValidator(_known_task), WithJsonSchema({"type": "string", "enum": list(TASKS)})]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Source = Annotated[str, Field(min_length=1, max_length=4096)]
 Revision = Annotated[str, Field(min_length=1, max_length=200)]
 Label = Annotated[str, Field(min_length=1, max_length=200)]
-DEEPEST = 16
+DEEPEST = 16  # levels of mappings and lists in a job
 
 
 def check_text(value: object, place: str = "", depth: int = 0) -> None:
-    """ValueError where text cannot be stored (NUL, half of a surrogate pair), or mappings and lists go too deep."""
+    """ValueError where text cannot be stored (NUL, half of a surrogate pair), or mappings and lists nest too deeply."""
     if depth > DEEPEST:
         raise ValueError("it is nested too deeply")
     if isinstance(value, str):
@@ -38,7 +55,7 @@ def check_text(value: object, place: str = "", depth: int = 0) -> None:
 
 
 class Asked(Contract):
-    """What a user writes: numbers are finite, and true or false is never a number or a text."""
+    """The base of what a user writes: numbers must be finite, and true or false is not taken for a number or text."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -51,7 +68,7 @@ class Asked(Contract):
 
 
 class ModelSpec(Asked):
-    """The model: a hub id or a local folder, its revision, and whether its weights are loaded or drawn."""
+    """The model: a hub id or a local folder, its revision, and whether its weights are loaded or drawn at random."""
 
     source: Source = Field(examples=["examples/llama-13m"], description="Hub id or local folder.")
     revision: Revision | None = None
@@ -59,7 +76,7 @@ class ModelSpec(Asked):
 
 
 class Columns(Asked):
-    """Names of the dataset's columns. Unset ones are recognised by their usual names."""
+    """Names of the dataset's columns. Columns that are not named here are recognised by their usual names."""
 
     prompt: str | None = None
     completion: str | None = None
@@ -109,37 +126,37 @@ class LoraSpec(Asked):
 
 
 class TrainingSpec(Asked):
-    """What is learnt and how. The search never changes these, but for an effective batch left unset."""
+    """How the model is trained. The search changes none of these, except an effective batch that is not given."""
 
     epochs: float = Field(default=3.0, gt=0, le=1_000_000)
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, lt=1)
-    max_grad_norm: float = Field(default=1.0, ge=0, description="0 clips nothing.")
+    max_grad_norm: float = Field(default=1.0, ge=0, description="0 turns clipping off.")
     seed: Seed = 0
     loss_on: Literal["completion", "all"] = Field(
-        default="completion", description="causal-lm: learn completions and what the assistant says, or every token."
+        default="completion", description="causal-lm: learn only completions and the assistant's turns, or all tokens."
     )
     evaluation_steps: Positive | None = Field(
-        default=None, description="Optimizer steps between evaluations; one at the end when not given."
+        default=None, description="Optimizer steps between evaluations; when not given, only one at the end."
     )
     effective_batch_size: Positive | None = Field(
-        default=None, description="Samples an optimizer step. Held when given; part of the answer when not."
+        default=None, description="Samples an optimizer step. The search chooses it only when it is not given."
     )
 
 
 class SearchSpec(Asked):
-    """What may be tried, how long, and how sure the answer has to be."""
+    """What may be tried, for how long, and how thoroughly the answer is verified."""
 
     levers: tuple[str, ...] | None = Field(default=None, description="Levers to vary; all when not given.")
-    fixed: dict[str, str] = Field(default_factory=dict, description="Lever -> the one choice to use.")
+    fixed: dict[str, str] = Field(default_factory=dict, description="Lever -> the only choice to use.")
     objective: Literal["wall-clock", "throughput"] = "wall-clock"
     trials: int = Field(default=30, ge=2, le=1000)
     minutes: float = Field(default=60.0, gt=0, le=10_000)
     quality: Literal["preserve", "allow"] = "preserve"
     verify: Literal["quick", "full"] = "full"
-    max_micro_batch_size: Positive | None = Field(default=None, description="Never probe or use a larger one.")
+    max_micro_batch_size: Positive | None = Field(default=None, description="Never probe or use a larger micro batch.")
     soak_steps: Positive | None = Field(default=None, description="Steps of the soak; 200, or 8 with verify: quick.")
     seed: Seed = 0
 
@@ -173,7 +190,7 @@ class JobSpec(Asked):
     hardware: HardwareSpec = HardwareSpec()
     baseline: Literal["default"] | dict[str, JsonValue] = Field(
         default="default",
-        description="'default': what a Trainer user gets without thinking; or your own TrainingArguments as JSON.",
+        description="'default': what transformers' Trainer does by default; or your own TrainingArguments as JSON.",
     )
 
     @model_validator(mode="before")
@@ -203,13 +220,14 @@ class JobSpec(Asked):
 
     @model_validator(mode="after")
     def _columns_fit_the_task(self) -> JobSpec:
-        columns = self.dataset.columns
-        if self.task == "sequence-classification" and (columns.prompt or columns.messages):
-            raise ValueError("sequence-classification reads columns text and label, not prompt or messages")
-        if self.task == "masked-lm" and (columns.prompt or columns.messages or columns.label):
-            raise ValueError("masked-lm reads the column text only")
-        if self.task == "causal-lm" and columns.label:
-            raise ValueError("causal-lm has no label column; did you mean task: sequence-classification?")
+        columns, kinds = self.dataset.columns, TASKS[self.task].kinds
+        for kind in columns.model_dump(exclude_none=True):
+            if kind not in kinds:
+                others = [name for name, task in TASKS.items() if kind in task.kinds]
+                raise ValueError(
+                    f"dataset.columns.{kind}: {self.task} has no {kind} column, it reads {', '.join(kinds)}; "
+                    f"did you mean task: {' or '.join(others)}?"
+                )
         if bool(columns.prompt) != bool(columns.completion):
             raise ValueError("prompt and completion columns go together; name both or neither")
         return self

@@ -1,4 +1,4 @@
-"""Measurement: what one trial saw, whatever way it ended."""
+"""Measurement: the figures and the outcome of one trial, however it ended; and those of a verification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.contract.base import Contract
 from service.contract.configuration import Configuration
 from service.contract.states import ProbePhase
 
-LEAST_CLEAN = 0.5
+LEAST_CLEAN = 0.5  # a timing with a smaller share of clean timings counts as disturbed
 
 
 class Outcome(StrEnum):
@@ -26,16 +26,16 @@ class Outcome(StrEnum):
 
 
 class Probe(Contract):
-    """One batch size at which a full step was begun. `peak_bytes` is None when it ran out of memory.
+    """A micro batch size at which a full step was started. `peak_bytes` is None when the step ran out of memory.
 
-    `update_bytes` is the peak of clipping and the optimizer alone, which hardly depends on the batch.
+    `update_bytes` is the peak of clipping and the optimizer step alone, which hardly depends on the batch size.
     """
 
     micro_batch_size: int
     peak_bytes: int | None
     update_bytes: int | None = None
     reserved_bytes: int | None = None
-    retries: int = Field(default=0, description="Times the allocator had to free its cache to go on.")
+    retries: int = Field(default=0, description="How often the allocator had to free its cache and retry.")
     seconds: float | None = None
     phase: ProbePhase = ProbePhase.training
 
@@ -43,7 +43,8 @@ class Probe(Contract):
 class MemoryLine(Contract):
     """Peak bytes of a worst-case step: `rest_bytes + slope_bytes x micro batch`, at least `update_bytes`.
 
-    `residual` is the largest distance of a confirmed prediction, as a share of the capacity; None when none was run.
+    `residual` is the largest error of the line's predictions that were run, as a share of the device's capacity; None
+    when none was run.
     """
 
     rest_bytes: float
@@ -52,36 +53,40 @@ class MemoryLine(Contract):
     residual: float | None = None
 
     def at(self, micro: int) -> float:
-        """Peak bytes of a micro batch."""
+        """The peak bytes that the line predicts for a micro batch."""
         return max(self.update_bytes, self.rest_bytes + self.slope_bytes * micro)
 
     def largest(self, capacity: float) -> int:
-        """The largest micro batch whose peak stays within `capacity` bytes; 0 when not even the optimizer's does."""
+        """The largest micro batch whose peak is within `capacity` bytes; 0 when not even the optimizer step's is."""
         if self.update_bytes > capacity:
             return 0
         return max(0, math.floor((capacity - self.rest_bytes) / self.slope_bytes))
 
 
 class DatasetFacts(Contract):
-    """The tokenised training split: rows, lengths in tokens after cutting, and a fingerprint of the bytes."""
+    """The tokenised training split: rows, lengths in tokens after cutting, and a fingerprint of ids and labels."""
 
     fingerprint: str
     rows: int
     validation_rows: int
     tokens: int
-    at_max_length: int = Field(description="Rows that reach max_length: cut there, or just that long.")
+    at_max_length: int = Field(description="Rows of max_length tokens: cut, or exactly that long.")
     p50: int
     p90: int
     p99: int
     longest: int
     histogram: dict[str, int] = Field(description="Upper edge in tokens -> rows.")
+    columns: dict[str, str] = Field(default_factory=dict, description="Kind of column -> its name in the data.")
+    formats: tuple[str, ...] = Field(default=(), description="Endings of the files that were read.")
+    is_folder: bool = False
+    is_local: bool = Field(default=True, description="A path, not a hub id.")
 
 
 class Timing(Contract):
-    """The job's work unit, timed at one micro batch.
+    """The job's work unit, timed at one micro batch size.
 
-    `seconds` is the sum over the unit's batches of the median of their clean timings; `low` and `high`
-    bound 95% of its bootstrap. `padded_tokens` are what the device computed, `tokens` what counts.
+    `seconds` is the sum over the unit's micro batches of the median of their clean timings; `low` and `high` are the
+    ends of its 95% bootstrap interval. `padded_tokens` counts what the device computed, `tokens` leaves padding out.
     """
 
     micro_batch_size: int
@@ -95,31 +100,31 @@ class Timing(Contract):
     passes: int
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
-    waiting_seconds: float = Field(default=0.0, description="Of `seconds`, what the device waited for data.")
+    waiting_seconds: float = Field(default=0.0, description="The part of `seconds` spent waiting for data.")
     clean_share: float | None = Field(
-        description="Share of timings known to have had the device to themselves; null where the device tells nothing."
+        description="Share of timings known to be undisturbed by others; null where the device cannot tell."
     )
     largest_share_of_others: float | None
     clock_mhz: tuple[int, int] | None = Field(
-        default=None, description="Lowest and highest clock of the GPU's multiprocessors that was seen meanwhile."
+        default=None, description="Lowest and highest clock of the GPU's multiprocessors during the timing."
     )
     slowed_by: tuple[str, ...] = Field(default=(), description="Why the GPU lowered its clock, a power cap aside.")
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether most of it was timed beside others, as far as the device tells."""
+        """Whether most of the timings were taken while other processes used the device, as far as it can tell."""
         return self.clean_share is not None and self.clean_share < LEAST_CLEAN
 
 
 class Measurement(Contract):
-    """One trial's outcome, reason and figures. Bytes and seconds throughout; losses are means a token."""
+    """One trial's outcome, its reason, and its figures, in bytes and seconds; losses are means over tokens."""
 
     configuration: Configuration
     outcome: Outcome
     reason: str = ""
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
-    largest_micro_batch: int | None = Field(default=None, description="The largest that fits, and was run.")
+    largest_micro_batch: int | None = Field(default=None, description="The largest that was run and fitted.")
     predicted_micro_batch: int | None = Field(default=None, description="The largest by the memory line alone.")
     limited_by: str | None = Field(default=None, description="What stopped the largest micro batch from growing.")
     memory_line: MemoryLine | None = None
@@ -131,20 +136,21 @@ class Measurement(Contract):
     capacity_bytes: int | None = None
     used_before_bytes: int | None = None
     evaluation_batch_size: int | None = None
-    load_seconds: float = Field(default=0.0, description="As a run takes that has to quantise its weights itself.")
+    load_seconds: float = Field(default=0.0, description="Of a run that has to quantise its weights itself.")
     load_peak_bytes: int | None = None
     compile_seconds: float = 0.0
     check_loss: float | None = None
     check_grad_norm: float | None = None
     losses: tuple[float, ...] = ()
-    grad_norms: tuple[float | None, ...] = Field(default=(), description="Null where a gradient scaler skipped.")
+    grad_norms: tuple[float | None, ...] = Field(default=(), description="Null where a scaler skipped the step.")
     adapter_excludes: tuple[str, ...] = ()
-    weights_dtype: str | None = Field(default=None, description="Of the model's weights, adapters left out.")
+    remote_code: bool = Field(default=False, description="The model runs code of its own.")
+    weights_dtype: str | None = Field(default=None, description="Of most of the model's weights, without adapters.")
     parameters: int | None = None
     trainable_parameters: int | None = None
     dataset: DatasetFacts | None = None
     lacks: dict[str, str] = Field(
-        default_factory=dict, description="lever=choice -> why this model cannot have it: not tried, then."
+        default_factory=dict, description="lever=choice -> why this model cannot have it, so that it is not tried."
     )
     notes: tuple[str, ...] = ()
     time_spent: dict[str, float] = Field(default_factory=dict)
@@ -166,7 +172,7 @@ class Measurement(Contract):
 
 
 class Block(Contract):
-    """One candidate's run in one interleaved block of the verification."""
+    """One candidate's run of the work unit in a block of the verification, in which all candidates take turns."""
 
     key: str
     block: int
@@ -180,15 +186,15 @@ class Block(Contract):
 
 
 class Soak(Contract):
-    """What was run on the winner beyond the blocks, and what came of it."""
+    """The result of a soak: many real steps of a candidate in a row, with an evaluation and a save."""
 
     micro_batch_size: int | None = None
     steps: int = 0
     wanted_steps: int = 0
-    segments: int = Field(default=1, description="Processes it took: more than one when it was interrupted.")
+    segments: int = Field(default=1, description="Processes that it ran in: more than one if it was interrupted.")
     retries: int = 0
     growth_bytes: float | None = Field(
-        default=None, description="What was held between steps: the last third's median less the first's."
+        default=None, description="Growth of memory between steps: the last third's median less the first third's."
     )
     worst_case_steps: int = 0
     evaluation_loss: float | None = None
@@ -197,8 +203,8 @@ class Soak(Contract):
         default_factory=dict, description="BLEU and ROUGE-L in percent, where the evaluation generates."
     )
     evaluation_rows: int | None = Field(default=None, description="Validation rows that were evaluated.")
-    evaluation_seconds: float | None = Field(default=None, description="Of evaluating them, generation included.")
-    generation_seconds: float | None = Field(default=None, description="Of them, what generating and scoring took.")
+    evaluation_seconds: float | None = Field(default=None, description="Of the evaluation, with generation.")
+    generation_seconds: float | None = Field(default=None, description="Of these, for generating and scoring.")
     saved_bytes: int | None = None
     peak_bytes: int | None = None
     last_loss: float | None = None
@@ -210,8 +216,8 @@ class Verdict(Contract):
     key: str
     stable: bool
     reasons: tuple[str, ...] = ()
-    micro_batch_size: int | None = Field(default=None, description="Given when the soak lowered it.")
-    timing: Timing | None = Field(default=None, description="The slower of the middle ones of its blocks.")
+    micro_batch_size: int | None = Field(default=None, description="Set when the soak had to lower it.")
+    timing: Timing | None = Field(default=None, description="The median of its blocks, the slower if there are two.")
     speedup: float | None = None
     speedup_low: float | None = None
     speedup_high: float | None = None
@@ -221,7 +227,7 @@ class Verdict(Contract):
 
 
 class Verification(Contract):
-    """The verify task's result: every block, a verdict for each finalist, and the order they came in."""
+    """The result of a verification: all blocks, a verdict for each candidate, and the stable ones' keys, best first."""
 
     baseline_key: str | None
     blocks: tuple[Block, ...]

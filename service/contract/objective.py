@@ -1,15 +1,15 @@
-"""What `fastest` means: the seconds of the user's own run, from a measurement. Pure."""
+"""What `fastest` means: the seconds that the user's own run would take, computed from a measurement. Pure."""
 
 from __future__ import annotations
 
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Timing
 
-SMALLEST_WITHIN = 0.01
+SMALLEST_WITHIN = 0.01  # the smallest batch this close to the fastest, as a share of its seconds, is preferred
 
 
 def training_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
-    """Seconds of all optimizer steps of the run: epochs x rows at the work unit's pace."""
+    """Seconds of all optimizer steps of the run: epochs x rows at the pace at which the work unit was trained."""
     timing = timing or measurement.timing
     rows = measurement.dataset.rows if measurement.dataset else None
     if timing is None or rows is None:
@@ -18,19 +18,22 @@ def training_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | N
 
 
 def run_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
-    """Wall-clock of the run: load and compile once, then all optimizer steps."""
+    """Wall-clock seconds of the run: loading and compiling once, and all optimizer steps."""
     once = measurement.load_seconds + measurement.compile_seconds
     return once + training_seconds(spec, measurement, timing)
 
 
 def score(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
-    """The job's objective, in seconds; lower is better, infinite without a timing."""
+    """The job's objective in seconds, of which less is better; infinite without a timing."""
     measure = run_seconds if spec.search.objective == "wall-clock" else training_seconds
     return measure(spec, measurement, timing)
 
 
 def ranked(spec: JobSpec, measurements: list[Measurement]) -> list[Measurement]:
-    """Fastest first. With the effective batch unset, the smallest within 1% of the fastest leads."""
+    """The measurements, fastest first.
+
+    Where the job gives no effective batch, the smallest effective batch within 1% of the fastest comes first.
+    """
     order = sorted(measurements, key=lambda one: (score(spec, one), one.configuration.key))
     if spec.training.effective_batch_size is not None:
         return order

@@ -17,13 +17,13 @@ def expanded(source: str) -> Path:
 
 @dataclass(frozen=True)
 class Roots:
-    """The folders local models and data may come from; relative paths start at the first."""
+    """The folders that local models and data may come from; relative paths start at the first of them."""
 
     folders: tuple[Path, ...]
     hub_cache: Path
 
     def resolve(self, source: str) -> Path:
-        """The path a source means: from the first root when it is relative."""
+        """The path that a source stands for; a relative path starts at the first root."""
         path = expanded(source)
         if not path.is_absolute() and self.folders:
             path = self.folders[0] / path

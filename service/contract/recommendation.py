@@ -1,4 +1,4 @@
-"""Recommendation: the answer, its evidence, and everything needed to train with it or to doubt it."""
+"""Recommendation: the answer to a job, its evidence, and everything needed to train with it or to check it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA_VERSION = "1"
 
 
 class RecommendedConfiguration(Contract):
-    """Every lever, and the batch in the words of `TrainingArguments`."""
+    """The choice for every lever, and the batch sizes by the names that `TrainingArguments` gives them."""
 
     method: Method
     levers: dict[str, str]
@@ -25,7 +25,7 @@ class RecommendedConfiguration(Contract):
     learning_rate: float
     token_budget: int | None = Field(
         default=None,
-        description="Padded tokens a micro batch; `micro_batch_size` then counts rows of the longest.",
+        description="Padded tokens a micro batch; `micro_batch_size` then counts rows of the longest length.",
     )
     adapter_excludes: tuple[str, ...] = Field(default=(), description="Modules that are trained whole, not adapted.")
     rows_are_packed: bool = Field(description="If so, `micro_batch_size` counts rows of max_length tokens.")
@@ -39,7 +39,7 @@ class Evidence(Contract):
     speedup: float | None
     speedup_low: float | None
     speedup_high: float | None
-    speedup_from: str = Field(description="Where the speed-up was taken: verification blocks or single trials.")
+    speedup_from: str = Field(description="What the speed-up was computed from: verification blocks or single trials.")
     tokens_per_second: float
     tokens_per_second_low: float
     tokens_per_second_high: float
@@ -51,7 +51,7 @@ class Evidence(Contract):
 
 
 class Stability(Contract):
-    """Whether the configuration held, what was run to find out, and what was not."""
+    """Whether the configuration is stable, and what was run, or not run, to find that out."""
 
     stable: bool | None = Field(description="None until the verification has run.")
     reasons: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Stability(Contract):
 
 
 class Rejected(Contract):
-    """A configuration that was tried or shut out, and why it is not the answer."""
+    """A configuration that failed in its trial or in the verification, and why."""
 
     method: Method
     levers: dict[str, str]
@@ -69,7 +69,7 @@ class Rejected(Contract):
 
 
 class Winner(Contract):
-    """The best configuration of one method, ready-made arguments included."""
+    """The best configuration of one method, with the arguments by which transformers and peft set it up."""
 
     configuration: RecommendedConfiguration
     TrainingArguments: dict[str, Any]
@@ -77,7 +77,7 @@ class Winner(Contract):
     BitsAndBytesConfig: dict[str, Any] | None
     from_pretrained: dict[str, Any]
     not_expressible: tuple[str, ...] = Field(
-        default=(), description="What these arguments cannot say; train.py does it."
+        default=(), description="What these arguments cannot express; train.py does it."
     )
     evidence: Evidence
     stability: Stability

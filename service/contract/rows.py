@@ -1,4 +1,4 @@
-"""Reads rows from jsonl and csv files, the same way at submission and on the worker. ValueError says what is wrong."""
+"""Reads rows from jsonl and csv files, in the same way at submission and on the worker."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
-BEYOND = "(beyond the header)"
+BEYOND = "(beyond the header)"  # the column of a csv row's fields for which the header has no name
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a .jsonl, .json or .csv file; ValueError names file and line, OSError is the system's."""
+    """The rows of a .jsonl, .json or .csv file; ValueError says what is wrong in which line, OSError passes through."""
     try:
         yield from _csv(path) if path.suffix == ".csv" else _json_lines(path)
     except (UnicodeDecodeError, csv.Error) as error:
@@ -44,7 +44,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def class_number(value: Any) -> int | None:
-    """The class a label stands for: a whole number from 0 on; None for anything else."""
+    """The class that a label stands for, a whole number from 0 on; None for any other value."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The states that jobs and tasks go through, and where a trial comes from: one enum for each."""
+"""Enums of the states that jobs and tasks go through, of where a trial comes from, and of what a probe runs."""
 
 from __future__ import annotations
 

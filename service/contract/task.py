@@ -15,12 +15,12 @@ from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, MemoryLine
 from service.contract.states import JobPhase, Origin
 
-LEASE_SECONDS = 30.0
-WISH_SECONDS = 2.0
+LEASE_SECONDS = 30.0  # without a renewal, after which a task is given to another worker
+WISH_SECONDS = 2.0  # between a worker's renewals, each of which also reads the user's wish
 
 
 class TaskKind(StrEnum):
-    """Every expensive thing that a worker does is one of these; all but estimates belong to a job."""
+    """The kinds of work that a worker does. All tasks but estimates belong to a job."""
 
     plan = "plan"
     trial = "trial"
@@ -29,25 +29,25 @@ class TaskKind(StrEnum):
 
 
 class Wish(StrEnum):
-    """What a user asked of a job that is under way."""
+    """What a user asks of a running job: to end as cancelled (`cancel`), or with its best so far (`stop`)."""
 
     cancel = "cancel"
     stop = "stop"
 
 
 class TrialRequest(Contract):
-    """The payload of a trial: a configuration, why it is tried, and what earlier trials learnt."""
+    """The payload of a trial: a configuration, which part of the search asks for it, and what earlier trials tell."""
 
     configuration: Configuration
     origin: Origin
     number: int
     confirm_largest: bool = Field(
-        default=True, description="Run the largest micro batch the memory line predicts, whatever is timed."
+        default=True, description="Run the largest micro batch that the memory line predicts, even if it is not timed."
     )
     memory_line: MemoryLine | None = Field(
-        default=None, description="The memory line expected from earlier trials: where to begin, never the answer."
+        default=None, description="The memory line expected from earlier trials: only where the probe begins."
     )
-    curve: bool = Field(default=True, description="Time the largest micro batch, 3/4 and 1/2 of it, whatever is best.")
+    curve: bool = Field(default=True, description="Time the largest micro batch, 3/4 and 1/2 of it, too.")
     passes: int = Field(default=2, ge=1, description="Passes over the work unit at the fastest micro batch.")
     seconds_limit: float = 3600.0
     best_seconds: float | None = Field(default=None, description="The fastest unit so far: clearly slower ends early.")
@@ -62,16 +62,16 @@ class VerifyRequest(Contract):
     method: Method
     baseline: Measurement | None
     finalists: tuple[Measurement, ...]
-    reserves: tuple[Measurement, ...] = Field(default=(), description="Next in line, run when no finalist held.")
+    reserves: tuple[Measurement, ...] = Field(default=(), description="Run in turn when no finalist is stable.")
     reference: Measurement | None = Field(
-        default=None, description="What losses are compared with where the baseline has no fp32 master weights."
+        default=None, description="Run for its losses, to compare with, where the baseline has no fp32 master weights."
     )
     blocks: int
     seconds_limit: float
 
 
 class Leased(Contract):
-    """What every claim carries. `task_id` and `attempt` are the fence: a write under an older attempt is refused."""
+    """The base of all claims. The attempt is the fencing token: a write under an older attempt is refused."""
 
     task_id: str
     attempt: int
@@ -104,7 +104,7 @@ class VerifyClaim(Leased):
 
 
 class EstimateClaim(Leased):
-    """A leased estimate. `known` are lines that trials measured of the same model on the worker's hardware."""
+    """A leased estimate. `known` are memory lines that trials have measured of the same model on the same hardware."""
 
     kind: Literal[TaskKind.estimate] = TaskKind.estimate
     request: EstimateRequest
@@ -117,14 +117,14 @@ CLAIM: TypeAdapter[Claim] = TypeAdapter(Claim)
 
 
 class TrialRecord(Contract):
-    """A finished trial, in finish order, as the plan sees it."""
+    """A finished trial: what was asked for, and what was measured."""
 
     request: TrialRequest
     measurement: Measurement
 
 
 class PlanInput(Contract):
-    """All that a plan may know. Same input, same answer."""
+    """All that a plan may know, with the `history` in finish order. The same input gives the same decision."""
 
     spec: JobSpec
     facts: HardwareFacts

@@ -47,7 +47,7 @@ class JobSummary(JobState):
 
 
 class JobProgress(View):
-    """How far a job is."""
+    """How many trials a job has run, and what it is doing."""
 
     trials: dict[str, int] = Field(
         description="Number of trials by outcome, or by state where they have not ended.",
@@ -69,7 +69,7 @@ class BestSoFar(View):
 
 
 class JobView(JobSummary):
-    """A job by itself."""
+    """A single job, with its progress, its best configuration so far and its spec."""
 
     progress: JobProgress
     best: BestSoFar | None
@@ -111,7 +111,7 @@ class ListedTrial(TrialView):
 
 
 class LoggedTrial(TrialView):
-    """A trial by itself, with the end of what its process printed."""
+    """A single trial, with the end of what its process printed."""
 
     log: str | None
 
@@ -191,7 +191,7 @@ class Availability(View):
 
 
 class ChoiceView(View):
-    """One way to set a lever. `workers` tells for each living worker whether it can."""
+    """One way to set a lever. `workers` tells for each living worker whether it can use this choice."""
 
     name: str
     summary: str
@@ -221,7 +221,7 @@ class MethodView(View):
 
 
 class ExclusionView(View):
-    """A combination that is never tried: all entries of `when` hold, each with one of its values."""
+    """A combination that is never tried: each lever or circumstance in `when` has one of the values given for it."""
 
     when: dict[str, tuple[str, ...]]
     reason: str
@@ -229,7 +229,7 @@ class ExclusionView(View):
 
 
 class Catalogue(View):
-    """Everything that can be searched, and what each living worker offers of it."""
+    """Everything that can be searched, and which parts of it each living worker can run."""
 
     levers: tuple[LeverView, ...]
     methods: tuple[MethodView, ...]
@@ -252,7 +252,7 @@ class EstimateView(EstimateState):
 
 
 class Health(View):
-    """The process answers, or the database does."""
+    """The answer of the two health routes: the process answers, or the database does as well."""
 
     status: Literal["ok"] = "ok"
 

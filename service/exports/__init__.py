@@ -1,22 +1,19 @@
-"""One pure function a trainer: recommendation -> text. A new export is a file and a line in EXPORTS."""
+"""The forms in which a recommendation is handed out: one file an export, found by being in this folder."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import pkgutil
+from importlib import import_module
 
-from service.contract.recommendation import Recommendation
-from service.exports.train_py import train_py
-
-
-def as_json(recommendation: Recommendation) -> str:
-    """The recommendation itself."""
-    return recommendation.model_dump_json(indent=2) + "\n"
+from service.exports.base import Export
 
 
-def as_spec(recommendation: Recommendation) -> str:
-    """The job that led to it, to run it again."""
-    return json.dumps(recommendation.spec, indent=2) + "\n"
+def discover() -> dict[str, Export]:
+    """Every export that a file of this folder declares as EXPORT, by name."""
+    modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+    return {module.EXPORT.name: module.EXPORT for module in modules if hasattr(module, "EXPORT")}
 
 
-EXPORTS: dict[str, Callable[[Recommendation], str]] = {"json": as_json, "spec": as_spec, "train.py": train_py}
+EXPORTS: dict[str, Export] = discover()
+
+__all__ = ["EXPORTS", "Export", "discover"]

@@ -7,18 +7,15 @@ from typing import Any
 from service.contract.job import JobSpec
 from service.contract.recommendation import RecommendedConfiguration
 from service.levers import LEVERS
-from service.levers.adapter import ATTENTION
 from service.levers.batching import BUDGETED
-from service.levers.quantization import HEADS
-
-PEFT_TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS", "masked-lm": None}
-SCHEDULES = {"constant": "constant_with_warmup"}  # transformers' `constant` would leave the warm-up out
+from service.recipe import SCHEDULES, lora_config
+from service.tasks import TASKS
 
 
-def arguments(spec: JobSpec, configuration: RecommendedConfiguration, device: str = "auto") -> dict[str, Any]:
+def arguments(spec: JobSpec, configuration: RecommendedConfiguration, on_host: bool = False) -> dict[str, Any]:
     """The four argument dictionaries, and what they cannot express, as fields of a Winner.
 
-    `device` is where it was measured: on a CPU, Trainer has to be told so, or it refuses bf16.
+    `on_host`: it was measured on a CPU, which Trainer has to be told, or it refuses bf16.
     """
     training: dict[str, Any] = {
         "per_device_train_batch_size": configuration.micro_batch_size,
@@ -35,7 +32,7 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, device: st
     }
     if spec.training.evaluation_steps:
         training |= {"eval_strategy": "steps", "eval_steps": spec.training.evaluation_steps}
-    if "cpu" in (device, spec.hardware.device):
+    if on_host:
         training["use_cpu"] = True
     pretrained: dict[str, Any] = {}
     cannot: list[str] = []
@@ -55,7 +52,9 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, device: st
         cannot.append("micro_batch_size follows from the token budget; Trainer's is the next that divides the step")
     return {
         "TrainingArguments": training,
-        "LoraConfig": lora_config(spec, configuration) if configuration.method != "full" else None,
+        "LoraConfig": lora_config(spec, configuration.levers, configuration.adapter_excludes)
+        if configuration.method != "full"
+        else None,
         "BitsAndBytesConfig": quantization(spec, configuration) if configuration.method == "qlora" else None,
         "from_pretrained": pretrained,
         "not_expressible": tuple(cannot),
@@ -77,31 +76,14 @@ def _unpacked(configuration: RecommendedConfiguration) -> dict[str, int]:
     }
 
 
-def lora_config(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[str, Any]:
-    """peft's LoraConfig arguments."""
-    options = dict(LEVERS["adapter"].choice(configuration.levers["adapter"]).options)
-    options.pop("autocast_adapter_dtype", None)  # an argument of get_peft_model
-    targets = ATTENTION if options.pop("attention_only", False) else spec.lora.target_modules
-    if configuration.adapter_excludes:
-        options["exclude_modules"] = list(configuration.adapter_excludes)
-    return options | {
-        "r": spec.lora.r,
-        "lora_alpha": spec.lora.alpha,
-        "lora_dropout": spec.lora.dropout,
-        "target_modules": targets if isinstance(targets, str) else list(targets),
-        "bias": "none",
-        "task_type": PEFT_TASKS[spec.task],
-    }
-
-
 def quantization(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[str, Any] | None:
     """transformers' BitsAndBytesConfig arguments, or None where torchao quantises."""
     choice = LEVERS["quantization"].choice(configuration.levers["quantization"])
     if choice.not_expressible:
         return None
     precision = LEVERS["precision"].choice(configuration.levers["precision"])
-    heads = {"llm_int8_skip_modules": HEADS} if spec.task == "sequence-classification" else {}
-    return heads | {
+    heads = list(TASKS[spec.task].heads)
+    return ({"llm_int8_skip_modules": heads} if heads else {}) | {
         **choice.options,
         "bnb_4bit_compute_dtype": precision.options.get("autocast", "float32"),
     }

@@ -11,7 +11,7 @@ LEVER = Lever(
     stage="evaluation",
     changes_evaluation=True,
     choices=(
-        Choice("loss", "loss and accuracy, in the training's precision", function="as_trained"),
+        Choice("loss", "loss and accuracy, in the training's precision"),
         Choice(
             "loss-16bit",
             "loss and accuracy, the weights cast to 16 bits for as long as it takes",

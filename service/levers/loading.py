@@ -40,13 +40,11 @@ LEVER = Lever(
         Choice(
             "ahead",
             "in the training process, the next step's while the device computes, in pinned memory for a GPU",
-            function="made_here",
         ),
         Choice(
             "unpinned",
             "the same in ordinary memory",
             searched=False,
-            function="made_here",
             options={"pins": False},
             training_arguments={"dataloader_pin_memory": False},
         ),

@@ -89,7 +89,7 @@ LEVER = Lever(
             changes_numerics=True,
             searched=False,
             function="stable_embedding_optimizer",
-            options={"name": "AdamW8bit"},
+            options={"name": "AdamW8bit", "embeddings": 32},
             memory=Memory(state=EIGHT, embedding_state=8.0),
             asked_by=(Asked({"optim": "adamw_bnb_8bit"}), Asked({"optim": "adamw_8bit"})),
             training_arguments={"optim": "adamw_bnb_8bit"},

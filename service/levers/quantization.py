@@ -2,8 +2,6 @@
 
 from service.levers.base import Choice, Lever, Memory, package
 
-# A classification head is trained, so it is not quantised; transformers' own rule misses it for BERT.
-HEADS = ["classifier", "score"]
 TORCHAO = package("torchao", "weight-only formats")
 # Its weights are dequantised by an operation of autograd's, which keeps each for the backward pass.
 TORCHAO_MEMORY = Memory(weight=1.0, keeps_dequantised=True)

@@ -17,7 +17,7 @@ PARTS = (
     *("peak", "conformance", "memory", "attention", "tune-bert", "tune-1b", "tune-8b"),
     *("overhead", "lora-kernels", "seed-tables"),
 )
-COMMAND = [sys.executable, str(ROOT / "benchmarks" / "gpu_acceptance.py")]
+COMMAND = [sys.executable, "-m", "benchmarks.gpu_acceptance"]
 
 
 def walked(home: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:

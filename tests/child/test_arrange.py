@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 from service.levers import LEVERS
 from service.levers.batching import BUDGETED, PACKED
+from tests.child import tiny
+from tests.factory import configuration
+from training.batches import arranged
+from training.levers.batching import pack
+from training.samples import Step
 from worker.child import arrange
-from worker.child.arrange import Step
+from worker.child.build import recipe_of
 
 SEEDS = range(25)
 BATCHINGS = LEVERS["batching"].names
@@ -29,7 +35,9 @@ class Case:
 
     def plan(self, batching: str, seed: int = 0) -> list[Step]:
         """Arranged."""
-        return arrange.arrange(batching, self.order, self.lengths, self.effective, self.micro, ROW_LENGTH, seed)
+        spec = tiny.job(Path("model"), Path("data.jsonl"), ROW_LENGTH, search={"verify": "full"})
+        recipe = recipe_of(spec, configuration("lora", self.effective, batching=batching))
+        return arranged(self.order, self.lengths, seed, replace(recipe, micro_batch_size=self.micro))
 
 
 def case(seed: int, micro: int | None = None) -> Case:
@@ -145,7 +153,7 @@ def test_sorting_pads_no_more_than_the_random_order_and_grouping_no_more_than_so
 @pytest.mark.parametrize("seed", SEEDS)
 def test_best_fit_decreasing_opens_a_row_only_when_none_has_room(seed: int) -> None:
     made = case(seed)
-    rows = arrange.pack(made.order, made.lengths, ROW_LENGTH)
+    rows = pack(made.order, made.lengths, ROW_LENGTH)
     fills = [sum(made.lengths[sample] for sample in row) for row in rows]
     for at, row in enumerate(rows):
         assert all(fill + made.lengths[row[0]] > ROW_LENGTH for fill in fills[:at])
@@ -163,15 +171,15 @@ def test_best_fit_decreasing_is_the_textbook_one(seed: int) -> None:
             max(fitting, key=sum).append(length)
         else:
             expected.append([length])
-    rows = arrange.pack(made.order, made.lengths, ROW_LENGTH)
+    rows = pack(made.order, made.lengths, ROW_LENGTH)
     assert sorted([made.lengths[sample] for sample in row] for row in rows) == sorted(expected)
 
 
 def test_packing_takes_the_fullest_row_that_has_room() -> None:
     lengths = [60, 50, 30, 20, 10]
     # 60 | 50 open two rows of 90; 30 fits into the first exactly, 20 and 10 into the second only.
-    assert arrange.pack(range(5), lengths, 90) == [[0, 2], [1, 3, 4]]
-    assert arrange.pack([4, 3, 2, 1, 0], lengths, 90) == [[0, 2], [1, 3, 4]], "the order given does not matter"
+    assert pack(range(5), lengths, 90) == [[0, 2], [1, 3, 4]]
+    assert pack([4, 3, 2, 1, 0], lengths, 90) == [[0, 2], [1, 3, 4]], "the order given does not matter"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -217,9 +225,3 @@ def test_padded_tokens_is_the_shape_the_device_computes() -> None:
     lengths = [3, 7, 5, 1]
     assert arrange.padded_tokens([[0], [1]], lengths) == (2, 7)
     assert arrange.padded_tokens([[0, 2], [1], [3]], lengths) == (3, 8)
-
-
-@pytest.mark.parametrize("name", ["", "Packed", "random"])
-def test_an_unknown_batching_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match="there is no batching"):
-        arrange.arrange(name, [0], [1], 1, 1, 8)

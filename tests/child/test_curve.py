@@ -12,6 +12,7 @@ import torch
 
 from service.contract.job import JobSpec
 from service.contract.measurement import MemoryLine, Probe
+from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from tests.child import tiny
 from worker.child import probe, sizes
@@ -24,7 +25,7 @@ GIB = 1 << 30
 @pytest.fixture
 def curve() -> Any:
     """A curve under a cap of 3 GiB, of which half a one is taken before a step."""
-    made = Curve.__new__(Curve)
+    made: Any = Curve.__new__(Curve)
     made._bundle = SimpleNamespace(device=SimpleNamespace(capacity=lambda: 3 * GIB))
     made._found, made._rest = probe.Found(4, 12, "memory"), 0.5 * GIB
     made._timed = {4: SimpleNamespace(peak_bytes=1.5 * GIB)}
@@ -53,14 +54,14 @@ def test_a_cpu_begins_with_what_keeps_its_cores_busy(
     """Rows of 200 tokens in the mean and 512 at most; packed ones are full."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     bundle: Any = SimpleNamespace(
-        device=SimpleNamespace(torch=torch.device("cpu")),
+        device=SimpleNamespace(gains_from_large_batches=False),
         spec=SimpleNamespace(dataset=SimpleNamespace(max_length=512)),
         data=SimpleNamespace(facts=SimpleNamespace(tokens=2000, rows=10, longest=512)),
         configuration=SimpleNamespace(levers={"batching": batching}),
-        rows_are_packed=lambda: batching == "packed",
+        recipe=SimpleNamespace(rows_are_packed=batching == "packed"),
     )
     assert first_size(bundle, [1, 2, 4, 8, 16]) == first
-    bundle.device.torch = torch.device("cuda")
+    bundle.device.gains_from_large_batches = True
     assert first_size(bundle, [1, 2, 4, 8, 16]) == 16
 
 
@@ -82,8 +83,8 @@ def timing(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """(a curve of a real bundle whose probe ran 2 of the 8 that it predicts, the sizes whose worst case it runs)."""
     data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(24))
     bundle = tiny.bundle(tiny.job(llama, data))
-    request = TrialRequest(configuration=bundle.configuration, origin="recipe", number=2, curve=False, passes=1)
-    made = Curve(bundle, list(range(16)), request, probe.Tell(lambda _: None), 0.0)
+    request = TrialRequest(configuration=bundle.configuration, origin=Origin.recipe, number=2, curve=False, passes=1)
+    made = Curve(bundle, list(range(16)), request, lambda _: None, 0.0)
     made._deadline = float("inf")
     made._candidates = [1, 2, 4, 8]
     line = MemoryLine(rest_bytes=1 << 50, slope_bytes=1 << 40)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from service.contract.job import DatasetSpec
 from tests.child import tiny
 from tests.conftest import ROOT
+from tests.factory import configuration
+from training.errors import TrainingError
 from worker.child import data, rows
-from worker.child.problem import JobProblem
-from worker.tasks import TASKS
+from worker.child.build import recipe_of
 
 TALK = [{"role": "user", "content": "name a word"}, {"role": "assistant", "content": "path"}]
 
@@ -37,12 +37,18 @@ def load(source: Path, tokenizer: Any, task: str = "causal-lm", **changes: Any) 
     training = changes.pop("training", {})
     spec = tiny.job(source, source, task=task, dataset={"source": str(source), "max_length": 64} | changes)
     spec = spec.model_copy(update={"training": spec.training.model_copy(update=training)})
-    return data.load(spec, TASKS[task](), tokenizer, source, None)
+    return data.load(spec, recipe_of(spec, configuration()), tokenizer, tiny.workplace(source.parent))
+
+
+def read_splits(given: dict[str, Any], source: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The training and validation rows of a causal language model's job."""
+    spec = tiny.job(source, source, dataset=given | {"source": str(source)})
+    return rows.read_rows(spec, recipe_of(spec, configuration()), source)[:2]
 
 
 def refused(call: Any, *arguments: Any, **named: Any) -> str:
-    """The one sentence of a JobProblem."""
-    with pytest.raises(JobProblem) as caught:
+    """The one sentence of a TrainingError."""
+    with pytest.raises(TrainingError) as caught:
         call(*arguments, **named)
     sentence = str(caught.value)
     assert sentence and "\n" not in sentence and len(sentence) < 400
@@ -52,15 +58,16 @@ def refused(call: Any, *arguments: Any, **named: Any) -> str:
 def test_quotes_line_breaks_and_large_fields_of_csv_survive(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text('text,label\n"one, ""two""\nthree",1\n' + "é" * 300_000 + ",0\n", encoding="utf-8")
-    found = [(row["text"], row["label"]) for row in rows.read_file(path)]
-    assert found == [('one, "two"\nthree', "1"), ("é" * 300_000, "0")]
+    train, held_out = read_splits({}, path)
+    found = {(row["text"], row["label"]) for row in [*held_out, *train]}
+    assert found == {('one, "two"\nthree', "1"), ("é" * 300_000, "0")}
 
 
 def test_text_of_another_encoding_is_named(tmp_path: Path) -> None:
     for ending in (".jsonl", ".csv"):
         path = tmp_path / f"latin{ending}"
         path.write_bytes('{"text": "café"}\n'.encode("latin-1"))
-        assert path.name in refused(lambda path=path: list(rows.read_file(path)))
+        assert path.name in refused(read_splits, {}, path)
 
 
 def test_a_csv_row_with_more_fields_than_columns_does_not_break_the_message(tmp_path: Path, tokenizer: Any) -> None:
@@ -74,8 +81,7 @@ def test_a_split_is_not_found_inside_other_words(tmp_path: Path) -> None:
     tiny.write(tmp_path / "train.jsonl", table)
     tiny.write(tmp_path / "constraints.jsonl", [{"something": "else"}])
     tiny.write(tmp_path / "validation.jsonl", tiny.pairs(3))
-    spec = DatasetSpec.model_validate({"source": str(tmp_path), "splits": {"validation": "validation"}})
-    train, _ = rows.read_splits(spec, tmp_path)
+    train, _ = read_splits({"splits": {"validation": "validation"}}, tmp_path)
     assert train == table
 
 
@@ -84,8 +90,7 @@ def test_validation_files_are_never_trained_on(tmp_path: Path) -> None:
     table, held_out = tiny.pairs(20), tiny.pairs(3, seed=1)
     tiny.write(tmp_path / "rows.jsonl", table)
     tiny.write(tmp_path / "validation.jsonl", held_out)
-    spec = DatasetSpec.model_validate({"source": str(tmp_path), "splits": {"validation": "validation"}})
-    assert rows.read_splits(spec, tmp_path) == (table, held_out)
+    assert read_splits({"splits": {"validation": "validation"}}, tmp_path) == (table, held_out)
 
 
 @pytest.mark.parametrize("wrong", [0.0, [], {}, {"a": 1}])

@@ -11,6 +11,8 @@ import torch
 from service.contract.child import Workplace
 from service.contract.estimate import EstimateRequest, Known
 from tests.child import tiny
+from tests.factory import configuration
+from training.recipe import task_of
 from worker.child.fake import Storages
 from worker.child.memory_estimate import estimate, step_sizes
 
@@ -18,12 +20,12 @@ from worker.child.memory_estimate import estimate, step_sizes
 pytestmark = pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing(_enable)?. is deprecated:FutureWarning")
 
 
-def place(folder: Path) -> Workplace:
+def workplace(folder: Path) -> Workplace:
     return tiny.workplace(folder.parent)
 
 
-def levers(**changes: str) -> dict[str, str]:
-    return tiny.configuration("lora", 8, **({"precision": "fp32", "attention": "sdpa"} | changes)).levers
+def levers(**changes: Any) -> dict[str, str]:
+    return configuration("lora", 8, **({"precision": "fp32", "attention": "sdpa"} | changes)).levers
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
@@ -34,7 +36,7 @@ def test_peaks_are_those_of_real_tensors(kind: str, method: str, request: Any, t
     task = {"llama": "causal-lm", "bert": "sequence-classification"}[kind]
     rows = tiny.pairs(8) if kind == "llama" else [{"text": "return self", "label": one % 3} for one in range(8)]
     spec = tiny.job(folder, tiny.write(tmp_path / "rows.jsonl", rows), max_length=32, task=task)
-    sizes = step_sizes(spec, method, levers(), 32, place(folder))  # type: ignore[arg-type]
+    sizes = step_sizes(spec, method, levers(), 32, workplace(folder))  # type: ignore[arg-type]
     bundle = tiny.bundle(spec, method)
     ids = torch.ones((2, 32), dtype=torch.long)
     batch = {"input_ids": ids, "labels": ids}
@@ -46,13 +48,13 @@ def test_peaks_are_those_of_real_tensors(kind: str, method: str, request: Any, t
         for parameter in bundle.model.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.empty_like(parameter)
-        bundle.task.loss(bundle.model, batch, torch.tensor(64)).backward()  # type: ignore[no-untyped-call]
+        task_of(bundle.recipe).summed_loss(bundle.model, batch, torch.tensor(64)).backward()  # type: ignore[no-untyped-call]
     assert sizes.peaks[1] == pytest.approx(storages.peak, rel=0.03)
 
 
 def test_all_methods_in_the_order_they_need_memory(llama: Path, tmp_path: Path, facts: Any) -> None:
     spec = tiny.job(llama, tmp_path / "none.jsonl", max_length=64, training={})
-    found = estimate(EstimateRequest(spec=spec, memory_gib=2), facts(), (), place(llama))
+    found = estimate(EstimateRequest(spec=spec, memory_gib=2), facts(), (), workplace(llama))
     assert set(found.methods) == {"lora", "qlora", "full"} and found.seconds < 60
     lora, qlora, full = (found.methods[name] for name in ("lora", "qlora", "full"))
     assert qlora.weights_gib < min(lora.weights_gib, full.weights_gib)
@@ -64,17 +66,17 @@ def test_all_methods_in_the_order_they_need_memory(llama: Path, tmp_path: Path, 
 
 def test_too_little_memory_says_what_one_sample_needs(llama: Path, tmp_path: Path, facts: Any) -> None:
     spec = tiny.job(llama, tmp_path / "none.jsonl", max_length=64)
-    found = estimate(EstimateRequest(spec=spec, memory_gib=0.01), facts(), (), place(llama))
+    found = estimate(EstimateRequest(spec=spec, memory_gib=0.01), facts(), (), workplace(llama))
     assert all(one.largest_micro_batch == 0 and "one sample needs" in one.note for one in found.methods.values())
 
 
 def test_a_measurement_corrects_it(llama: Path, tmp_path: Path, facts: Any) -> None:
     spec = tiny.job(llama, tmp_path / "none.jsonl", max_length=64, training={})
     request = EstimateRequest(spec=spec, memory_gib=2)
-    plain = estimate(request, facts(), (), place(llama)).methods["lora"]
+    plain = estimate(request, facts(), (), workplace(llama)).methods["lora"]
     line = plain.line.model_copy(update={"slope_bytes": plain.line.slope_bytes * 1.5})
     known = Known(method="lora", levers=plain.levers, max_length=64, line=line)
-    found = estimate(request, facts(), (known,), place(llama))
+    found = estimate(request, facts(), (known,), workplace(llama))
     corrected = found.methods["lora"]
     assert corrected.corrected and "corrected by a measurement" in found.statement
     assert corrected.line.slope_bytes == pytest.approx(1.5 * plain.line.slope_bytes, rel=0.01)
@@ -84,6 +86,6 @@ def test_a_measurement_corrects_it(llama: Path, tmp_path: Path, facts: Any) -> N
 def test_checkpointing_leaves_fewer_activations(llama: Path, tmp_path: Path) -> None:
     spec = tiny.job(llama, tmp_path / "none.jsonl", max_length=64)
     plain, saving = (
-        step_sizes(spec, "lora", levers(checkpointing=choice), 64, place(llama)) for choice in ("off", "full")
+        step_sizes(spec, "lora", levers(checkpointing=choice), 64, workplace(llama)) for choice in ("off", "full")
     )
     assert saving.held[1] - saving.held[0] < 0.9 * (plain.held[1] - plain.held[0])

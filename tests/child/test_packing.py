@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.child import tiny
-from worker.tasks.base import IGNORED, Sample
-from worker.tasks.causal_lm import CausalLM
+from tests.factory import configuration
+from training import batches
+from training.samples import IGNORED, Batch, Sample, sample_of
+from training.tasks import causal_lm
+from worker.child.build import recipe_of
 
 PAD = 0
 TOLERANCE = 1e-4
 # Wide weights: attention then matters, and what leaks between samples shows.
 RANGE = 0.3
 VOCABULARY = 512
-TASK = CausalLM()
+RECIPE = recipe_of(tiny.job(Path("model"), Path("data.jsonl")), configuration())
 CASES = list(itertools.product(("llama", "qwen3"), ("eager", "sdpa")))  # varlen: tests/levers/test_families.py
 MODELS: dict[tuple[str, str], Any] = {}
 
@@ -44,7 +49,12 @@ def sample(rng: random.Random, length: int) -> Sample:
     """Random tokens, the first third of them a prompt that is not learnt."""
     ids = [rng.randrange(3, VOCABULARY) for _ in range(length)]
     asked = max(1, length // 3)
-    return ids, [IGNORED] * asked + ids[asked:]
+    return sample_of(ids, [IGNORED] * asked + ids[asked:])
+
+
+def collate(rows: Rows, mask: bool = False, packed: bool = False) -> Batch:
+    """The rows as a batch: padded with or without a mask, or packed."""
+    return batches.collate(rows, PAD, replace(RECIPE, masked=mask, packed=packed))
 
 
 def ragged(seed: int) -> Rows:
@@ -63,7 +73,7 @@ def flat(rows: Rows) -> list[Sample]:
 
 def items_of(rows: Rows) -> torch.Tensor:
     """Loss terms of all rows."""
-    return torch.tensor(sum(TASK.items(one) for one in flat(rows)))
+    return torch.tensor(sum(causal_lm.loss_terms(one) for one in flat(rows)))
 
 
 def logits_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -75,7 +85,7 @@ def logits_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def alone(model: Any, rows: Rows) -> list[torch.Tensor]:
     """Logits of each sample, run alone with nothing but its ids."""
-    return [logits_of(model, {"input_ids": torch.tensor([ids])})[0] for ids, _ in flat(rows)]
+    return [logits_of(model, {"input_ids": torch.tensor([list(ids)])})[0] for ids, _ in flat(rows)]
 
 
 def cut(logits: torch.Tensor, rows: Rows) -> list[torch.Tensor]:
@@ -94,11 +104,11 @@ def away(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:
     return max(float((one - other).abs().max()) for one, other in zip(first, second, strict=True))
 
 
-def loss_and_gradients(model: Any, batches: list[Any], items: torch.Tensor) -> tuple[float, dict[str, torch.Tensor]]:
+def loss_and_gradients(model: Any, made: list[Batch], items: torch.Tensor) -> tuple[float, dict[str, torch.Tensor]]:
     """The step's loss and gradients over micro batches."""
     losses = []
-    for batch in batches:
-        loss = TASK.loss(model, batch, items)
+    for batch in made:
+        loss = causal_lm.summed_loss(model, batch, items)
         loss.backward()
         losses.append(float(loss.detach()))
     return sum(losses), tiny.gradients(model)
@@ -107,7 +117,7 @@ def loss_and_gradients(model: Any, batches: list[Any], items: torch.Tensor) -> t
 @pytest.mark.parametrize("seed", [1, 2])
 def test_packed_logits_are_those_of_the_samples_alone(model: Any, seed: int) -> None:
     rows = ragged(seed)
-    packed = cut(logits_of(model, TASK.collate(rows, PAD, packed=True)), rows)
+    packed = cut(logits_of(model, collate(rows, packed=True)), rows)
     assert away(packed, alone(model, rows)) < TOLERANCE
 
 
@@ -115,9 +125,9 @@ def test_packed_logits_are_those_of_the_samples_alone(model: Any, seed: int) -> 
 def test_packed_loss_and_gradients_are_those_of_the_samples_alone(model: Any, seed: int) -> None:
     rows = ragged(seed)
     items = items_of(rows)
-    singles = [TASK.collate([[one]], PAD) for one in flat(rows)]
+    singles = [collate([[one]]) for one in flat(rows)]
     expected_loss, expected = loss_and_gradients(model, singles, items)
-    loss, found = loss_and_gradients(model, [TASK.collate(rows, PAD, packed=True)], items)
+    loss, found = loss_and_gradients(model, [collate(rows, packed=True)], items)
     assert loss == pytest.approx(expected_loss, abs=TOLERANCE)
     assert tiny.furthest(found, expected) < TOLERANCE
 
@@ -128,17 +138,17 @@ def test_the_loss_counts_the_labelled_tokens_only(model: Any) -> None:
     for (ids, labels), logits in zip(flat(rows), alone(model, rows), strict=True):
         at = [place for place in range(1, len(ids)) if labels[place] != IGNORED]
         picked = logits[[place - 1 for place in at]]
-        terms.append(torch.nn.functional.cross_entropy(picked, torch.tensor(ids)[at], reduction="sum"))
+        terms.append(torch.nn.functional.cross_entropy(picked, torch.tensor(list(ids))[at], reduction="sum"))
     expected = float(torch.stack(terms).sum() / items_of(rows))
     with torch.no_grad():
-        loss = TASK.loss(model, TASK.collate(rows, PAD, packed=True), items_of(rows))
+        loss = causal_lm.summed_loss(model, collate(rows, packed=True), items_of(rows))
     assert float(loss) == pytest.approx(expected, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("mask", [True, False])
 def test_padded_rows_agree_with_and_without_the_mask(model: Any, mask: bool) -> None:
     rows = [[one] for one in flat(ragged(4))]
-    batch = TASK.collate(rows, PAD, mask=mask)
+    batch = collate(rows, mask=mask)
     assert ("attention_mask" in batch) is mask and "position_ids" not in batch
     assert away(cut(logits_of(model, batch), rows), alone(model, rows)) < TOLERANCE
 
@@ -146,14 +156,14 @@ def test_padded_rows_agree_with_and_without_the_mask(model: Any, mask: bool) -> 
 def test_a_row_of_one_sample_among_packed_ones_and_samples_of_one_token(model: Any) -> None:
     rng = random.Random(5)
     rows = [[sample(rng, 9)], [sample(rng, 1), sample(rng, 1), sample(rng, 4)], [sample(rng, 12), sample(rng, 1)]]
-    packed = cut(logits_of(model, TASK.collate(rows, PAD, packed=True)), rows)
+    packed = cut(logits_of(model, collate(rows, packed=True)), rows)
     assert away(packed, alone(model, rows)) < TOLERANCE
 
 
 def test_more_padding_changes_nothing(model: Any) -> None:
     rows = ragged(6)
     wide = [*rows, [sample(random.Random(7), 90)]]
-    batch = TASK.collate(wide, PAD, packed=True)
+    batch = collate(wide, packed=True)
     assert batch["input_ids"].shape == (4, 90)
     assert away(cut(logits_of(model, batch), wide)[:-1], alone(model, rows)) < TOLERANCE
 
@@ -161,27 +171,27 @@ def test_more_padding_changes_nothing(model: Any) -> None:
 def test_positions_that_do_not_restart_are_seen(model: Any) -> None:
     """The companion: the same comparison, with positions that run on across samples, is far outside."""
     rows = ragged(1)
-    batch = TASK.collate(rows, PAD, packed=True)
+    batch = collate(rows, packed=True)
     batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand(len(rows), -1).clone()
     assert away(cut(logits_of(model, batch), rows), alone(model, rows)) > 0.1
     items = items_of(rows)
     _, broken = loss_and_gradients(model, [batch], items)
-    _, right = loss_and_gradients(model, [TASK.collate(rows, PAD, packed=True)], items)
+    _, right = loss_and_gradients(model, [collate(rows, packed=True)], items)
     assert tiny.furthest(broken, right) > 100 * TOLERANCE
 
 
 def test_an_attention_mask_beside_packed_positions_is_seen(model: Any) -> None:
     """The other way to mix samples: a mask switches the detection of packed rows off."""
     rows = ragged(1)
-    batch = TASK.collate(rows, PAD, packed=True)
-    assert "attention_mask" not in TASK.collate(rows, PAD, mask=True, packed=True), "packed rows never get a mask"
+    batch = collate(rows, packed=True)
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])
     assert away(cut(logits_of(model, batch), rows), alone(model, rows)) > 0.1
 
 
 def test_padding_is_a_segment_of_its_own_and_the_first_token_of_each_sample_is_not_a_target() -> None:
-    rows: Rows = [[([5, 6, 7], [IGNORED, 6, 7]), ([8, 9], [IGNORED, 9])], [([4], [IGNORED]), ([3, 3], [IGNORED, 3])]]
-    batch = TASK.collate(rows, PAD, packed=True)
+    first, second = sample_of([5, 6, 7], [IGNORED, 6, 7]), sample_of([8, 9], [IGNORED, 9])
+    rows: Rows = [[first, second], [sample_of([4], [IGNORED]), sample_of([3, 3], [IGNORED, 3])]]
+    batch = collate(rows, packed=True)
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9], [4, 3, 3, PAD, PAD]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 0, 1]]
     assert batch["labels"].tolist() == [[IGNORED, 6, 7, IGNORED, 9], [IGNORED, IGNORED, 3, IGNORED, IGNORED]]

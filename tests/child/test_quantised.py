@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 from tests.child import tiny
 from tests.factory import configuration
-from worker.child import quantised
-from worker.child.build import build
+from worker.child import quantised, soak, steps
+from worker.child.arrange import plan_of
+from worker.child.build import build, recipe_of
 
 
 @pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")  # peft asks by the old name
@@ -20,11 +22,11 @@ def test_kept_weights_are_the_same_and_nothing_is_quantised_again(
     llama: Path, functions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
     spec = tiny.job(llama, functions, method="qlora")
-    workplace = tiny.workplace(llama, functions.parent, quantised_weights=tmp_path / "kept")
+    place = tiny.workplace(llama, functions.parent, quantised_weights=tmp_path / "kept")
     made = configuration("qlora", 8, precision="fp32", quantization=choice)
 
     def states() -> tuple[dict[str, Any], Any]:
-        bundle = build(spec, made, tiny.device(), workplace, seed=0)
+        bundle = build(spec, made, tiny.device(), place, seed=0)
         return bundle.model.state_dict(), bundle
 
     first, bundle = states()
@@ -37,35 +39,32 @@ def test_kept_weights_are_the_same_and_nothing_is_quantised_again(
     assert kinds & {"Linear4bit", "Linear8bitLt"}
 
 
-def test_other_weights_have_another_key(llama: Path, tmp_path: Path) -> None:
-    from transformers import BitsAndBytesConfig
-
-    four, eight = BitsAndBytesConfig(load_in_4bit=True), BitsAndBytesConfig(load_in_8bit=True)
-    one = quantised.Asked(llama, four, "causal-lm 0")
-    assert one.key == quantised.Asked(llama, BitsAndBytesConfig(load_in_4bit=True), "causal-lm 0").key
-    compute = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
-    assert one.key == quantised.Asked(llama, compute, "causal-lm 0").key, "the weights are the same"
-    others = [quantised.Asked(llama, eight, "causal-lm 0"), quantised.Asked(llama, four, "causal-lm 1")]
+def test_other_weights_have_another_key(llama: Path, functions: Path, tmp_path: Path) -> None:
     other = tiny.save("llama", tmp_path / "other", seed=1)
-    others.append(quantised.Asked(other, four, "causal-lm 0"))
-    assert len({one.key, *(asked.key for asked in others)}) == 4
+
+    def key(model: Path = llama, seed: int = 0, compute: str | None = None, **levers: Any) -> str:
+        recipe = recipe_of(tiny.job(model, functions, method="qlora"), configuration("qlora", 8, **levers))
+        return quantised.key_of(model, tiny.config("llama"), replace(recipe, seed=seed, autocast=compute))
+
+    assert key() == key() == key(compute="bfloat16"), "the arithmetic does not change the weights"
+    assert len({key(), key(quantization="int8"), key(seed=1), key(other)}) == 4
 
 
 @pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")
 def test_what_is_broken_is_made_anew(llama: Path, functions: Path, tmp_path: Path) -> None:
     spec = tiny.job(llama, functions, method="qlora")
-    workplace = tiny.workplace(llama, functions.parent, quantised_weights=tmp_path / "kept")
+    place = tiny.workplace(llama, functions.parent, quantised_weights=tmp_path / "kept")
     made = configuration("qlora", 8, precision="fp32")
-    build(spec, made, tiny.device(), workplace, seed=0)
+    build(spec, made, tiny.device(), place, seed=0)
     (kept,) = (tmp_path / "kept").iterdir()
     (kept / "model.safetensors").write_bytes(b"not weights")
-    build(spec, made, tiny.device(), workplace, seed=0)
+    build(spec, made, tiny.device(), place, seed=0)
     assert (kept / "model.safetensors").stat().st_size > 1000
     build(
         spec,
         made.model_copy(update={"levers": made.levers | {"precision": "bf16-mixed"}}),
         tiny.device(),
-        workplace,
+        place,
         seed=0,
     )
     assert len(list((tmp_path / "kept").iterdir())) == 2, "the parts that stay unquantised are kept in another format"
@@ -79,3 +78,21 @@ def test_a_full_disk_keeps_nothing(llama: Path, tmp_path: Path, monkeypatch: pyt
 
     quantised._keep(Full(), tmp_path / "kept" / "key", 1.0)
     assert list((tmp_path / "kept").iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")
+def test_an_evaluation_leaves_the_layout_of_4_bit_weights_alone(
+    llama: Path, functions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU with AVX512-BF16, bitsandbytes packs them anew when it first evaluates, and training goes on after."""
+    import bitsandbytes.nn.modules
+
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
+    place = tiny.workplace(llama, functions.parent, quantised_weights=tmp_path / "kept")
+    spec = tiny.job(llama, functions, method="qlora")
+    for _ in range(2):  # quantised here, then loaded as they were kept
+        bundle = build(spec, configuration("qlora", 8, precision="fp32"), tiny.device(), place, seed=0)
+        step = plan_of(bundle, list(range(8)), micro=4)[0]
+        before = steps.reference_step(bundle, step)
+        soak.evaluate(bundle, 4)
+        assert steps.reference_step(bundle, step) == before

@@ -17,10 +17,11 @@ import pytest
 from service.contract.job import DatasetSpec
 from tests.child import tiny
 from tests.conftest import ROOT
+from tests.factory import configuration
+from training.errors import TrainingError
 from worker.child import data
-from worker.child.problem import JobProblem
-from worker.child.rows import read_file, read_splits
-from worker.tasks import TASKS
+from worker.child.build import recipe_of
+from worker.child.rows import read_rows
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": f"question {at}", "completion": f'answer, "{at}"\nin two lines: ä €'} for at in range(23)
@@ -51,7 +52,19 @@ def dataset(source: Path, max_length: int = 64, **changes: Any) -> DatasetSpec:
 def load(source: Path, cache: Path | None = None, task: str = "causal-lm", **changes: Any) -> data.Data:
     """The job's data, tokenised by the example's tokenizer."""
     spec = tiny.job(source.parent, source, task=task, dataset=dataset(source, **changes))
-    return data.load(spec, TASKS[task](), tokenizer(), source, cache)
+    return data.load(spec, recipe_of(spec, configuration()), tokenizer(), tiny.workplace(source.parent, cache=cache))
+
+
+def read_splits(given: DatasetSpec, source: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The training and validation rows of a causal language model's job."""
+    spec = tiny.job(source, source, dataset=given)
+    return read_rows(spec, recipe_of(spec, configuration()), source)[:2]
+
+
+def read_file(source: Path) -> list[dict[str, Any]]:
+    """All rows of a file, by the training code."""
+    train, held_out = read_splits(dataset(source, splits={"validation_fraction": 0.05}), source)
+    return [*train, *held_out]
 
 
 def tokenizer() -> Any:
@@ -61,7 +74,7 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(ROOT / "examples" / "llama-13m")
 
 
-def problem(error: pytest.ExceptionInfo[JobProblem]) -> str:
+def problem(error: pytest.ExceptionInfo[TrainingError]) -> str:
     """The sentence: one line, neither a traceback nor several sentences."""
     text = str(error.value)
     assert text and "\n" not in text and len(text) < 400 and not text.endswith(".")
@@ -73,7 +86,8 @@ def problem(error: pytest.ExceptionInfo[JobProblem]) -> str:
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".parquet"])
 def test_every_format_gives_the_same_rows(tmp_path: Path, ending: str) -> None:
-    assert list(read_file(write_as(ending, tmp_path / "rows", ROWS))) == ROWS
+    rows = read_file(write_as(ending, tmp_path / "rows", ROWS))
+    assert sorted(rows, key=ROWS.index) == ROWS
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
@@ -139,16 +153,16 @@ def test_a_large_fraction_is_held_out_too(tmp_path: Path) -> None:
 def test_a_broken_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a", "completion": "b"}\n\n' + line + "\n")
-    with pytest.raises(JobProblem) as error:
-        list(read_file(file))
+    with pytest.raises(TrainingError) as error:
+        read_file(file)
     assert "rows.jsonl, line 3" in problem(error) and says in problem(error)
 
 
 def test_a_json_file_that_is_one_array_is_told_how_it_should_look(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(ROWS, indent=1))
-    with pytest.raises(JobProblem) as error:
-        list(read_file(file))
+    with pytest.raises(TrainingError) as error:
+        read_file(file)
     assert "rows.json, line 1" in problem(error)
 
 
@@ -156,16 +170,16 @@ def test_a_json_file_that_is_one_array_is_told_how_it_should_look(tmp_path: Path
 def test_bytes_that_are_not_the_format_are_a_job_problem(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"rows{ending}"
     file.write_bytes(b"\xff\xfe\x00PK\x03\x04 not text \x80\x81" * 20)
-    with pytest.raises(JobProblem) as error:
-        list(read_file(file))
+    with pytest.raises(TrainingError) as error:
+        read_file(file)
     assert file.name in problem(error)
 
 
 def test_an_unknown_ending(tmp_path: Path) -> None:
     file = tmp_path / "rows.xlsx"
     file.write_text("")
-    with pytest.raises(JobProblem) as error:
-        list(read_file(file))
+    with pytest.raises(TrainingError) as error:
+        read_file(file)
     assert ".jsonl" in problem(error)
 
 
@@ -173,13 +187,13 @@ def test_an_unknown_ending(tmp_path: Path) -> None:
 def test_an_empty_file(tmp_path: Path, content: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(content)
-    with pytest.raises(JobProblem) as error:
+    with pytest.raises(TrainingError) as error:
         load(file)
     assert "no training rows" in problem(error)
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(JobProblem) as error:
+    with pytest.raises(TrainingError) as error:
         read_splits(dataset(tmp_path), tmp_path)
     assert "no training rows" in problem(error)
 
@@ -195,7 +209,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 )
 def test_splits_that_are_not_there(tmp_path: Path, splits: dict[str, str], says: str) -> None:
     source = write_as(".jsonl", tmp_path / "rows", [row | {"kind": "a"} for row in ROWS])
-    with pytest.raises(JobProblem) as error:
+    with pytest.raises(TrainingError) as error:
         read_splits(dataset(source, splits=splits), source)
     assert says in problem(error)
 
@@ -203,7 +217,7 @@ def test_splits_that_are_not_there(tmp_path: Path, splits: dict[str, str], says:
 def test_a_split_column_that_a_later_row_lacks(tmp_path: Path) -> None:
     rows = [ROWS[0] | {"part": "train"}, ROWS[1]]
     source = write_as(".jsonl", tmp_path / "rows", rows)
-    with pytest.raises(JobProblem) as error:
+    with pytest.raises(TrainingError) as error:
         read_splits(dataset(source, splits={"column": "part"}), source)
     assert "part" in problem(error)
 
@@ -221,21 +235,21 @@ def test_a_missing_column_lists_those_that_are_there(
     tmp_path: Path, task: str, columns: dict[str, str], says: str
 ) -> None:
     source = write_as(".jsonl", tmp_path / "rows", ROWS)
-    with pytest.raises(JobProblem) as error:
+    with pytest.raises(TrainingError) as error:
         load(source, task=task, columns=columns)
     assert says in problem(error) and "prompt, completion" in problem(error)
 
 
 def test_no_usual_column(tmp_path: Path) -> None:
     source = write_as(".jsonl", tmp_path / "rows", [{"a": "b"}] * 30)
-    with pytest.raises(JobProblem) as error:
+    with pytest.raises(TrainingError) as error:
         load(source)
     assert "causal-lm needs" in problem(error)
 
 
 def test_a_row_that_lacks_the_column(tmp_path: Path) -> None:
     source = write_as(".jsonl", tmp_path / "rows", [*ROWS, {"prompt": "alone"}])
-    with pytest.raises(JobProblem) as error:
+    with pytest.raises(TrainingError) as error:
         load(source)
     assert "completion" in problem(error)
 
@@ -243,7 +257,7 @@ def test_a_row_that_lacks_the_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [7, 0, ["a"], False])
 def test_a_text_that_is_none(tmp_path: Path, value: Any) -> None:
     source = write_as(".jsonl", tmp_path / "rows", [*ROWS, {"prompt": "a", "completion": value}])
-    with pytest.raises(JobProblem) as error:
+    with pytest.raises(TrainingError) as error:
         load(source)
     assert type(value).__name__ in problem(error)
 
@@ -251,14 +265,14 @@ def test_a_text_that_is_none(tmp_path: Path, value: Any) -> None:
 @pytest.mark.parametrize("label", ["positive", -1, 1.5, None, "nan"])
 def test_a_label_that_is_no_class_number(tmp_path: Path, label: Any) -> None:
     source = write_as(".jsonl", tmp_path / "rows", [*tiny.classes(30), {"text": "a", "label": label}])
-    with pytest.raises(JobProblem) as error:
+    with pytest.raises(TrainingError) as error:
         load(source, task="sequence-classification")
     assert repr(label) in problem(error)
 
 
 def test_nothing_left_to_learn_from(tmp_path: Path) -> None:
     rows = [{"prompt": tiny.text(random.Random(at), 60), "completion": "x"} for at in range(30)]
-    with pytest.raises(JobProblem) as error:
+    with pytest.raises(TrainingError) as error:
         load(write_as(".jsonl", tmp_path / "rows", rows), max_length=16)
     assert "max_length" in problem(error)
 

@@ -12,7 +12,8 @@ import pytest
 
 from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
 from service.contract.measurement import MemoryLine, Probe
-from worker.child.probe import MOST_SIZES, Known, Search, Tell
+from service.contract.states import ProbePhase
+from worker.child.probe import MOST_SIZES, Known, Search
 
 CAPACITY = 3 << 30
 Memory = Callable[[int], tuple[float, float]]
@@ -33,7 +34,7 @@ class Machine:
     told: list[Probe] = field(default_factory=list)
     retried: int = 0
 
-    torch = SimpleNamespace(type="cpu")
+    gains_from_large_batches = False
 
     def capacity(self) -> int:
         return CAPACITY
@@ -68,8 +69,10 @@ class Machine:
         short = 0
         known: list[Probe] = []
         while True:
-            bundle = SimpleNamespace(device=self)
-            search = Search(bundle, "training", self.step, (limit, "bound"), Tell(self.send), Known(tuple(known), line))  # type: ignore[arg-type]
+            bundle: Any = SimpleNamespace(device=self)
+            search = Search(
+                bundle, ProbePhase.training, self.step, (limit, "bound"), self.send, Known(tuple(known), line)
+            )
             before = len(self.told)
             try:
                 found = search.search()
@@ -143,7 +146,7 @@ def test_one_size_of_an_earlier_child_is_run_again_before_the_line_goes_on() -> 
     machine = Machine(lambda micro: (100e6 + 50e6 * micro, 120e6))
     bundle = SimpleNamespace(device=machine)
     probes = (Probe(micro_batch_size=2, peak_bytes=200_000_000, update_bytes=120_000_000),)
-    search = Search(bundle, "training", machine.step, (1000, "bound"), Tell(machine.send), Known(probes))  # type: ignore[arg-type]
+    search = Search(bundle, ProbePhase.training, machine.step, (1000, "bound"), machine.send, Known(probes))  # type: ignore[arg-type]
     found = search.search(confirm=False)
     assert machine.begun[0] == 2 and found.predicted <= true(machine.memory)
 
@@ -183,8 +186,10 @@ def test_what_is_not_confirmed_is_checked_at_a_small_size(longest: int, first: i
     line = MemoryLine(rest_bytes=1e9, slope_bytes=(CAPACITY * 0.99 - 1e9) / 100.5)
     machine = Machine(lambda micro: (line.at(micro), 0.0), 1e9)
     bundle: Any = SimpleNamespace(
-        device=machine, rows_are_packed=lambda: False, data=SimpleNamespace(facts=SimpleNamespace(longest=longest))
+        device=machine,
+        recipe=SimpleNamespace(rows_are_packed=False),
+        data=SimpleNamespace(facts=SimpleNamespace(longest=longest)),
     )
-    search = Search(bundle, "training", machine.step, (10**6, "bound"), Tell(machine.send), Known((), line))
+    search = Search(bundle, ProbePhase.training, machine.step, (10**6, "bound"), machine.send, Known((), line))
     found = search.search(confirm=False)
     assert machine.begun == [first] and found.largest == first and found.predicted > first

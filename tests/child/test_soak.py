@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.child import tiny
+from training.errors import TrainingError
 from worker.child import soak
 from worker.child.build import Bundle
-from worker.child.problem import Unsafe, Unstable
 
 EFFECTIVE = 4
 
@@ -61,21 +61,21 @@ def test_a_leak_does_not_pass(bundle: Bundle) -> None:
     """A model that keeps 1 MB a step."""
     kept: list[torch.Tensor] = []
     bundle.model.register_forward_hook(lambda *_: kept.append(torch.ones(1 << 17, device=tiny.DEVICE)))
-    with pytest.raises(Unsafe, match=r"keeps growing, by 1\.0\d MiB a step"):
+    with pytest.raises(TrainingError, match=r"keeps growing, by 1\.0\d MiB a step"):
         soak.soak(bundle, 2, 200, 0, 4, 600.0)
 
 
 def test_rising_retries_do_not_pass(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     count = iter(range(10_000))
     monkeypatch.setattr(bundle.device, "retries", lambda: next(count), raising=False)
-    with pytest.raises(Unsafe, match="two steps running"):
+    with pytest.raises(TrainingError, match="two steps running"):
         soak.soak(bundle, 2, 30, 0, 4, 600.0)
 
 
 def test_a_loss_that_is_not_a_number_does_not_pass(bundle: Bundle) -> None:
     with torch.no_grad():
         next(one for one in bundle.model.parameters() if one.requires_grad).fill_(float("nan"))
-    with pytest.raises(Unstable, match="loss of step 0 is nan"):
+    with pytest.raises(TrainingError, match="step 0 went wrong: its loss is nan"):
         soak.soak(bundle, 2, 30, 0, 4, 600.0)
 
 
@@ -92,7 +92,7 @@ def test_a_loss_that_is_not_a_number_does_not_pass(bundle: Bundle) -> None:
 )
 def test_growth(live: list[int], grows: bool) -> None:
     if grows:
-        with pytest.raises(Unsafe):
+        with pytest.raises(TrainingError):
             soak.check_growth(live)
     else:
         soak.check_growth(live)

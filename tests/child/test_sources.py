@@ -13,12 +13,13 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
-from service.contract.job import DatasetSpec, ModelSpec
-from service.contract.paths import Roots
+from service.contract.child import Workplace
+from service.contract.job import DatasetSpec, ModelSpec, Splits
 from tests.child import tiny
 from tests.conftest import ROOT
+from tests.factory import configuration
+from training.errors import TrainingError
 from worker.child import build, rows, sources
-from worker.child.problem import JobProblem, TrialProblem
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLDER = "f" * 40
@@ -58,25 +59,31 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def roots_of(root: Path) -> Roots:
-    """The allowed folder and the cache beside it."""
-    return Roots((root,), root.parent / "hub")
+def workplace(root: Path, **more: Any) -> Workplace:
+    """A workplace that allows the folder, and the cache beside it."""
+    return Workplace(device="cpu", data_roots=(root,), hub_cache=root.parent / "hub", **more)
+
+
+def read_splits(spec: DatasetSpec, source: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The training and validation rows of a causal language model's job."""
+    job = tiny.job(source, source, dataset=spec)
+    return rows.read_rows(job, build.recipe_of(job, configuration()), source)[:2]
 
 
 def model(source: str | Path, root: Path, pickle: bool = False, code: bool = False, **changes: Any) -> Path:
     """The folder of a model."""
     spec = ModelSpec.model_validate({"source": str(source)} | changes)
-    return sources.model_folder(spec, roots_of(root), pickle, code)
+    return sources.model_folder(spec, workplace(root, allow_pickle=pickle, allow_remote_code=code))
 
 
 def dataset(source: str | Path, root: Path, **changes: Any) -> Path:
     """The path of a dataset."""
-    return sources.dataset_path(DatasetSpec.model_validate({"source": str(source)} | changes), roots_of(root))
+    return sources.dataset_path(DatasetSpec.model_validate({"source": str(source)} | changes), workplace(root))
 
 
 def refused(call: Any, *arguments: Any, **named: Any) -> str:
-    """The one sentence of a JobProblem."""
-    with pytest.raises(JobProblem) as caught:
+    """The one sentence of a TrainingError."""
+    with pytest.raises(TrainingError) as caught:
         call(*arguments, **named)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -121,8 +128,8 @@ def test_a_link_inside_a_dataset_folder_is_not_followed_out_of_the_root(root: Pa
     (inside / "train-more.jsonl").symlink_to(outside)
     spec = DatasetSpec(source=str(inside))
     try:
-        train, held = rows.read_splits(spec, dataset(inside, root))
-    except JobProblem:
+        train, held = read_splits(spec, dataset(inside, root))
+    except TrainingError:
         return
     assert {row["text"] for row in train + held} == {"open"}
 
@@ -153,7 +160,7 @@ def test_a_dataset_of_the_hub_is_found_in_its_cache_and_read_through_its_links(r
     snapshot = put_in_cache(cache, "dataset", "org/rows", COMMIT, {"data/train-00000.jsonl": lines}, "main")
     found = dataset("org/rows", root)
     assert found == snapshot
-    train, held = rows.read_splits(DatasetSpec(source="org/rows", splits={"validation_fraction": 0.2}), found)
+    train, held = read_splits(DatasetSpec(source="org/rows", splits=Splits(validation_fraction=0.2)), found)
     assert len(train) == 8 and len(held) == 2
 
 
@@ -172,10 +179,10 @@ def test_the_cache_is_found_through_the_environment(root: Path) -> None:
     snapshot = put_in_cache(root.parent / "hub", "model", "org/name", COMMIT, files, "main")
     script = (
         "from pathlib import Path; from worker.child import sources; from service.contract.job import ModelSpec\n"
-        "from service.contract.paths import Roots\n"
+        "from service.contract.child import Workplace\n"
         "from service.settings import Settings\n"
-        "roots = Roots((), Settings.from_environment().hub_cache)\n"
-        "print(sources.model_folder(ModelSpec(source='org/name'), roots, False, False))"
+        "place = Workplace(device='cpu', data_roots=(), hub_cache=Settings.from_environment().hub_cache)\n"
+        "print(sources.model_folder(ModelSpec(source='org/name'), place))"
     )
     environment = os.environ | {"HF_HUB_CACHE": str(root.parent / "hub"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
@@ -231,7 +238,7 @@ def test_a_file_that_only_calls_itself_safetensors_opens_no_way_to_a_pickle(llam
     (folder / "adapter.safetensors").write_bytes(b"")
     (folder / "pytorch_model.bin").write_bytes(b"never unpickled")
     data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(20))
-    with pytest.raises((JobProblem, TrialProblem)):
+    with pytest.raises(TrainingError):
         tiny.bundle(tiny.job(folder, data))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import random
 import statistics
+import time
 from collections.abc import Callable
 from multiprocessing import active_children
 from pathlib import Path
@@ -16,9 +17,10 @@ import torch
 
 from service.levers import LEVERS
 from tests.child import tiny
-from worker.child import loop, timing
+from training import batches
+from worker.child import steps, timing
+from worker.child.arrange import plan_of
 from worker.child.build import Bundle
-from worker.child.curve import plan_of
 from worker.child.timing import Pieces, Unit, interval, time_unit
 from worker.devices.cpu import Cpu
 
@@ -35,7 +37,8 @@ class Neighboured(Cpu):
     def others_share(self, first: Any, last: Any) -> float:
         """As told."""
         assert last[0] >= first[0]
-        return next(self.shares)
+        share: float = next(self.shares)
+        return share
 
 
 @pytest.fixture
@@ -102,11 +105,11 @@ def test_single_timings_take_their_spread_from_the_shapes() -> None:
 
 def test_the_unit_trains_and_reports_its_shapes(made: Callable[..., Bundle]) -> None:
     bundle = made(device=Neighboured(itertools.repeat(0.0)))
-    before = loop.trained_sum(bundle.model)
+    before = steps.trained_sum(bundle.model)
     plan = plan_of(bundle, SAMPLES, 4)
     unit = Unit(bundle, 4, plan)
     assert unit.run() and unit.run()
-    assert loop.trained_sum(bundle.model) != before
+    assert steps.trained_sum(bundle.model) != before
     assert len(unit.losses) == len(unit.grad_norms) == 4 and unit.losses[2] < unit.losses[0], "it learns"
     lengths = [bundle.data.lengths[sample] for sample in SAMPLES]
     seen = unit.timing()
@@ -176,7 +179,8 @@ class Clocked(Cpu):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now, self.seen = 0.0, []
+        self.now = 0.0
+        self.seen: list[tuple[object, float]] = []
 
     def mark(self) -> float:
         """Later by 0.2 s."""
@@ -200,14 +204,15 @@ class Clocked(Cpu):
 def test_the_device_is_waited_for_once_a_window_and_a_short_rest_is_judged_with_the_window_before(
     made: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = made(device=Clocked())
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: bundle.device.now)
+    device = Clocked()
+    bundle = made(device=device)
+    monkeypatch.setattr(time, "perf_counter", lambda: device.now)
     monkeypatch.setattr(timing, "WINDOW_SECONDS", 1.5)
     unit = Unit(bundle, 4, plan_of(bundle, [*SAMPLES, *SAMPLES[:8]], 4))
-    bundle.device.seen.clear()
+    device.seen.clear()
     assert unit.run()
     # Three steps of a first mark, three pieces, and the end of the wait for data: a second each.
-    assert bundle.device.seen == [("waited", 2.0), (0.0, 2.0), ("waited", 3.0), (0.0, 3.0)]
+    assert device.seen == [("waited", 2.0), (0.0, 2.0), ("waited", 3.0), (0.0, 3.0)]
     assert unit.timing().seconds == pytest.approx(3 * (3 + 1) * 0.2) and len(unit.losses) == 3
 
 
@@ -216,13 +221,13 @@ def test_the_device_is_waited_for_once_a_window_and_a_short_rest_is_judged_with_
 def test_batches_are_the_same_wherever_they_are_made(made: Callable[..., Bundle], loading: str) -> None:
     bundle = made(batching="sorted", loading=loading)
     plan = plan_of(bundle, list(range(12)), micro=2, effective=4)
-    expected = [loop.prepare(bundle, step) for step in plan]
-    with contextlib.closing(loop.loaded(bundle, plan)) as steps:
-        found = list(steps)
-    assert [items for _, items, _ in found] == [items for _, items in expected]
+    expected = [steps.prepare(bundle, step) for step in plan]
+    with contextlib.closing(steps.prepared(bundle, plan)) as made_batches:
+        found = list(made_batches)
+    assert [items for _, items, _ in found] == [items for _, items, _ in expected]
     lengths = bundle.data.lengths
     assert [tokens for *_, tokens in found] == [sum(lengths[4 * at : 4 * at + 4]) for at in range(3)]
-    for (ours, *_), (theirs, _) in zip(found, expected, strict=True):
+    for (ours, *_), (theirs, *_) in zip(found, expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert all(torch.equal(one[name], other[name]) for name in other)
     assert not active_children(), "a pass over, its workers have gone"
@@ -234,14 +239,14 @@ def test_what_the_device_waits_for_data_is_counted(
     """A clock of our own: making a step's batches takes a second, each of its three pieces half a one."""
     bundle = made(device=Cpu())
     clock = [0.0]
-    prepare = loop.prepare
+    prepare = batches.prepare
 
     def slowly(*args: Any) -> Any:
         clock[0] += 1.0
         return prepare(*args)
 
-    monkeypatch.setattr(loop, "prepare", slowly)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(batches, "prepare", slowly)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     marks = itertools.count()
 
     def mark() -> float:

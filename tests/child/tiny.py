@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def classes(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return [{"text": text(rng, rng.randint(1, 40)), "label": rng.randrange(3)} for _ in range(count)]
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+def write(path: Path, rows: Sequence[object]) -> Path:
     """The rows as jsonl."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -127,9 +128,9 @@ def job(model: Path, data: Path, max_length: int = 64, **changes: Any) -> JobSpe
     return JobSpec.model_validate(values | changes)
 
 
-def workplace(*folders: Path, **more: Any) -> Workplace:
-    """A child's workplace that allows the folders."""
-    return Workplace(device=DEVICE, data_roots=folders, hub_cache=folders[0], **more)
+def workplace(*folders: Path, cache: Path | None = None, **more: Any) -> Workplace:
+    """A workplace that allows the folders."""
+    return Workplace(device=DEVICE, data_roots=folders, hub_cache=folders[0], job_cache=cache, **more)
 
 
 def device() -> Any:
@@ -137,7 +138,7 @@ def device() -> Any:
     return open_device(DEVICE)
 
 
-def bundle(spec: JobSpec, method: str = "lora", on: Any = None, effective: int = 8, **levers: str) -> Bundle:
+def bundle(spec: JobSpec, method: str = "lora", on: Any = None, effective: int = 8, **levers: Any) -> Bundle:
     """What a trial trains, in fp32 unless said otherwise."""
     made = configuration(method, effective, **({"precision": "fp32"} | levers))
     folders = (Path(spec.model.source), Path(spec.dataset.source).parent)

@@ -97,7 +97,7 @@ def test_doctor_without_the_workers_packages(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = subprocess.CompletedProcess([], 1, "", "ImportError: [/x]\n")
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: broken)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: broken)
     assert doctor.report(console(), as_json=False) == 1
     said = capsys.readouterr().out
     assert "ImportError: [/x]" in said and "pip install 'dynotune[worker]'" in said
@@ -107,7 +107,7 @@ def test_doctor_says_who_is_on_a_gpu(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: Callable[..., HardwareFacts]
 ) -> None:
     said = f"GPU-ab-12, {os.getpid()}, python, 300 MiB\nGPU-cd-34, 1, other, 1 MiB\nnonsense\n"
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, said, ""))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, said, ""))
     monkeypatch.setattr(doctor, "_facts", lambda: ([facts(device="cuda", has_own_memory=True, uuid="ab-12")], None))
     doctor.report(console(), as_json=False)
     out = capsys.readouterr().out

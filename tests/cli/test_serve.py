@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.processes import until
 
 
-def serve(folder: Path, port: int, *worker: str) -> subprocess.Popen[str]:
+def serve(folder: Path, port: int, *worker: str) -> subprocess.Popen[bytes]:
     """`dynotune serve` with another command for its worker, and no pause before it starts another."""
     code = f"""
 import sys

@@ -49,7 +49,10 @@ def compose_schema() -> dict[str, Any]:
     """The schema in check-jsonschema's folder, read without importing the package."""
     found = importlib.util.find_spec("check_jsonschema")
     assert found is not None and found.origin is not None, "check-jsonschema is missing: pip install 'dynotune[dev]'"
-    return json.loads((Path(found.origin).parent / "builtin_schemas/vendor/compose-spec.json").read_text())
+    schema: dict[str, Any] = json.loads(
+        (Path(found.origin).parent / "builtin_schemas/vendor/compose-spec.json").read_text()
+    )
+    return schema
 
 
 def test_follows_the_compose_specification() -> None:
@@ -246,9 +249,14 @@ def test_the_workers_requirements_leave_torch_to_the_base(tmp_path: Path) -> Non
     assert set(service) < set(worker)
 
 
+def commands() -> Any:
+    """The commands of the program by name: typer types them as a single command's."""
+    return vars(typer.main.get_command(app))["commands"]
+
+
 def test_the_services_command_is_understood() -> None:
     program, name, *arguments = json.loads(last("service", "CMD"))
-    command = typer.main.get_command(app).commands[name]
+    command = commands()[name]
     context = command.make_context(name, arguments)
     assert program == "dynotune"
     assert context.params["host"] == "0.0.0.0" and context.params["port"] == 8000 and not context.params["worker"]
@@ -256,7 +264,7 @@ def test_the_services_command_is_understood() -> None:
 
 def test_the_workers_command_is_understood() -> None:
     program, name, *arguments = json.loads(last("worker", "CMD"))
-    assert program == "dynotune" and name in typer.main.get_command(app).commands
+    assert program == "dynotune" and name in commands()
     done = subprocess.run(
         [sys.executable, "-m", "worker", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import json
 import re
 import runpy
 import sys
@@ -14,14 +16,23 @@ import pytest
 
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
+from service.contract.measurement import DatasetFacts
+from service.contract.recommendation import Recommendation
 from service.contract.task import PlanInput
+from service.exports import EXPORTS
+from service.exports import discover as discover_exports
 from service.levers import LEVERS, unknown
 from service.levers import discover as discover_levers
+from service.recommend import recommend
+from service.tasks import TASKS
+from service.tasks import discover as discover_tasks
 from tests.child import tiny
 from tests.conftest import ROOT
-from tests.factory import history, measured, record
+from tests.factory import DATASET, configuration, history, measured, record
 from tests.levers import test_catalogue, test_conformance
-from worker.child.curve import plan_of
+from training.batches import epoch_steps
+from worker.child import soak, steps
+from worker.child.arrange import plan_of
 from worker.child.timing import Unit
 from worker.devices import discover as discover_devices
 from worker.devices import open_device
@@ -34,6 +45,8 @@ BLOCKS = re.findall(
 )
 PAGE: dict[str, tuple[str, str]] = {folder: (name, text) for folder, name, text in BLOCKS}
 MOST_LINES = 20
+# peft asks for checkpointing by the name that transformers had for it before 5.23.
+pytestmark = pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing:FutureWarning")
 Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]
 
@@ -95,6 +108,87 @@ def test_a_lever(add: Callable[[str], str], spec: Spec, facts: Facts, monkeypatc
     assert f"## {name}\n" in runpy.run_path(str(ROOT / "docs" / "make_levers.py"))["text"]()
     tried = _search(spec(search={"trials": 20, "minutes": 600}), facts())
     assert {made.levers[name] for made in tried} == set(lever.names), "its change is tried"
+
+
+def test_a_levers_function(
+    add: Callable[[str], str],
+    facts: Facts,
+    llama: Path,
+    functions: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = add("service/levers")
+    assert add("training/levers") == name
+    monkeypatch.setitem(LEVERS, name, discover_levers()[name])
+    job = tiny.job(llama, functions)
+    try:
+        tiny.bundle(job)
+        assert gc.isenabled(), "the baseline leaves it alone"
+        bundle = tiny.bundle(job, collector="off")
+        assert not gc.isenabled(), "the trial's model was built with it"
+        gc.enable()
+        chosen = {name: "off", "precision": "fp32"}
+        script = EXPORTS["train.py"].write(_recommended(job, chosen, bundle.data.facts, facts()))
+        assert "gc.disable()" in script and "gc." not in EXPORTS["train.py"].write(
+            _recommended(job, {"precision": "fp32"}, bundle.data.facts, facts())
+        )
+        _run(script, tmp_path)
+        assert not gc.isenabled(), "train.py has it as well"
+    finally:
+        gc.enable()
+
+
+def _recommended(job: JobSpec, levers: dict[str, str], dataset: DatasetFacts, facts: HardwareFacts) -> Recommendation:
+    """The recommendation after one good trial with the levers."""
+    trial = measured(configuration("lora", 8, 4, **levers), micro_batch_size=4, dataset=dataset)
+    found = recommend("job1", job, facts, (record(trial),), {})
+    assert found is not None
+    return found
+
+
+def _run(script: str, folder: Path) -> list[dict[str, float]]:
+    """Two steps of an exported script, as its log has them, and its evaluation."""
+    (folder / "train.py").write_text(script, encoding="utf-8")
+    log = ["--log", str(folder / "log.jsonl"), "--output", str(folder / "output")]
+    main = runpy.run_path(str(folder / "train.py"))["main"]
+    main(["--max-steps", "2", "--device", "cpu", *log])
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_a_task(
+    add: Callable[[str], str],
+    facts: Facts,
+    llama: Path,
+    reviews: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = add("service/tasks")
+    assert add("training/tasks") == name not in TASKS
+    monkeypatch.setitem(TASKS, name, discover_tasks()[name])
+    job = tiny.job(llama, reviews, task=name)
+    bundle = tiny.bundle(job)
+    ids, labels = bundle.data.train[0]
+    assert list(labels[1:]) == list(ids[1:]) and bundle.data.facts.columns == {"text": "text"}
+    step = epoch_steps(bundle.data.lengths, 0, bundle.recipe)[0]
+    losses = [float(steps.optimizer_step(bundle, *steps.prepare(bundle, step)[:2])[0]) for _ in range(3)]
+    assert losses == sorted(losses, reverse=True) and len(set(losses)) == 3, "it learns"
+    evaluated = soak.evaluate(bundle, 4)
+    assert evaluated.loss > 0 and evaluated.accuracy is not None and 0 <= evaluated.accuracy <= 1
+    script = EXPORTS["train.py"].write(_recommended(job, {"precision": "fp32"}, bundle.data.facts, facts()))
+    line, *_, evaluation = _run(script, tmp_path)
+    assert line["loss"] == pytest.approx(losses[0], rel=1e-5), "train.py trains what the trial does"
+    assert "evaluation_loss" in evaluation and "from training" not in script
+
+
+def test_an_export(add: Callable[[str], str], spec: Spec, facts: Facts) -> None:
+    before = discover_exports()
+    name = add("service/exports")
+    (file,) = discover_exports().keys() - before.keys()
+    assert file.replace(".", "_") == name
+    written = discover_exports()[file].write(_recommended(spec(), {"batching": "sorted"}, DATASET, facts()))
+    assert "- batching: sorted\n" in written and len(written.splitlines()) == len(LEVERS)
 
 
 def _search(job: JobSpec, facts: HardwareFacts) -> list[Any]:

@@ -20,8 +20,9 @@ import yaml
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
+from service.contract.states import Origin
 from service.contract.task import TrialRecord, TrialRequest
-from service.exports.train_py import train_py
+from service.exports import EXPORTS
 from service.recommend import recommend
 from tests.conftest import ROOT
 
@@ -90,13 +91,13 @@ def test_faster_and_as_good(tmp_path: Path, facts: Callable[..., HardwareFacts])
 
     baseline = best.evidence.baseline
     assert baseline is not None
-    request = TrialRequest(configuration=baseline.configuration, origin="baseline", number=1)
+    request = TrialRequest(configuration=baseline.configuration, origin=Origin.baseline, number=1)
     history = (TrialRecord(request=request, measurement=baseline),)
     slow = recommend("baseline", JobSpec.model_validate(best.spec), facts(), history, {})
     assert slow is not None and slow.configuration.levers["batching"] == "padded"
 
     ours = accuracy((tmp_path / "out" / "train.py").read_text(), tmp_path / "ours", tmp_path)
-    theirs = accuracy(train_py(slow), tmp_path / "theirs", tmp_path)
+    theirs = accuracy(EXPORTS["train.py"].write(slow), tmp_path / "theirs", tmp_path)
     print(f"accuracy {ours:.3f} recommended, {theirs:.3f} baseline; speed-up {best.evidence.speedup:.2f}")
     assert min(ours, theirs) > 3 * CHANCE
     assert ours >= theirs - 0.02

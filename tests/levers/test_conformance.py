@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,21 +17,22 @@ import torch
 
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts, Package
-from service.contract.job import JobSpec
+from service.contract.job import JobSpec, Method
 from service.contract.recommendation import RecommendedConfiguration
+from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.exports.arguments import arguments
-from service.exports.templates.levers.compile import layers_of as layers
 from service.levers import LEVERS, METHOD_NEEDS, excluded, exclusions
 from service.levers.adapter import ATTENTION
 from service.levers.optimizer import WHOLE_STEP
 from tests.child import tiny
-from worker.child import loop, probe
+from training.errors import TrainingError
+from training.levers.compile import layers_of as layers
+from training.step import autocast
+from worker.child import probe, steps
+from worker.child.arrange import plan_of
 from worker.child.build import Bundle
-from worker.child.curve import plan_of
 from worker.child.measure import LEARNS_OTHERWISE, check_reference
-from worker.child.problem import Unstable
-from worker.levers import function
 from worker.runner.main import discover
 
 METHODS = tuple(METHOD_NEEDS)
@@ -71,7 +73,7 @@ APPLIED = [
 # How far step 0 may be from the reference's (loss, gradient norm). The suite says so, not the lever.
 EXACT, ROUNDED = (1e-5, 1e-5), (1e-3, 1e-2)
 STEPS = 5
-REFERENCES: dict[tuple[str, str], loop.StepResult] = {}
+REFERENCES: dict[tuple[str, str], steps.StepResult] = {}
 
 
 @pytest.fixture
@@ -92,10 +94,10 @@ def build(models: dict[str, JobSpec]) -> Callable[..., Bundle]:
 
 
 @pytest.fixture
-def reference(build: Callable[..., Bundle]) -> Callable[[str, str], loop.StepResult]:
+def reference(build: Callable[..., Bundle]) -> Callable[[str, str], steps.StepResult]:
     """Step 0 of a method in fp32, padded, with every other lever at its baseline."""
 
-    def of(model: str, method: str) -> loop.StepResult:
+    def of(model: str, method: str) -> steps.StepResult:
         if (model, method) not in REFERENCES:
             bundle = build(method, model)
             REFERENCES[model, method] = check_reference(bundle, SAMPLES, request(bundle, None), 4, [])
@@ -104,11 +106,11 @@ def reference(build: Callable[..., Bundle]) -> Callable[[str, str], loop.StepRes
     return of
 
 
-def request(bundle: Bundle, against: loop.StepResult | None) -> TrialRequest:
+def request(bundle: Bundle, against: steps.StepResult | None) -> TrialRequest:
     """A trial of the bundle's configuration, to be compared with a reference."""
     return TrialRequest(
         configuration=bundle.configuration,
-        origin="recipe" if against else "baseline",
+        origin=Origin.recipe if against else Origin.baseline,
         number=1,
         reference_loss=against.loss if against else None,
         reference_grad_norm=against.grad_norm if against else None,
@@ -124,9 +126,9 @@ def test_every_choice_is_applied_by_something() -> None:
         for choice in lever.choices:
             if choice.function:
                 assert lever.stage != "data", "a function that nobody calls"
-                assert callable(function(name, choice))
+                assert callable(getattr(import_module(f"training.levers.{name}"), choice.function))
             else:
-                assert lever.stage in ("data", "load", "base", "model", "compiled")
+                assert lever.stage in ("data", "load", "base", "model", "compiled", "loading", "evaluation")
 
 
 @pytest.mark.parametrize("name", LEVERS)
@@ -176,7 +178,7 @@ def test_a_cpu_runs_all_that_needs_neither_a_gpu_nor_an_optional_package() -> No
 @pytest.mark.parametrize(("model", "method", "name", "choice"), APPLIED)
 def test_a_choice_starts_from_the_reference_and_learns(
     build: Callable[..., Bundle],
-    reference: Callable[[str, str], loop.StepResult],
+    reference: Callable[[str, str], steps.StepResult],
     model: str,
     method: str,
     name: str,
@@ -184,7 +186,7 @@ def test_a_choice_starts_from_the_reference_and_learns(
 ) -> None:
     bundle = build(method, model, **{name: choice})
     assert Configuration.model_validate_json(bundle.configuration.model_dump_json()) == bundle.configuration
-    if bundle.compiled():
+    if bundle.compiled:
         bundle.compile()
     expected = reference(model, method)
     chosen = LEVERS[name].choice(choice)
@@ -192,18 +194,18 @@ def test_a_choice_starts_from_the_reference_and_learns(
     loss, norm = ROUNDED if chosen.changes_numerics or name in ("precision", "quantization") else EXACT
     if chosen.changes_learning:
         loss, norm = LEARNS_OTHERWISE
-    found = check_reference(bundle, SAMPLES, request(bundle, expected), 4, [])  # Unstable when it is away
+    found = check_reference(bundle, SAMPLES, request(bundle, expected), 4, [])  # TrainingError when it is away
     assert found.loss == pytest.approx(expected.loss, rel=loss)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=norm)
     frozen = {key: value.clone() for key, value in bundle.model.named_parameters() if not value.requires_grad}
     assert bool(frozen) is (method != "full")
-    sums, losses = [loop.trained_sum(bundle.model)], []
+    sums, losses = [steps.trained_sum(bundle.model)], []
     for number in range(STEPS):
         (step,) = plan_of(bundle, SAMPLES, micro=8 if choice in WHOLE_STEP else 4, effective=8)
-        result = loop.StepResult(*map(float, loop.optimizer_step(bundle, *loop.prepare(bundle, step))))
-        loop.check(bundle, result, number)
+        result = steps.StepResult(*map(float, steps.optimizer_step(bundle, *steps.prepare(bundle, step)[:2])))
+        steps.check(bundle, result, number)
         losses.append(result.loss)
-        sums.append(loop.trained_sum(bundle.model))
+        sums.append(steps.trained_sum(bundle.model))
     assert len(set(sums)) == 1 + STEPS, "the weights change at every step"
     assert losses[-1] < losses[0], "the same samples again and again: their loss falls"
     assert all(torch.equal(value, frozen[key]) for key, value in bundle.model.named_parameters() if key in frozen)
@@ -218,7 +220,7 @@ def test_a_model_that_computes_something_else_is_refused(build: Callable[..., Bu
     with torch.no_grad():
         for parameter in layers(bundle.model)[0].parameters():
             parameter.mul_(1.5)
-    with pytest.raises(Unstable, match="step 0's"):
+    with pytest.raises(TrainingError, match="step 0's"):
         check_reference(bundle, SAMPLES, request(bundle, against), 4, [])
 
 
@@ -264,7 +266,7 @@ def test_precision_sets_the_weights_and_autocast(build: Callable[..., Bundle]) -
     assert dtypes(build("lora")) == ({torch.float32}, {torch.float32})
     for precision, expected in (("fp32", torch.float32), ("bf16-mixed", torch.bfloat16)):
         bundle = build("lora", precision=precision)
-        with bundle.autocast():
+        with autocast(bundle.device.torch, bundle.recipe):
             ones = torch.ones(2, 2, device=tiny.DEVICE)
             assert (ones @ ones).dtype is expected
 
@@ -283,7 +285,7 @@ def test_a_quantised_base_computes_what_its_dequantised_weights_do(build: Callab
             weights[name].data.copy_(one.CB.float() * one.SCB.float()[:, None] / 127)
         else:
             weights[name].data.copy_(one.data)
-    found, expected = (loop.reference_step(one, plan_of(one, SAMPLES, 4, 8)[0]) for one in (quantised, plain))
+    found, expected = (steps.reference_step(one, plan_of(one, SAMPLES, 4, 8)[0]) for one in (quantised, plain))
     most = (5e-3, 3e-2) if choice == "int8" else (1e-5, 1e-4)
     assert found.loss == pytest.approx(expected.loss, rel=most[0])
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=most[1])
@@ -310,7 +312,13 @@ def test_qlora_weights_are_nf4_doubly_quantised(build: Callable[..., Bundle]) ->
     [(method, *one) for method in METHODS for one in EVERY if LEVERS[one[0]].applies(method, "causal-lm")],
 )
 def test_the_libraries_take_what_the_exporters_write(
-    tmp_path: Path, llama: Path, functions: Path, monkeypatch: pytest.MonkeyPatch, method: str, name: str, choice: str
+    tmp_path: Path,
+    llama: Path,
+    functions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: Method,
+    name: str,
+    choice: str,
 ) -> None:
     import transformers
     from peft import LoraConfig
@@ -329,9 +337,8 @@ def test_the_libraries_take_what_the_exporters_write(
         learning_rate=2e-4,
         rows_are_packed=levers["batching"] == "packed",
     )
-    device = "cpu" if (name, choice) in RUNNABLE else "cuda"
-    spec = tiny.job(llama, functions, hardware={"device": device})
-    written = arguments(spec, configuration)
+    spec, here = tiny.job(llama, functions), (name, choice) in RUNNABLE
+    written = arguments(spec, configuration, on_host=here)
     made = transformers.TrainingArguments(**written["TrainingArguments"], output_dir=str(tmp_path))
     for key, value in written["TrainingArguments"].items():
         seen = getattr(made, key)
@@ -356,6 +363,7 @@ def test_the_libraries_take_what_the_exporters_write(
         base = arguments(
             spec,
             configuration.model_copy(update={"levers": levers | {name: LEVERS[name].baseline}}),
+            on_host=here,
         )
         kinds = ("TrainingArguments", "LoraConfig", "BitsAndBytesConfig", "from_pretrained")
         same = all(written[kind] == base[kind] for kind in kinds)
@@ -365,7 +373,7 @@ def test_the_libraries_take_what_the_exporters_write(
 @pytest.mark.parametrize(("name", "choice"), [one for one in RUNNABLE if one[0] in ("precision", "attention")])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_exported_arguments_load_what_was_measured(
-    build: Callable[..., Bundle], llama: Path, functions: Path, method: str, name: str, choice: str
+    build: Callable[..., Bundle], llama: Path, functions: Path, method: Method, name: str, choice: str
 ) -> None:
     from transformers import AutoModelForCausalLM
 

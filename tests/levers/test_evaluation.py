@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from service.exports.templates.common import sample_of
-from service.exports.templates.levers import evaluation
 from tests.child import tiny
-from worker.child import loop, soak
+from training.levers import evaluation
+from training.samples import sample_of
+from worker.child import soak, steps
 from worker.child.build import Bundle
 
 
@@ -33,9 +33,9 @@ def test_an_evaluation_leaves_the_training_as_it_was(made: Callable[..., Bundle]
     assert set(found.scores) == ({"bleu", "rouge_l"} if choice == "generation" else set())
     assert (found.generating is not None) is (choice == "generation")
     assert all(torch.equal(one, before[name]) for name, one in bundle.model.named_parameters())
-    batches, items = loop.prepare(bundle, [[[0], [1]]])
-    first = [float(value) for value in loop.optimizer_step(bundle, batches, items)]
-    assert first == [float(value) for value in loop.optimizer_step(alone, batches, items)]
+    batches, items, _ = steps.prepare(bundle, [[[0], [1]]])
+    first = [float(value) for value in steps.optimizer_step(bundle, batches, items)]
+    assert first == [float(value) for value in steps.optimizer_step(alone, batches, items)]
 
 
 def test_prompts_side_by_side_generate_as_alone(made: Callable[..., Bundle]) -> None:
@@ -70,7 +70,9 @@ def test_the_scores_are_those_of_the_completions(made: Callable[..., Bundle], mo
             assert score is not None
             return score(samples, 4, 40, bundle.tokenizer)
 
-    assert scores(lambda right: right) == pytest.approx({"bleu": 100.0, "rouge_l": 100.0})
+    right = scores(lambda right: right)
+    assert right["bleu"] == pytest.approx(100.0) and right["rouge_l"] == pytest.approx(100.0)
+    assert right["generation_seconds"] > 0
     assert [len(prompts) for prompts, _ in asked] == [4, 2]
     assert all(max(map(len, prompts)) + longest <= 40 for prompts, longest in asked), "within max_length"
     assert scores(lambda right: [])["rouge_l"] == 0.0

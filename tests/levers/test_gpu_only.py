@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from service.exports.templates.levers import (
+from service.levers import LEVERS
+from tests.child import tiny
+from training.levers import (
     allocator,
     attention,
     checkpointing,
@@ -20,9 +22,7 @@ from service.exports.templates.levers import (
     optimizer,
     quantization,
 )
-from service.exports.templates.levers import compile as compiling
-from service.levers import LEVERS
-from tests.child import tiny
+from training.levers import compile as compiling
 
 
 class Recorder:

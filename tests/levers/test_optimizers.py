@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from service.exports.templates.common import gradient_norm
-from service.exports.templates.levers import optimizer
 from tests.child import tiny
-from worker.child import loop
-from worker.child.curve import candidates
-from worker.child.problem import TrialProblem
+from training.errors import TrainingError
+from training.levers import optimizer
+from training.optimization import gradient_norm
+from worker.child import steps
+from worker.child.arrange import candidates
 
 SAMPLES = list(range(8))
 
@@ -27,12 +28,13 @@ def trained(make: Any, kind: torch.dtype = torch.float32, clip: float = 0.0) -> 
         {"params": [model[0].bias, model[1].bias], "weight_decay": 0.0},
     ]
     made, norms = make(groups, 1e-2), []
+    recipe: Any = SimpleNamespace(max_grad_norm=clip, steps_in_backward=hasattr(made, "held"))
     for step in range(5):
         for group in made.param_groups:
             group["lr"] = 1e-2 / (step + 1)
         out = model[0](torch.randn(4, 6, dtype=kind))
         (model[1](out) if step else out).square().sum().backward()
-        norms.append(float(gradient_norm(model, made, clip)))
+        norms.append(float(gradient_norm(model, made, recipe)))
         made.step()
         made.zero_grad()
     return [one.detach().clone() for one in model.parameters()], norms
@@ -71,14 +73,14 @@ def test_held_it_measures_gradients_and_drops_them() -> None:
 def test_states_are_where_the_loop_looks_for_them(llama: Path, functions: Path) -> None:
     """Forgetting zeroes the state in place; a new optimizer takes the old one's hooks off."""
     bundle = tiny.bundle(tiny.job(llama, functions), "full", optimizer="adamw-in-backward")
-    batches, items = loop.prepare(bundle, [[[one] for one in SAMPLES]])
-    loop.optimizer_step(bundle, batches, items)
+    batches, items, _ = steps.prepare(bundle, [[[one] for one in SAMPLES]])
+    steps.optimizer_step(bundle, batches, items)
     moments = [state["exp_avg"] for state in bundle.optimizer.state.values()]
     assert moments and all(bool(one.any()) for one in moments)
-    loop.forget(bundle)
+    steps.forget(bundle)
     assert not any(bool(one.any()) for one in moments)
     bundle.new_optimizer()
-    loop.optimizer_step(bundle, batches, items)
+    steps.optimizer_step(bundle, batches, items)
     assert not any(bool(one.any()) for one in moments), "the old optimizer does nothing any more"
 
 
@@ -86,7 +88,7 @@ def test_a_step_in_the_backward_pass_is_one_micro_batch(llama: Path, functions: 
     bundle = tiny.bundle(tiny.job(llama, functions), "full", optimizer="adamw-in-backward")
     effective = bundle.configuration.effective_batch_size
     assert candidates(bundle, effective + 3) == [effective]
-    with pytest.raises(TrialProblem, match=f"{effective} samples, of which {effective - 1} fit"):
+    with pytest.raises(TrainingError, match=f"{effective} samples, of which {effective - 1} fit"):
         candidates(bundle, effective - 1)
-    with pytest.raises(TrialProblem, match="one micro batch"):
-        loop.optimizer_step(bundle, *loop.prepare(bundle, [[[0]], [[1]]]))
+    with pytest.raises(TrainingError, match="one micro batch"):
+        steps.optimizer_step(bundle, *steps.prepare(bundle, [[[0]], [[1]]])[:2])

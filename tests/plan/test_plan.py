@@ -11,6 +11,7 @@ import pytest
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome, Probe
+from service.contract.states import Origin
 from service.contract.task import PlanInput, TrialRecord
 from service.levers import LEVERS, excluded
 from tests.factory import configuration, failed, history, measured, record
@@ -236,7 +237,7 @@ def test_after_verification_the_job_ends(spec: Spec, facts: Facts) -> None:
 def test_when_nothing_fits_the_answer_says_what_would_help(spec: Spec, facts: Facts) -> None:
     small = failed(configuration(batching="sorted"))
     small = small.model_copy(update={"probes": (Probe(micro_batch_size=1, peak_bytes=2 << 30),)})
-    records = (record(failed(configuration(micro=8)), "baseline"), record(small))
+    records = (record(failed(configuration(micro=8)), Origin.baseline), record(small))
     decision = plan(known(spec(search={"trials": 2}), facts(), records))
     assert decision.finish and decision.error
     assert "2.00 GiB" in decision.error and "qlora" in decision.error
@@ -244,13 +245,13 @@ def test_when_nothing_fits_the_answer_says_what_would_help(spec: Spec, facts: Fa
 
 def test_other_failures_are_told_by_reason(spec: Spec, facts: Facts) -> None:
     broken = failed(configuration(micro=8), Outcome.crashed, "it broke")
-    records = (record(broken, "baseline"), record(failed(configuration(batching="sorted"))))
+    records = (record(broken, Origin.baseline), record(failed(configuration(batching="sorted"))))
     decision = plan(known(spec(search={"trials": 2}), facts(), records))
     assert decision.error and "it broke" in decision.error
 
 
 def test_a_failed_baseline_does_not_stop_the_search(spec: Spec, facts: Facts) -> None:
-    records = (record(failed(configuration(micro=8)), "baseline"),)
+    records = (record(failed(configuration(micro=8)), Origin.baseline),)
     (request,) = plan(known(spec(), facts(), records)).trials
     assert request.origin == "recipe" and request.reference_loss is None
 

@@ -12,6 +12,7 @@ import pytest
 from service.contract.child import Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome
+from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from tests import tiny
 from tests.factory import configuration
@@ -34,8 +35,10 @@ def test_a_cap_below_one_sample_is_infeasible_and_says_what_it_needs(
     row = {"prompt": "def", "completion": "return value " * LENGTH}
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(8)))
     body["dataset"]["max_length"] = LENGTH
-    request = TrialRequest(configuration=configuration(effective=8), origin="baseline", number=1, seconds_limit=120)
-    sandbox = Sandbox("cpu")
+    request = TrialRequest(
+        configuration=configuration(effective=8), origin=Origin.baseline, number=1, seconds_limit=120
+    )
+    sandbox = Sandbox(False)
     bench = Bench(
         sandbox, discover()[0], tmp_path, Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path / "hub")
     )

@@ -13,6 +13,7 @@ from service.broker import BrokerUnavailable
 from service.contract.child import Workplace
 from service.contract.estimate import Estimate, EstimateRequest
 from service.contract.job import JobSpec
+from service.contract.states import Origin
 from service.contract.task import Claim, EstimateClaim, PlanClaim, PlanInput, TaskKind, TrialClaim, TrialRequest
 from tests.factory import configuration
 from worker.runner import lease
@@ -28,7 +29,7 @@ TRIAL = TrialClaim(
     attempt=1,
     job_id="j",
     spec=SPEC,
-    request=TrialRequest(configuration=configuration(), origin="recipe", number=1),
+    request=TrialRequest(configuration=configuration(), origin=Origin.recipe, number=1),
 )
 ESTIMATE = EstimateClaim(task_id="e", attempt=1, request=EstimateRequest(spec=SPEC, memory_gib=1))
 

@@ -21,7 +21,7 @@ def test_the_fork_server_s_chatter_goes_to_the_log(tmp_path: Path) -> None:
         from worker.runner.sandbox import Sandbox
 
         if __name__ == "__main__":
-            sandbox = Sandbox("cpu", "tests.stubs:quick", preload=("tests.chatter",), log=Path({str(log)!r}))
+            sandbox = Sandbox(False, "tests.stubs:quick", preload=("tests.chatter",), log=Path({str(log)!r}))
             for _ in range(2):
                 print(sandbox.run(asked(), 60, lambda _: None, lambda: False).kind, flush=True)
             sandbox.close()

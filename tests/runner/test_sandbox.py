@@ -19,13 +19,14 @@ import pytest
 from service.contract.child import MESSAGE, EndingKind, Progress, Result, RunTrial, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome
+from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from tests.conftest import ROOT
 from tests.factory import configuration, measured
 from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Sandbox
 
-TRIAL = TrialRequest(configuration=configuration(), origin="recipe", number=1, seconds_limit=120)
+TRIAL = TrialRequest(configuration=configuration(), origin=Origin.recipe, number=1, seconds_limit=120)
 SPEC = JobSpec.model_validate({"model": {"source": "org/model"}, "dataset": {"source": "org/data"}})
 
 
@@ -49,7 +50,7 @@ def run() -> Iterator[Any]:
     made: list[Sandbox] = []
 
     def go(entry: str, seconds: float = 120, ended: Any = lambda: False, on_message: Any = lambda _: None) -> Any:
-        sandbox = Sandbox("cpu", f"tests.stubs:{entry}")
+        sandbox = Sandbox(False, f"tests.stubs:{entry}")
         made.append(sandbox)
         return sandbox.run(asked(), seconds, on_message, ended)
 
@@ -61,7 +62,7 @@ def run() -> Iterator[Any]:
 def test_a_result(run: Any) -> None:
     ending = run("quick")
     assert ending.kind is EndingKind.result and isinstance(ending.last, Result)
-    assert ending.last.measurement.outcome is Outcome.ok
+    assert ending.last.measurement and ending.last.measurement.outcome is Outcome.ok
     assert ending.seen == [Progress(text="stub")]
 
 
@@ -85,8 +86,8 @@ def test_nothing_that_a_child_says_is_unpickled(run: Any, tmp_path: Path) -> Non
 def test_figures_survive_the_way(run: Any) -> None:
     """Losses that are not finite are what a verdict looks at, and JSON has no numbers for them."""
     made = measured(configuration(), losses=(float("nan"), float("inf"), 1e-30), grad_norms=(None, float("-inf"), 2.5))
-    again = MESSAGE.validate_json(Result(measurement=made).model_dump_json()).measurement
-    assert repr(again) == repr(made)
+    again = MESSAGE.validate_json(Result(measurement=made).model_dump_json())
+    assert isinstance(again, Result) and repr(again.measurement) == repr(made)
 
 
 def test_a_hang_is_ended_with_all_its_children(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +132,13 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         "escaping",
         "illegal",
         "panic",
-        "starved",
         "aborting",
+        "cramped",
         "babbling",
     ):
-        sandbox = Sandbox("cpu", f"tests.stubs:{entry}")
+        sandbox = Sandbox(False, f"tests.stubs:{entry}")
         bench = Bench(sandbox, facts(), tmp_path, workplace(tmp_path))
-        trial = TRIAL.model_copy(update={"seconds_limit": 2.0 if entry == "hang" else 120.0})
+        trial = TRIAL.model_copy(update={"seconds_limit": 2.0 if entry == "hang" else 60.0})
         measurement, _ = measure(
             bench,
             spec(hardware={"memory_gib": 0.5 if entry == "escaping" else 1}),
@@ -160,8 +161,8 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         "escaping": Outcome.infeasible,
         "illegal": Outcome.crashed,
         "panic": Outcome.crashed,
-        "starved": Outcome.infeasible,
         "aborting": Outcome.infeasible,
+        "cramped": Outcome.infeasible,
         "babbling": Outcome.crashed,
     }
     assert reasons["aborting"].endswith("memory allocation of 69648 bytes failed")
@@ -181,7 +182,7 @@ def test_a_killed_worker_leaves_no_process(tmp_path: Path) -> None:
 
         if __name__ == "__main__":
             say = lambda message: print(message.text, flush=True)
-            Sandbox("cpu", "tests.stubs:hang").run(asked(), 600, say, lambda: False)
+            Sandbox(False, "tests.stubs:hang").run(asked(), 600, say, lambda: False)
         """)
     )
     owner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import BaseModel
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from service import jobs
 from service.client import Client
 from service.contract.hardware import HardwareFacts
-from service.contract.task import PlanDecision, TaskKind, TrialRequest
+from service.contract.states import JobPhase, Origin
+from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
 from service.contract.views import EventList, TrialList, WorkerList
 from service.levers import LEVERS
 from service.queue import Queue
@@ -32,16 +34,16 @@ def submit(api: TestClient, body: dict[str, Any]) -> str:
     return str(answer.json()["id"])
 
 
-def run_trial(queue: Queue, seconds: float, number: int, **levers: str) -> str:
+def run_trial(queue: Queue, seconds: float, number: int, **levers: Any) -> str:
     """Plan one trial, claim it and finish it, as a worker would; its id."""
     made = configuration(**levers)
     plan = queue.claim("w", (TaskKind.plan,))
-    assert plan is not None
+    assert isinstance(plan, PlanClaim)
     queue.plan_input(plan)
-    request = TrialRequest(configuration=made, origin="recipe", number=number)
-    queue.finish_plan(plan, PlanDecision(trials=(request,), phase="searching", planned_trials=9))
+    request = TrialRequest(configuration=made, origin=Origin.recipe, number=number)
+    queue.finish_plan(plan, PlanDecision(trials=(request,), phase=JobPhase.searching, planned_trials=9))
     trial = queue.claim("w", (TaskKind.trial,))
-    assert trial is not None
+    assert isinstance(trial, TrialClaim)
     queue.renew(trial, "timing")
     queue.finish_trial(trial, measured(made, seconds), "its output")
     return trial.task_id
@@ -143,7 +145,7 @@ def test_levers_tell_what_each_worker_offers(api: TestClient, queue: Queue, fact
     assert states["attention", "sdpa"] == {"available": True, "why_not": None}
     assert "NVIDIA GPU" in states["precision", "tf32"]["why_not"]
     assert "pip install bitsandbytes" in states["optimizer", "adamw-8bit"]["why_not"]
-    assert found["exclusions"] and found["tasks"] == ["causal-lm", "sequence-classification", "masked-lm"]
+    assert found["exclusions"] and found["tasks"] == ["causal-lm", "masked-lm", "sequence-classification"]
     (worker,) = api.get("/v1/workers").json()["items"]
     assert worker["alive"] and worker["facts"]["name"] == "Test CPU"
 
@@ -192,23 +194,25 @@ def test_every_answer_has_a_model(api: TestClient) -> None:
 def test_the_client_reads_every_answer(api: TestClient, job: Make, queue: Queue, facts: Facts) -> None:
     """A client of the same version finds the same values in its models as are in the JSON."""
     with Client() as client:
-        client._http = api
+        client._http = api  # type: ignore[assignment]
         job_id = client.submit(job(labels={"team": "a"}))
         queue.register("w", 1, facts())
         trial_id = run_trial(queue, 8.0, 1)
-        for path, read in (
+        running: tuple[tuple[str, Callable[[], BaseModel]], ...] = (
             (f"/v1/jobs/{job_id}/trials", lambda: TrialList(items=client.trials(job_id))),
             (f"/v1/jobs/{job_id}/events", lambda: EventList(items=client.events(job_id))),
             (f"/v1/trials/{trial_id}", lambda: client.trial(trial_id)),
             ("/v1/workers", lambda: WorkerList(items=client.workers())),
             ("/v1/levers", client.levers),
-        ):
+        )
+        for path, read in running:
             assert read().model_dump(mode="json") == api.get(path).json(), path
         client.stop(job_id)
-        for path, read in (
+        ended: tuple[tuple[str, Callable[[], BaseModel]], ...] = (
             (f"/v1/jobs/{job_id}", lambda: client.job(job_id)),
             (f"/v1/jobs/{job_id}/memory-curve", lambda: client.memory_curve(job_id)),
             (f"/v1/jobs/{job_id}/recommendation", lambda: client.recommendation(job_id)),
-        ):
+        )
+        for path, read in ended:
             assert read().model_dump(mode="json") == api.get(path).json(), path
         assert [one.id for one in client.jobs(label="team=a")] == [job_id]

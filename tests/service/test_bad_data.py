@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.validate import Roots
+from service.contract.paths import Roots
 
 Make = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

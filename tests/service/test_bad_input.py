@@ -52,7 +52,7 @@ MODEL = {"source": "model", "weights": "random"}
         ({"search": {"verify": "deep"}}, "/search/verify", "'quick' or 'full'"),
         ({"training": {"effective_batch_size": 0}}, "/training/effective_batch_size", "greater than or equal to 1"),
         ({"training": {"learning_rate": "high"}}, "/training/learning_rate", "not 'high'"),
-        ({"task": "image-classification"}, "/task", "'causal-lm', 'sequence-classification' or 'masked-lm'"),
+        ({"task": "image-classification"}, "/task", "there are: causal-lm, masked-lm, sequence-classification"),
         ({"method": ["lora", "magic"]}, "/method/1", "'lora', 'qlora' or 'full'"),
         ({"colour": "red"}, "/colour", "not a known field"),
         ({"dataset": "d.jsonl"}, "/dataset", "dataset: must be a mapping, not 'd.jsonl'"),
@@ -84,7 +84,7 @@ MODEL = {"source": "model", "weights": "random"}
         (
             {"task": "masked-lm", "dataset": {"source": "x", "columns": {"label": "y"}}},
             "",
-            "reads the column text only",
+            "masked-lm has no label column, it reads text",
         ),
         ({"baseline": {"per_device_train_batch_size": 0}}, "/baseline/per_device_train_batch_size", "from 1 to"),
     ],

@@ -14,7 +14,8 @@ from service.conclude import MAX_DEATHS
 from service.contract.estimate import Estimate, MethodEstimate
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import MemoryLine
-from service.contract.task import EstimateClaim, PlanDecision, TaskKind, TrialRequest
+from service.contract.states import JobPhase, Origin
+from service.contract.task import EstimateClaim, PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
 from service.errors import LeaseLost, NotFound
 from service.models import Task
 from service.queue import Queue
@@ -22,7 +23,7 @@ from tests.factory import configuration, measured, store_best
 
 Make = Callable[..., dict[str, Any]]
 LINE = MemoryLine(rest_bytes=1e9, slope_bytes=1e8)
-SIZES: dict[str, float] = dict.fromkeys(
+SIZES: dict[str, Any] = dict.fromkeys(
     ("weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "temporary_gib", "overhead_gib"), 0.5
 )
 ANSWER = Estimate(
@@ -132,12 +133,12 @@ def test_lines_of_the_same_model_on_the_same_hardware_go_with_it(
 ) -> None:
     api.post("/v1/jobs", json=job())
     plan = queue.claim("w", (TaskKind.plan,))
-    assert plan is not None
+    assert isinstance(plan, PlanClaim)
     queue.plan_input(plan)
-    request = TrialRequest(configuration=configuration(), origin="baseline", number=1)
-    queue.finish_plan(plan, PlanDecision(trials=(request,), phase="searching"))
+    request = TrialRequest(configuration=configuration(), origin=Origin.baseline, number=1)
+    queue.finish_plan(plan, PlanDecision(trials=(request,), phase=JobPhase.searching))
     trial = queue.claim("w", (TaskKind.trial,))
-    assert trial is not None
+    assert isinstance(trial, TrialClaim)
     queue.finish_trial(trial, measured(configuration(), memory_line=LINE), "")
     ask(api, job)
     claim = queue.claim("w", (TaskKind.estimate,))
@@ -169,12 +170,12 @@ def test_the_memory_curve_of_the_best(api: TestClient, job: Make, queue: Queue, 
     job_id = api.post("/v1/jobs", json=job()).json()["id"]
     assert api.get(f"/v1/jobs/{job_id}/memory-curve").status_code == 409
     plan = queue.claim("w", (TaskKind.plan,))
-    assert plan is not None
+    assert isinstance(plan, PlanClaim)
     queue.plan_input(plan)
-    request = TrialRequest(configuration=configuration(), origin="baseline", number=1)
-    queue.finish_plan(plan, PlanDecision(trials=(request,), phase="searching"))
+    request = TrialRequest(configuration=configuration(), origin=Origin.baseline, number=1)
+    queue.finish_plan(plan, PlanDecision(trials=(request,), phase=JobPhase.searching))
     trial = queue.claim("w", (TaskKind.trial,))
-    assert trial is not None
+    assert isinstance(trial, TrialClaim)
     good = measured(configuration())
     assert good.timing is not None
     probes = [
@@ -190,3 +191,15 @@ def test_the_memory_curve_of_the_best(api: TestClient, job: Make, queue: Queue, 
     points = {(one["phase"], one["micro_batch_size"]): one for one in curve["points"]}
     assert points[("training", 8)]["tokens_per_second"] == pytest.approx(1280) and points[("training", 8)]["fits"]
     assert points[("training", 9)]["fits"] is False and ("evaluation", 64) in points
+
+
+def test_an_estimate_that_nobody_waits_for_is_cancelled(api: TestClient, queue: Queue, job: Make) -> None:
+    waiting, running = ask(api, job), ask(api, job)
+    claim = claimed(queue)
+    assert claim is not None
+    assert {api.post(f"/v1/estimates/{one}/cancel").status_code for one in (waiting, running)} == {202}
+    assert claimed(queue, "v") is None, "nobody begins it any more"
+    with pytest.raises(LeaseLost):
+        queue.renew(claim)
+    assert api.get(f"/v1/estimates/{waiting}").json()["state"] == "cancelled"
+    assert api.post("/v1/estimates/nonsense/cancel").status_code == 404

@@ -15,9 +15,8 @@ from service import conclude, events, history, jobs
 from service.conclude import MAX_DEATHS
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.states import JobStatus, TaskState
+from service.contract.states import JobStatus, Origin, TaskState
 from service.contract.task import (
-    Claim,
     PlanClaim,
     PlanDecision,
     TaskKind,
@@ -38,14 +37,14 @@ Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]
 
 
-def request(number: int = 1, **levers: str) -> TrialRequest:
-    return TrialRequest(configuration=configuration(**levers), origin="recipe", number=number)
+def request(number: int = 1, **levers: Any) -> TrialRequest:
+    return TrialRequest(configuration=configuration(**levers), origin=Origin.recipe, number=number)
 
 
-def plan_trials(queue: Queue, worker: str, *requests: TrialRequest) -> Claim:
+def plan_trials(queue: Queue, worker: str, *requests: TrialRequest) -> PlanClaim:
     """Claim the open plan and have it queue these trials."""
     claim = queue.claim(worker, PLAN)
-    assert claim is not None and claim.kind is TaskKind.plan
+    assert isinstance(claim, PlanClaim)
     queue.plan_input(claim)
     queue.finish_plan(claim, PlanDecision(trials=requests))
     return claim
@@ -78,12 +77,12 @@ def test_a_job_starts_with_a_plan_and_binds_the_hardware(
     queue.register("other", 2, facts(name="Other CPU"))
     assert queue.claim("other", TRIAL) is None  # timings of different hardware never mix within a job
     claim = queue.claim("w", TRIAL)
-    assert claim is not None and claim.kind is TaskKind.trial and claim.attempt == 1
+    assert isinstance(claim, TrialClaim) and claim.attempt == 1
 
 
 def test_a_result_is_written_once(queue: Queue, engine: Engine, started: str) -> None:
     claim = queue.claim("w", TRIAL)
-    assert claim is not None
+    assert isinstance(claim, TrialClaim)
     queue.finish_trial(claim, measured(configuration()), "log")
     with pytest.raises(LeaseLost):
         queue.finish_trial(claim, measured(configuration(), 1.0), "late")
@@ -94,18 +93,19 @@ def test_a_result_is_written_once(queue: Queue, engine: Engine, started: str) ->
 
 def test_a_lost_lease_drops_the_result(queue: Queue, engine: Engine, started: str, facts: Facts) -> None:
     first = queue.claim("w", TRIAL)
-    assert first is not None
+    assert isinstance(first, TrialClaim)
     expire(engine, first.task_id)
     assert queue.reap() == 1
     queue.register("v", 2, facts())
     second = queue.claim("v", TRIAL)
-    assert second is not None and second.task_id == first.task_id and second.attempt > first.attempt
-    for write in (
+    assert isinstance(second, TrialClaim) and second.task_id == first.task_id and second.attempt > first.attempt
+    writes: tuple[Callable[[], object], ...] = (
         lambda: queue.finish_trial(first, measured(configuration(), 1.0), ""),
         lambda: queue.renew(first),
         lambda: queue.release(first),
         lambda: queue.fail(first, "no"),
-    ):
+    )
+    for write in writes:
         with pytest.raises(LeaseLost):
             write()
     queue.finish_trial(second, measured(configuration()), "")
@@ -114,14 +114,14 @@ def test_a_lost_lease_drops_the_result(queue: Queue, engine: Engine, started: st
 
 def test_reaping_leaves_the_living_alone(queue: Queue, started: str) -> None:
     claim = queue.claim("w", TRIAL)
-    assert claim is not None
+    assert isinstance(claim, TrialClaim)
     assert queue.renew(claim, "probing") is None
     assert queue.reap() == 0
 
 
 def test_a_worker_in_a_long_trial_counts_as_alive(queue: Queue, engine: Engine, started: str) -> None:
     claim = queue.claim("w", TRIAL)
-    assert claim is not None
+    assert isinstance(claim, TrialClaim)
     with Session(engine) as session, session.begin():
         session.execute(update(Worker).values(seen_at=1.0))
     queue.renew(claim)
@@ -133,7 +133,7 @@ def test_a_worker_in_a_long_trial_counts_as_alive(queue: Queue, engine: Engine, 
 def test_the_third_death_poisons_a_trial(queue: Queue, engine: Engine, started: str) -> None:
     for death in range(MAX_DEATHS):
         claim = queue.claim("w", TRIAL)
-        assert claim is not None, f"not offered again after {death} deaths"
+        assert isinstance(claim, TrialClaim), f"not offered again after {death} deaths"
         expire(engine, claim.task_id)
         assert queue.reap() == 1
     assert queue.claim("w", TRIAL) is None
@@ -185,7 +185,7 @@ def test_a_verification_that_ends_its_workers_leaves_the_best_unverified(
 def test_a_released_task_is_no_death(queue: Queue, engine: Engine, started: str) -> None:
     for _ in range(MAX_DEATHS + 1):
         claim = queue.claim("w", TRIAL)
-        assert claim is not None
+        assert isinstance(claim, TrialClaim)
         queue.release(claim)
     with Session(engine) as session:
         assert session.scalar(select(Task.deaths).where(Task.kind == "trial")) == 0
@@ -194,17 +194,17 @@ def test_a_released_task_is_no_death(queue: Queue, engine: Engine, started: str)
 def test_no_wake_up_is_lost(queue: Queue, engine: Engine, started: str) -> None:
     """A trial that ends while a plan is under way makes that plan queue another, not end the job."""
     claim = queue.claim("w", TRIAL)
-    assert claim is not None
+    assert isinstance(claim, TrialClaim)
     queue.finish_trial(claim, failed(configuration()), "")
     planning = queue.claim("w", PLAN)
-    assert planning is not None
+    assert isinstance(planning, PlanClaim)
     queue.plan_input(planning)
     with Session(engine) as session, session.begin():  # as if another trial ended now
         session.execute(update(Job).where(Job.id == started).values(history_version=Job.history_version + 1))
     queue.finish_plan(planning, PlanDecision(finish=True, error="nothing"))
     assert status(engine, started).status == "running"
     again = queue.claim("w", PLAN)
-    assert again is not None
+    assert isinstance(again, PlanClaim)
     queue.plan_input(again)
     queue.finish_plan(again, PlanDecision(finish=True, error="nothing"))
     assert status(engine, started).status == "failed"
@@ -231,7 +231,7 @@ def test_the_same_trial_is_queued_once(queue: Queue, engine: Engine, facts: Fact
 
 def test_cancel_ends_at_once_and_tells_the_worker(queue: Queue, engine: Engine, started: str) -> None:
     claim = queue.claim("w", TRIAL)
-    assert claim is not None
+    assert isinstance(claim, TrialClaim)
     queue.cancel(started)
     assert status(engine, started).status == "cancelled"
     assert queue.renew(claim) is Wish.cancel
@@ -247,7 +247,7 @@ def test_stop_keeps_what_was_learnt(queue: Queue, engine: Engine, facts: Facts, 
     job_id = queue.submit(spec())
     plan_trials(queue, "w", request(1), request(2, batching="sorted"))
     first, second = queue.claim("w", TRIAL), queue.claim("w", TRIAL)
-    assert first and second
+    assert isinstance(first, TrialClaim) and isinstance(second, TrialClaim)
     queue.finish_trial(first, measured(configuration()), "")
     assert queue.stop(job_id) == "succeeded"
     assert queue.renew(second) is Wish.stop
@@ -260,11 +260,12 @@ def test_the_best_so_far_is_kept_with_every_trial(queue: Queue, engine: Engine, 
     queue.register("w", 1, facts())
     job_id = queue.submit(spec())
     plan_trials(queue, "w", request(1), request(2, batching="sorted"), request(3, batching="packed"))
-    for levers, seconds, fastest in (
+    runs: tuple[tuple[dict[str, Any], float, float], ...] = (
         ({}, 10.0, 10.0),
         ({"batching": "sorted"}, 5.0, 5.0),
         ({"batching": "packed"}, 7.0, 5.0),
-    ):
+    )
+    for levers, seconds, fastest in runs:
         claim = queue.claim("w", TRIAL)
         assert isinstance(claim, TrialClaim)
         queue.finish_trial(claim, measured(configuration(**levers), seconds), "")
@@ -312,7 +313,7 @@ def test_a_failed_job_keeps_its_best(queue: Queue, engine: Engine, facts: Facts,
     job_id = queue.submit(spec())
     plan_trials(queue, "w", request(1), request(2, batching="sorted"))
     first, second = queue.claim("w", TRIAL), queue.claim("w", TRIAL)
-    assert first and second
+    assert isinstance(first, TrialClaim) and isinstance(second, TrialClaim)
     queue.finish_trial(first, measured(configuration()), "")
     queue.fail(second, "the disk is full")
     job = status(engine, job_id)
@@ -342,7 +343,7 @@ def test_older_jobs_come_first(queue: Queue, facts: Facts, spec: Spec) -> None:
     queue.register("w", 1, facts())
     first, second = queue.submit(spec()), queue.submit(spec())
     claims = [queue.claim("w", PLAN), queue.claim("w", PLAN)]
-    assert [claim.job_id for claim in claims if claim] == [first, second]
+    assert [claim.job_id for claim in claims if isinstance(claim, PlanClaim)] == [first, second]
 
 
 def test_concurrent_claims_never_share_a_task(queue: Queue, facts: Facts, spec: Spec) -> None:

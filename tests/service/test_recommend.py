@@ -10,6 +10,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome, Probe, Soak
 from service.contract.recommendation import Recommendation
+from service.contract.states import Origin
 from service.contract.task import VerifyRequest
 from service.recommend import recommend
 from tests.factory import block, configuration, failed, history, measured, record
@@ -67,8 +68,8 @@ def test_a_verification_that_died_leaves_the_best_unverified(spec: Spec, facts: 
 def test_one_winner_a_method_and_the_fastest_leads(spec: Spec, facts: Facts) -> None:
     job = spec(method=["lora", "full"])
     records = (
-        record(measured(configuration("lora", micro=8), 10.0), "baseline"),
-        record(measured(configuration("full", micro=8), 20.0), "baseline"),
+        record(measured(configuration("lora", micro=8), 10.0), Origin.baseline),
+        record(measured(configuration("full", micro=8), 20.0), Origin.baseline),
         record(measured(configuration("lora", batching="sorted"), 6.0)),
         record(measured(configuration("full", batching="sorted"), 5.0)),
     )

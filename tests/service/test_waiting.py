@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from service import jobs
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.task import PlanDecision, TaskKind, TrialRequest
+from service.contract.states import Origin
+from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialRequest
 from service.db import now
 from service.queue import Queue
 from tests.factory import configuration
@@ -28,9 +29,9 @@ def waits(engine: Engine, job_id: str) -> Any:
 def begin(queue: Queue, worker: str) -> str:
     """Claim and carry out the plan of the oldest job: one trial is queued."""
     claim = queue.claim(worker, (TaskKind.plan,))
-    assert claim is not None
+    assert isinstance(claim, PlanClaim)
     queue.plan_input(claim)
-    request = TrialRequest(configuration=configuration(), origin="baseline", number=1)
+    request = TrialRequest(configuration=configuration(), origin=Origin.baseline, number=1)
     queue.finish_plan(claim, PlanDecision(trials=(request,)))
     return claim.job_id
 

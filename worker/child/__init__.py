@@ -1,1 +1,1 @@
-"""The child process of one trial: build, data, probe, measure, watch. The only rooms that import torch."""
+"""The child process that runs one trial: it loads data and model, probes memory and times. It alone imports torch."""

@@ -1,46 +1,41 @@
-"""Arranges samples into optimizer steps, micro batches and rows, as the batching lever says.
-
-The functions themselves lie with the levers: service/exports/templates/levers/batching.py.
-"""
+"""Which optimizer steps a trial runs: its samples arranged by the configuration's lever `batching`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from service.exports.templates.common import MicroBatch, Row, Step
-from service.exports.templates.levers.batching import pack
-from service.levers import LEVERS
 from service.levers.batching import BUDGETED, PACKED
-from worker.levers import function
+from training.batches import arranged
+from training.errors import TrainingError
+from training.samples import MicroBatch, Step
+from worker.child.build import Bundle
 
 
-def arrange(
-    batching: str,
-    order: Sequence[int],
-    lengths: Sequence[int],
-    effective: int,
-    micro: int,
-    row_length: int,
-    seed: int = 0,
-    group_steps: int = 8,
-) -> list[Step]:
-    """The plan for samples in `order` (the last step may be short). ValueError for an unknown batching.
+def plan_of(bundle: Bundle, samples: Sequence[int], micro: int, effective: int | None = None) -> list[Step]:
+    """Arrange the samples in optimizer steps. Only the job's seed decides at random, so all trials draw the same."""
+    effective = effective or bundle.configuration.effective_batch_size
+    recipe = replace(bundle.recipe, micro_batch_size=micro, effective_batch_size=effective)
+    return arranged(samples, bundle.data.lengths, bundle.spec.training.seed, recipe)
 
-    `lengths[sample]` and `row_length` are tokens; `effective` is samples a step; `micro` is samples, rows when packed,
-    or rows of the longest sample under a token budget; `group_steps` is how many steps `grouped` sorts over.
-    """
-    if batching not in LEVERS["batching"].names:
-        raise ValueError(f"there is no batching {batching!r}")
-    steps: list[Step] = function("batching", LEVERS["batching"].choice(batching))(
-        order, lengths, effective, micro, row_length=row_length, seed=seed, group_steps=group_steps
-    )
-    return steps
+
+def candidates(bundle: Bundle, largest: int) -> list[int]:
+    """The micro batch sizes worth timing, ascending, none above `largest`, the largest that fits in memory."""
+    effective = bundle.configuration.effective_batch_size
+    if not bundle.recipe.steps_in_backward:
+        return micro_candidates(bundle.configuration.levers["batching"], effective, largest)
+    if largest < effective:
+        optimizer = bundle.configuration.levers["optimizer"]
+        sentence = f"optimizer={optimizer} takes a step in one micro batch: {effective} samples, of which {largest} fit"
+        raise TrainingError(sentence, "configuration")
+    return [effective]
 
 
 def micro_candidates(batching: str, effective: int, limit: int) -> list[int]:
-    """Micro batches worth timing, ascending: divisors of the effective batch; powers of two for packed rows.
+    """The micro batch sizes worth timing, ascending, none above `limit`.
 
-    A token budget may be any: powers of two and the limit.
+    Divisors of the effective batch in general, powers of two for packed rows. A batching with a token budget takes
+    any size, so for it they are powers of two and the limit itself.
     """
     if batching in BUDGETED:
         most = min(effective, limit)
@@ -51,14 +46,11 @@ def micro_candidates(batching: str, effective: int, limit: int) -> list[int]:
 
 
 def accumulation(plan: Sequence[Step]) -> int:
-    """Micro batches a step: the most common count."""
+    """How many micro batches a step of the plan has: the most common count, as steps may differ in it."""
     counts = [len(step) for step in plan]
     return max(sorted(set(counts)), key=counts.count)
 
 
 def padded_tokens(batch: MicroBatch, lengths: Sequence[int]) -> tuple[int, int]:
-    """(rows, tokens of the longest row) of a micro batch: the shape the device computes."""
-    return len(batch), max(sum(lengths[one] for one in row) for row in batch)
-
-
-__all__ = ["MicroBatch", "Row", "Step", "accumulation", "arrange", "micro_candidates", "pack", "padded_tokens"]
+    """(rows, tokens of the longest row) of a micro batch: the padded shape that the device computes."""
+    return len(batch), max(sum(lengths[sample] for sample in row) for row in batch)

@@ -1,13 +1,13 @@
-"""The child's side of a verification block: one candidate on the work unit under another seed."""
+"""The child's side of a verification block: a finalist trains the work unit once more, under another seed."""
 
 from __future__ import annotations
 
 from service.contract.child import Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome
-from worker.child import loop, probe
+from worker.child import probe, steps
+from worker.child.arrange import plan_of
 from worker.child.build import Bundle, build
-from worker.child.curve import plan_of
 from worker.child.data import work_unit
 from worker.child.measure import unit_size
 from worker.child.timing import Unit, time_unit
@@ -17,14 +17,14 @@ from worker.devices import Device
 def run_block(
     spec: JobSpec, candidate: Measurement, block: int, seed: int, device: Device, workplace: Workplace
 ) -> Block:
-    """Train the unit once under another seed; losses and timing. Unstable passes through."""
+    """Train the work unit once under the block's seed, and return its losses and timing. Errors pass through."""
     bundle, micro = ready(spec, candidate, seed, device, workplace)
     samples = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), seed)
     unit = Unit(bundle, micro, plan_of(bundle, samples, micro))
-    with loop.without_dropout(bundle.model) as dropout:
-        pass  # only asked: what is timed has it, as the user's run will
+    with steps.without_dropout(bundle.model) as dropout:
+        pass  # only to learn whether the model has dropout: the timed steps keep it, as the user's run does
     time_unit(unit, passes=1, extra=1)
-    steps = len(unit.plan)
+    count = len(unit.plan)
     return Block(
         key=candidate.configuration.key,
         block=block,
@@ -32,20 +32,23 @@ def run_block(
         outcome=Outcome.ok,
         dropout=dropout,
         timing=unit.timing(),
-        losses=tuple(unit.losses[:steps]),
-        grad_norms=tuple(unit.grad_norms[:steps]),
+        losses=tuple(unit.losses[:count]),
+        grad_norms=tuple(unit.grad_norms[:count]),
     )
 
 
 def ready(spec: JobSpec, candidate: Measurement, seed: int, device: Device, workplace: Workplace) -> tuple[Bundle, int]:
-    """The candidate built under a seed, compiled if it is."""
+    """(the candidate, built under the seed, warmed up, and compiled where its configuration says so; its micro batch).
+
+    The warm-up runs the largest shape and the smallest, so that the timing contains no compiling, no cold cache and
+    no allocation of the optimizer's state.
+    """
     assert candidate.micro_batch_size is not None
     bundle = build(spec, candidate.configuration, device, workplace, seed)
-    if bundle.compiled():
+    if bundle.compiled:
         bundle.compile()
-    # Neither compiling nor cold caches nor making the optimizer's state is timed: all sizes of batch run first.
     probe.fits(bundle, candidate.micro_batch_size)
-    if bundle.compiled() or bundle.device.torch.type == "cuda":
+    if bundle.compiled or bundle.device.first_call_per_shape:
         probe.fits(bundle, 1)
-    loop.forget(bundle)
+    steps.forget(bundle)
     return bundle, candidate.micro_batch_size

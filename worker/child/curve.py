@@ -1,6 +1,6 @@
-"""The throughput curve: the work unit timed at a few micro batches that fit, and which of them is recommended.
+"""The throughput curve: the work unit timed at a few micro batch sizes that fit, and which of them is recommended.
 
-The largest is a limit, not the goal: the fastest is recommended, the smaller one within 1%.
+The largest that fits is a limit, not the goal: recommended is the fastest, or the smallest size within 1% of it.
 """
 
 from __future__ import annotations
@@ -9,61 +9,37 @@ import time
 
 import torch
 
-from service.contract.child import Progress
+from service.contract.child import ProbeStarted, Progress
 from service.contract.measurement import Timing
 from service.contract.objective import SMALLEST_WITHIN
 from service.contract.task import TrialRequest
-from service.levers.batching import BUDGETED, GROUP_STEPS
-from service.levers.optimizer import WHOLE_STEP
-from worker.child import arrange, probe, sizes
+from service.levers.batching import BUDGETED
+from worker.child import probe, sizes
+from worker.child.arrange import candidates, plan_of
 from worker.child.build import Bundle
-from worker.child.problem import TrialProblem
+from worker.child.probe import Tell
 from worker.child.timing import Unit, time_unit
 
-CLEARLY_SLOWER = 1.25
-# What another size has to promise, of the best one's seconds: in a quick search a whole pass has to be worth it.
+CLEARLY_SLOWER = 1.25  # times the seconds of the search's best trial: such a trial is not timed a second time
+# Another size is timed if its predicted seconds are at most this share of the best size's. A full search asks for 2%
+# (docs/decisions/0004); a quick search asks for more, since the pass that times the size must pay for itself.
 WORTH_TRYING, WORTH_TRYING_QUICKLY = 0.98, 0.8
-NEAR = 2  # times a timed size: batches that are all alike say little of much larger or smaller ones
-MOST_GUIDED = 3
-TOKENS_A_CORE, MOST_TOKENS = 512, 2048  # of a CPU's first micro batch
-SAFE_SHARE = 0.6  # of what fits by a trial's own line: timed without running the worst case first
-BELOW_LARGEST = (1.0, 0.75, 0.5)
-
-
-def plan_of(bundle: Bundle, samples: list[int], micro: int, effective: int | None = None) -> list[arrange.Step]:
-    """The samples arranged as the configuration says."""
-    return arrange.arrange(
-        bundle.configuration.levers["batching"],
-        samples,
-        bundle.data.lengths,
-        effective or bundle.configuration.effective_batch_size,
-        micro,
-        bundle.spec.dataset.max_length,
-        bundle.spec.training.seed,
-        GROUP_STEPS[bundle.spec.search.verify],
-    )
-
-
-def candidates(bundle: Bundle, largest: int) -> list[int]:
-    """Micro batches worth timing, up to the largest."""
-    configuration = bundle.configuration
-    effective = configuration.effective_batch_size
-    if configuration.levers["optimizer"] not in WHOLE_STEP:
-        return arrange.micro_candidates(configuration.levers["batching"], effective, largest)
-    if largest < effective:
-        raise TrialProblem(
-            f"optimizer={configuration.levers['optimizer']} takes a step in one micro batch: {effective} samples, of "
-            f"which {largest} fit"
-        )
-    return [effective]
+NEAR = 2  # a size is predicted only within this factor of a timed one, because the cost model extrapolates badly
+MOST_GUIDED = 3  # sizes timed in all where the cost model chooses them
+TOKENS_A_CORE, MOST_TOKENS = 512, 2048  # of the first micro batch on a CPU
+SAFE_SHARE = 0.6  # of the largest size by the trial's own memory line: up to it, the worst case need not run first
+BELOW_LARGEST = (1.0, 0.75, 0.5)  # shares of the largest size that are timed where the whole curve is asked for
 
 
 def first_size(bundle: Bundle, fitting: list[int]) -> int:
-    """Where to begin: on a GPU the largest; on a CPU what keeps its cores busy, past which batches only pad more."""
-    if bundle.device.torch.type == "cuda":
+    """The size to time first: on a GPU the largest that fits.
+
+    On a CPU it is a size that keeps the cores busy; a larger batch would only compute more padding.
+    """
+    if bundle.device.gains_from_large_batches:
         return fitting[-1]
     facts = bundle.data.facts
-    typical = bundle.spec.dataset.max_length if bundle.rows_are_packed() else facts.tokens / facts.rows
+    typical = bundle.spec.dataset.max_length if bundle.recipe.rows_are_packed else facts.tokens / facts.rows
     if bundle.configuration.levers["batching"] in BUDGETED:
         typical = facts.longest
     enough = min(MOST_TOKENS, TOKENS_A_CORE * torch.get_num_threads())
@@ -72,11 +48,11 @@ def first_size(bundle: Bundle, fitting: list[int]) -> int:
 
 
 class Curve:
-    """The timings of one trial, by micro batch."""
+    """The timings of one trial, by micro batch size."""
 
-    def __init__(self, bundle: Bundle, samples: list[int], request: TrialRequest, tell: probe.Tell, started: float):
+    def __init__(self, bundle: Bundle, samples: list[int], request: TrialRequest, tell: Tell, started: float):
         self._bundle, self._samples, self._request, self._tell = bundle, samples, request, tell
-        # Cold caches and kernel selection must not be timed, nor may a trial run into its limit.
+        # A fifth of the trial's time is kept for what follows the timing, or the worker would end the child.
         self._deadline = started + request.seconds_limit * 0.8
         self._timed: dict[int, Unit] = {}
         self._shapes: list[sizes.Shape] = []
@@ -88,9 +64,10 @@ class Curve:
         self.grad_norms: tuple[float | None, ...] = ()
 
     def run(self, found: probe.Found) -> Unit:
-        """Time a few sizes up to the predicted, the fastest again; TimeoutError when not even one pass ended.
+        """Time a few sizes up to the predicted largest, and the recommended one again; return that one's unit.
 
-        Beyond the first, only sizes for which the peaks seen while timing leave room.
+        After the first size, the cost model chooses only sizes for which the peaks seen while timing leave room.
+        TimeoutError when not even one pass over the work unit ended in time.
         """
         self._candidates, self._found = candidates(self._bundle, found.predicted), found
         self._bundle.device.reset_peak()
@@ -112,12 +89,12 @@ class Curve:
         if limit is not None and best.timing().seconds > CLEARLY_SLOWER * limit:
             self.notes.append("Clearly slower than the best so far, so it was timed once only.")
         elif best.passes < self._request.passes:
-            self._tell.send(Progress(text=f"timing micro batch {best.micro} again"))
+            self._tell(Progress(text=f"timing micro batch {best.micro} again"))
             time_unit(best, passes=self._request.passes, extra=1, deadline=self._deadline)
         return best
 
     def timings(self) -> tuple[Timing, ...]:
-        """What was seen, the smallest micro batch first."""
+        """The timing of each timed size, the smallest micro batch first."""
         return tuple(self._timed[size].timing() for size in sorted(self._timed))
 
     def _fixed(self, wanted: int) -> int:
@@ -129,16 +106,16 @@ class Curve:
         return fitting[-1]
 
     def _below_largest(self, largest: int) -> list[int]:
-        """The candidates at or just below the largest, 3/4 and 1/2 of it."""
+        """The candidate sizes at or just below the largest, three quarters of it, and half of it."""
         wanted = [max(1, int(share * largest)) for share in BELOW_LARGEST]
         return list(dict.fromkeys(max(size for size in self._candidates if size <= most) for most in wanted))
 
     def _time(self, size: int) -> bool:
-        """Time one pass at a size; False when time is up."""
+        """Time one pass over the work unit at a size; False when the time is up before the pass ends."""
         bundle, device = self._bundle, self._bundle.device
-        self._tell.send(Progress(text=f"timing micro batch {size}"))
+        self._tell(Progress(text=f"timing micro batch {size}"))
         device.reset_peak()
-        self._tell.begun(size)
+        self._tell(ProbeStarted(micro_batch_size=size))
         worst = self._worst(size)
         if worst is None:
             probe.fits(bundle, size)
@@ -155,27 +132,28 @@ class Curve:
         return True
 
     def _worst(self, size: int) -> int | None:
-        """The worst case's peak where it need not run before the unit does: it has run, or is far from what is there.
+        """The peak bytes of the size's worst-case batch if that need not run before the size is timed, else None.
 
-        The latter in a quick search on a CPU, whose kernels are warm at any size, by the line that this trial drew.
+        It need not where the probe has run this size, or, in a quick search on a CPU, where the memory line puts the
+        size far below the capacity. A GPU runs it anyway, because each new shape's first call selects kernels.
         """
         found, bundle = self._found, self._bundle
         ran = {one.micro_batch_size: one.peak_bytes for one in found.probes}
-        if bundle.compiled():
+        if bundle.compiled:
             return None
         if size in ran:
             return ran[size]
-        quick = bundle.device.torch.type == "cpu" and not self._request.curve
+        quick = not bundle.device.first_call_per_shape and not self._request.curve
         return int(found.line.at(size)) if quick and found.line and size <= SAFE_SHARE * found.predicted else None
 
     def _recommended(self) -> Unit:
-        """The fastest, or the smaller one within 1%."""
+        """The unit of the fastest size, or of the smallest size within 1% of it."""
         seconds = {size: unit.timing().seconds for size, unit in self._timed.items()}
         near = [size for size in seconds if seconds[size] <= min(seconds.values()) * (1 + SMALLEST_WITHIN)]
         return self._timed[min(near)]
 
     def _promising(self) -> int | None:
-        """The untimed size that promises enough over the best timed one, both by the model; or None."""
+        """The untimed size that the cost model predicts to be enough faster than the best timed one, or None."""
         model = sizes.cost_model(self._shapes)
         best = min(self._timed, key=lambda one: self._timed[one].timing().seconds)
         updates = min(
@@ -195,7 +173,10 @@ class Curve:
         return any(timed <= NEAR * size and size <= NEAR * timed for timed in self._timed)
 
     def _has_room(self, size: int) -> bool:
-        """Whether a size fits as it would be timed: an allocator that keeps what it had takes more than a probe."""
+        """Whether a size fits while it is timed, by a line through the peaks of the sizes that were timed.
+
+        The probe's line is too low here, since the allocator keeps blocks of earlier batches while a unit is timed.
+        """
         peaks = {timed: float(unit.peak_bytes or 0) for timed, unit in self._timed.items()}
         most = max(peaks)
         if size <= most:
@@ -205,8 +186,8 @@ class Curve:
         return peaks[most] + slope * (size - most) <= self._bundle.device.capacity()
 
 
-def warm_compiled(bundle: Bundle, largest: int, tell: probe.Tell) -> float:
-    """Compile and settle on the unit's shapes; the seconds that compiling took beyond running."""
+def warm_compiled(bundle: Bundle, largest: int, tell: Tell) -> float:
+    """Run the largest and the smallest shape twice; the seconds that the first, compiling round took more."""
     fitting = candidates(bundle, largest)
     size = first_size(bundle, fitting)
     cold = time.perf_counter()

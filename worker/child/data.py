@@ -1,4 +1,7 @@
-"""The job's samples: tokenised once, cached for every later trial, and the fixed work unit drawn from them."""
+"""The job's samples, tokenised by its first trial and cached for the later ones, and the work unit drawn from them.
+
+The work unit is the fixed set of samples that every trial of the job is timed on.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,23 @@ import hashlib
 import os
 import random
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from service.contract.child import Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
-from service.exports.templates.common import Sample
-from worker.child.problem import JobProblem
-from worker.child.rows import read_splits
-from worker.tasks.base import Task
+from training.errors import TrainingError
+from training.reading import Record
+from training.recipe import Recipe, task_of
+from training.samples import Sample
+from worker.child import sources
+from worker.child.rows import read_rows
 
+# Upper bounds, in tokens, of the bins of the histogram of lengths.
 HISTOGRAM_EDGES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 30)
 
 
@@ -32,31 +39,36 @@ class Data:
     facts: DatasetFacts
 
 
-def load(spec: JobSpec, task: Task, tokenizer: Any, source: Path, cache: Path | None) -> Data:
-    """The job's data, from the cache when an earlier trial of the job has filled it."""
-    file = cache / "tokens.npz" if cache else None
+def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) -> Data:
+    """The job's data, from the job's cache when an earlier trial has filled it; TrainingError for mistakes in it."""
+    file = workplace.job_cache / "tokens.npz" if workplace.job_cache else None
     if file and file.exists():
-        os.utime(file.parent)  # still in use: see worker/runner/pruning.py
+        os.utime(file.parent)  # marks the cache as in use, so that worker/runner/pruning.py does not delete it
         return _unpack(file)
-    train_rows, validation_rows = read_splits(spec.dataset, source)
-    columns = task.columns(spec.dataset.columns, train_rows[0])
-    length, loss_on = spec.dataset.max_length, spec.training.loss_on
-    try:
-        train = task.encode(train_rows, columns, tokenizer, length, loss_on)
-        validation = task.encode(validation_rows, columns, tokenizer, length, loss_on)
-    except KeyError as error:
-        raise JobProblem(f"dataset: some rows lack the column {error}") from error
-    kept = [sample for sample in train if sample[0] and task.items(sample) > 0]
-    if not kept:
-        raise JobProblem("dataset: no training row has anything to learn from within max_length")
-    validation = [sample for sample in validation if sample[0] and task.items(sample) > 0] or kept[:1]
-    data = Data(kept, validation, [len(ids) for ids, _ in kept], _facts(kept, validation, length))
+    source = sources.dataset_path(spec.dataset, workplace)
+    recipe = replace(recipe, dataset_is_local=sources.local(spec.dataset.source, workplace).exists())
+    train_rows, validation_rows, recipe = read_rows(spec, recipe, source)
+    if "messages" in recipe.columns and tokenizer.chat_template is None:
+        raise TrainingError("dataset.columns.messages: this model's tokenizer has no chat template")
+    train, validation = (_learnable(rows, tokenizer, recipe) for rows in (train_rows, validation_rows))
+    if not train:
+        raise TrainingError("dataset: no training row has anything to learn from within max_length")
+    lengths = [len(ids) for ids, _ in train]
+    data = Data(train, validation or train[:1], lengths, _facts(train, validation or train[:1], recipe))
     if file:
         _pack(file, data)
     return data
 
 
-def _facts(train: list[Sample], validation: list[Sample], max_length: int) -> DatasetFacts:
+def _learnable(rows: list[Record], tokenizer: Any, recipe: Recipe) -> list[Sample]:
+    """The rows' samples, without those in which no token or label counts for the loss."""
+    task = task_of(recipe)
+    samples = task.encode(rows, tokenizer, recipe)
+    return [sample for sample in samples if len(sample[0]) and task.loss_terms(sample)]
+
+
+def _facts(train: list[Sample], validation: list[Sample], recipe: Recipe) -> DatasetFacts:
+    """The facts about the data that the user is shown, and those that the training code's recipe needs."""
     lengths = np.array([len(ids) for ids, _ in train])
     digest = hashlib.sha256()
     for ids, labels in train:
@@ -73,12 +85,16 @@ def _facts(train: list[Sample], validation: list[Sample], max_length: int) -> Da
         rows=len(train),
         validation_rows=len(validation),
         tokens=int(lengths.sum()),
-        at_max_length=int((lengths >= max_length).sum()),
+        at_max_length=int((lengths >= recipe.max_length).sum()),
         p50=p50,
         p90=p90,
         p99=p99,
         longest=int(lengths.max()),
         histogram=histogram,
+        columns=dict(recipe.columns),
+        formats=recipe.formats,
+        is_folder=recipe.dataset_is_folder,
+        is_local=recipe.dataset_is_local,
     )
 
 
@@ -88,7 +104,7 @@ def _flat(lists: list[array[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pack(file: Path, data: Data) -> None:
-    """Write to a name of our own and rename, so that another trial never reads half a file."""
+    """Write to a file named after this process and rename it, so that another trial never reads half a file."""
     arrays: dict[str, Any] = {"facts": data.facts.model_dump_json()}
     for name, samples in (("train", data.train), ("validation", data.validation)):
         for part, index in (("ids", 0), ("labels", 1)):

@@ -1,8 +1,8 @@
 """The entry of a child process: runs one request under its memory cap and says how it ended.
 
-It speaks through a pipe in JSON: progress and probes as they come, and last of all a result, an out-of-memory, or a
-failure (service/contract/child.py). What a child cannot say itself (a segmentation fault, a hang, a kill) its worker
-sees from outside.
+The child sends JSON messages through a pipe: progress and probes as they come, and last of all a result, an
+out-of-memory error, or a failure (service/contract/child.py). What a child cannot report itself (a segmentation
+fault, a hang, a kill) its worker sees from outside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from service.contract.child import ChildMessage, ChildRequest, Failed, OutOfMemory, Result
@@ -31,9 +31,11 @@ MOST_CHARACTERS = 300
 
 
 def main(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
-    """Run one request and say how it ended. `_lock` keeps the device's lock file open while this child lives."""
+    """Run one request and send how it ended. `_lock` keeps the device's lock file open while this child lives."""
     isolate(lifeline, scratch)
     warnings.simplefilter("default")
+    # A Rust library that panics because memory is short would hang while it collects a backtrace, which needs memory.
+    os.environ["RUST_BACKTRACE"] = "0"
     # An empty cache of compiled code, because a warm cache would make compiling look free.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(scratch) / "compile")
 
@@ -47,9 +49,10 @@ def main(request: bytes, messages: Connection, lifeline: Connection, scratch: st
 
 
 def _answer(request: bytes, tell: Callable[[ChildMessage], None]) -> Result | OutOfMemory | Failed:
-    """The last message. Whatever is raised becomes one, for this is the boundary of the process.
+    """Run the request; its result, or the message that describes whatever was raised, is the child's last message.
 
-    That includes what is no `Exception`: a Rust library's panic, and a model's own code that calls `sys.exit`.
+    This is the boundary of the process, so it also catches what is no `Exception`: a Rust library's panic, and the
+    SystemExit of a model's own code that calls `sys.exit`.
     """
     from service.contract.child import REQUEST
 
@@ -57,29 +60,24 @@ def _answer(request: bytes, tell: Callable[[ChildMessage], None]) -> Result | Ou
     try:
         return _run(REQUEST.validate_json(request), tell, opened)
     except BaseException as error:  # noqa: BLE001 - see above
-        # Without the cap from here on: the answer needs a little memory itself.
+        # The memory cap is lifted from here on, because composing the message needs a little memory itself.
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
         return _failure(error, opened)
 
 
 def _failure(error: BaseException, opened: list[Device]) -> OutOfMemory | Failed:
-    """What an error means: whose mistake it is where it says so, a shortage of memory, or a crash."""
+    """The message for an error: a TrainingError's own verdict, a timeout, a shortage of memory, or else a crash."""
     from service.contract.child import Failed, OutOfMemory
     from service.contract.measurement import Outcome
-    from worker.child.problem import JobProblem, TrialProblem, Unsafe, Unstable
+    from training.errors import TrainingError
 
     told = str(error).encode(errors="replace").decode().strip()
-    meanings: dict[type[BaseException], dict[str, Any]] = {
-        JobProblem: {"outcome": Outcome.invalid, "whole_job": True},
-        TrialProblem: {"outcome": Outcome.invalid},
-        Unstable: {"outcome": Outcome.unstable},
-        Unsafe: {"outcome": Outcome.unstable, "unsafe": True},
-        TimeoutError: {"outcome": Outcome.timed_out},
-    }
-    for kind, meaning in meanings.items():
-        if isinstance(error, kind):
-            return Failed(reason=told, **meaning)
+    if isinstance(error, TrainingError):
+        outcome = Outcome.invalid if error.blame in ("job", "configuration") else Outcome.unstable
+        return Failed(outcome=outcome, reason=told, whole_job=error.blame == "job", unsafe=error.blame == "memory")
+    if isinstance(error, TimeoutError):
+        return Failed(outcome=Outcome.timed_out, reason=told)
     traceback.print_exception(error)
     if _is_out_of_memory(error):
         used, others = _memory_of(opened)
@@ -96,15 +94,15 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _memory_of(opened: list[Device]) -> tuple[int | None, int]:
-    """(bytes that this process held when memory ran out, bytes that others hold of a GPU)."""
+    """(peak bytes of this process until memory ran out, bytes of the GPU that other processes use)."""
     if not opened:
         return None, 0
     device = opened[0]
-    return device.peak(), device.used_by_others() if device.torch.type == "cuda" else 0
+    return device.peak(), device.used_by_others() if device.has_own_memory else 0
 
 
 def _run(request: ChildRequest, tell: Callable[[ChildMessage], None], opened: list[Device]) -> Result:
-    """Do what is asked. The device goes into `opened`, so that a failure can be told with its memory."""
+    """Run the request. The opened device is put into `opened`, so that a failure can be reported with its memory."""
     from service.contract.child import Result, RunBlock, RunEstimate, RunTrial
     from worker.devices import open_device
 

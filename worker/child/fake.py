@@ -1,7 +1,7 @@
-"""Memory of a training step by fake tensors: shapes and lifetimes are real, no byte is allocated.
+"""Memory of a training step, read off fake tensors: their shapes and lifetimes are real, but no byte is allocated.
 
-torch's MemTracker does more and fails on frozen parameters, and fake CUDA tensors need a CUDA build; a dispatch mode
-over fake CPU tensors that follows storages is enough for peaks.
+A dispatch mode that follows the storages of fake CPU tensors is enough to know the peaks. torch's own MemTracker does
+more, but fails on frozen parameters, and fake CUDA tensors need a CUDA build of torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Storages(TorchDispatchMode):  # type: ignore[misc]
-    """Counts the bytes of all storages alive that were made under it."""
+    """Counts the bytes of all tensor storages that were created while this mode was on and are still alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Storages(TorchDispatchMode):  # type: ignore[misc]
         self._seen = WeakIdKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and look at what it made."""
+        """Run the operation and count the storages of the tensors that it returns."""
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
@@ -49,7 +49,7 @@ class Storages(TorchDispatchMode):  # type: ignore[misc]
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Tensors made in here have no memory."""
+    """A context in which new tensors are fake: they take no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -57,9 +57,9 @@ def fake_tensors() -> Iterator[None]:
 
 
 def real_shapes(model: torch.nn.Module) -> None:
-    """Give a model on the meta device tensors of the current mode, tied ones still tied.
+    """Replace a model's meta tensors by tensors of the current mode (fake ones); tied weights stay tied.
 
-    peft moves its adapters while it makes them, which fake tensors refuse, so the model is drawn on meta first.
+    peft moves its adapters while it creates them, which fake tensors refuse, so the model is built on meta first.
     """
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():

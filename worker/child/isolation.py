@@ -1,4 +1,4 @@
-"""What every child does first: a process group of its own, output to a file, and an end with its worker."""
+"""What every child does first: it leads a process group, writes its output to a file, and dies with its worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def isolate(lifeline: Connection, scratch: str) -> None:
-    """Lead a process group, write to a file in `scratch`, leave temporary files there, die when the worker does."""
+    """Lead a process group, send output and temporary files to `scratch`, and die when the worker does.
+
+    `lifeline` is a pipe that the worker never writes to: its end closes when the worker dies.
+    """
     os.setpgid(0, 0)
     tempfile.tempdir = scratch
     with (Path(scratch) / OUTPUT).open("ab", buffering=0) as stream:
@@ -25,7 +28,8 @@ def isolate(lifeline: Connection, scratch: str) -> None:
             os.dup2(stream.fileno(), number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Our parent is the fork server, which ends with the worker; the pipe is for where prctl does not exist.
+    # The kernel kills this child when its parent, the fork server, ends, as that does with the worker. The lifeline
+    # does the same on systems without prctl.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

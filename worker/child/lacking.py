@@ -1,10 +1,11 @@
-"""What a model has no use for: the first trial finds it, so that no other is spent on it."""
+"""Which levers' choices a model cannot have: its first trial reports them, so that no later trial is wasted on one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from service.levers import LEVERS
+from training.errors import TrainingError
 
 WITHOUT_DROPOUT = tuple(choice.name for choice in LEVERS["attention"].choices if not choice.drops_attention)
 
@@ -13,6 +14,14 @@ def attention_dropout(config: Any) -> float:
     """The rate at which the model drops attention weights."""
     names = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
     return max((getattr(config.get_text_config(), name, 0.0) or 0.0 for name in names), default=0.0)
+
+
+def check_attention(choice: str, config: Any) -> None:
+    """TrainingError where the model's configuration has attention dropout, which the chosen kernel cannot compute."""
+    rate = attention_dropout(config)
+    if rate and choice in WITHOUT_DROPOUT:
+        sentence = f"attention={choice} has no dropout, and the model's config.json asks for {rate}"
+        raise TrainingError(sentence, "configuration")
 
 
 def lacking(model: Any) -> dict[str, str]:

@@ -1,36 +1,36 @@
-"""One trial, inside its child: build, check against the reference, probe, time, and say what was seen."""
+"""One trial, inside its child: build, probe memory, check step 0 against the baseline, and time the work unit."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.contract.child import ChildMessage, Progress, Workplace
+from service.contract.child import Progress, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts, Measurement, Outcome, Probe
+from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
 from service.levers.batching import GROUP_STEPS
-from service.levers.optimizer import WHOLE_STEP
-from worker.child import arrange, curve, loop, probe
+from training.errors import TrainingError
+from worker.child import arrange, curve, probe, steps
 from worker.child.build import Bundle, build, parameter_counts
 from worker.child.data import work_unit
 from worker.child.lacking import lacking
-from worker.child.problem import Unstable
+from worker.child.probe import Tell
 from worker.devices import Device
 
-CHECK_SAMPLES = 8
-MOST_SAMPLES = 1024
-# Relative differences of step 0 (loss, gradient norm) that rounding explains; mixed samples and wrong kernels
-# are far outside.
+CHECK_SAMPLES = 8  # of the step that is compared with the baseline's
+MOST_SAMPLES = 1024  # of a work unit, where the least number of steps does not ask for more
+# Relative differences between a trial's step 0 and the baseline's (of the loss, of the gradient norm) that rounding
+# explains: in fp32 throughout, and where either of the two rounds to fewer bits.
 EXACT = (1e-4, 1e-3)
 ROUNDED = (2e-3, 2e-2)
-LEARNS_OTHERWISE = 1e-2, math.inf  # the user allowed it: gradients may be scaled otherwise, the function is the same
-
-Send = Callable[[ChildMessage], None]
+# The same for levers that change what is learnt, which the user allows: the loss of the untouched weights is still the
+# same, but the gradients may be scaled in another way.
+LEARNS_OTHERWISE = 1e-2, math.inf
 
 
 @dataclass
@@ -41,24 +41,24 @@ class Spent:
     _since: float = field(default_factory=time.perf_counter)
 
     def phase(self, name: str) -> None:
-        """What has passed since the last call went to `name`."""
+        """Charge the time since the last call to the phase `name`."""
         now = time.perf_counter()
         self.phases[name] = self.phases.get(name, 0.0) + now - self._since
         self._since = now
 
 
 def unit_size(spec: JobSpec, facts: DatasetFacts) -> int:
-    """Samples of the job's work unit: whole optimizer steps, and enough tokens that chance does not decide.
+    """How many samples the job's work unit has: whole optimizer steps, and enough tokens for a fair comparison.
 
-    Which samples share a micro batch is chance, and padding follows it: with few batches of short samples, one seed
-    made the baseline half as fast again as another.
+    The seed decides which samples share a micro batch, and so how much is padding: on a unit of few batches of short
+    samples, the baseline was 1.5 times as fast under one seed as under another.
     """
     effective = spec.training.effective_batch_size or 64
-    steps = GROUP_STEPS[spec.search.verify]
+    span = GROUP_STEPS[spec.search.verify]
     least, tokens = (48, 10_000) if spec.search.verify == "quick" else (64, 48_000)
     enough = min(MOST_SAMPLES, tokens * facts.rows // facts.tokens)
-    wanted = max(steps, -(-least // effective), enough // effective)
-    return effective * steps * -(-wanted // steps)  # whole groups, so that what is timed is what runs
+    wanted = max(span, -(-least // effective), enough // effective)
+    return effective * span * -(-wanted // span)  # whole groups, so that what is timed is what runs
 
 
 def run_trial(
@@ -66,17 +66,18 @@ def run_trial(
     request: TrialRequest,
     device: Device,
     workplace: Workplace,
-    send: Send,
+    tell: Tell,
     known: tuple[Probe, ...] = (),
     only_probe: bool = False,
 ) -> Measurement:
-    """Measure one configuration. Errors pass through; out of memory is told by `probe_started` before it.
+    """Measure one configuration. Errors pass through.
 
-    `known` are the probes of earlier children of this trial, those that ran out of memory included. With
-    `only_probe` nothing is timed: the answer is the largest micro batch and the memory line.
+    After an out-of-memory error, the last message `probe_started` tells the worker which size was running. `known`
+    are the probes of earlier children of this trial, those that ran out of memory included. With `only_probe` nothing
+    is timed: the answer is the largest micro batch and the memory line.
     """
     spent, started = Spent(), time.perf_counter()
-    send(Progress(text="loading"))
+    tell(Progress(text="loading"))
     used_before = device.used_by_others()
     bundle = build(spec, request.configuration, device, workplace, spec.training.seed)
     spent.phases |= {"data": bundle.data_seconds, "load": bundle.load_seconds}
@@ -84,11 +85,11 @@ def run_trial(
     spent.phases["build"] -= bundle.data_seconds + bundle.load_seconds
     notes: list[str] = []
     unit = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), spec.training.seed)
-    tell, learnt = probe.Tell(send), probe.Known(known, request.memory_line)
+    learnt = probe.Known(known, request.memory_line)
     found = probe.largest(bundle, tell, request.confirm_largest, learnt)
     evaluation = max(1, found.largest)
-    # A head that trains without logits evaluates with them, and an evaluation may generate or copy weights: then
-    # nothing follows from what training takes.
+    # An evaluation may need memory that training does not: a head that trains without logits evaluates with them,
+    # and an evaluation may generate or copy weights. Then it has a probe of its own, which begins at one sample.
     levers = request.configuration.levers
     apart = any(lever.changes_evaluation and levers[name] != lever.baseline for name, lever in LEVERS.items())
     if apart or (request.confirm_largest and found.largest and spec.search.verify == "full"):
@@ -110,8 +111,8 @@ def run_trial(
         base |= {"largest_micro_batch": found.largest, "evaluation_batch_size": evaluation}
         return Measurement(**base, outcome=Outcome.ok)
     compile_seconds = 0.0
-    if bundle.compiled():
-        send(Progress(text="compiling"))
+    if bundle.compiled:
+        tell(Progress(text="compiling"))
         bundle.compile()
         compile_seconds = curve.warm_compiled(bundle, found.predicted, tell)
         if request.confirm_largest:
@@ -119,16 +120,16 @@ def run_trial(
             base |= limits_of(found)
         bundle.new_optimizer()
         spent.phase("compile")
-    send(Progress(text="checking against the baseline"))
+    tell(Progress(text="checking against the baseline"))
     reference = check_reference(bundle, unit, request, found.largest, notes)
     spent.phase("check")
-    weights = loop.trained_sum(bundle.model)
+    weights = steps.trained_sum(bundle.model)
     times = curve.Curve(bundle, unit, request, tell, started)
     best = times.run(found)
     notes += times.notes
     spent.phase("timing")
-    if loop.trained_sum(bundle.model) == weights:
-        raise Unstable("the trained weights did not change")
+    if steps.trained_sum(bundle.model) == weights:
+        raise TrainingError("the trained weights did not change", "numbers")
     every, trained = parameter_counts(bundle.model)
     timing = best.timing()
     if timing.clean_share is None:
@@ -153,6 +154,7 @@ def run_trial(
         compile_seconds=compile_seconds,
         check_loss=reference.loss,
         check_grad_norm=reference.grad_norm,
+        remote_code=workplace.allow_remote_code and hasattr(bundle.model.config, "auto_map"),
         weights_dtype=weights_dtype(bundle),
         adapter_excludes=adapter_excludes(bundle),
         lacks=lacking(bundle.model),
@@ -166,7 +168,7 @@ def run_trial(
 
 
 def limits_of(found: probe.Found) -> dict[str, Any]:
-    """The measurement's fields that the probe fills."""
+    """The measurement's fields that the memory probe fills."""
     return {
         "predicted_micro_batch": found.predicted or None,
         "limited_by": found.limited_by,
@@ -176,33 +178,36 @@ def limits_of(found: probe.Found) -> dict[str, Any]:
 
 
 def adapter_excludes(bundle: Bundle) -> tuple[str, ...]:
-    """Modules that `all-linear` had to leave out, which whoever trains with it has to leave out too."""
+    """The modules that had to be left out of peft's `all-linear`, and that the exported run has to leave out too."""
     if bundle.configuration.method == "full":
         return ()
     return tuple(sorted(bundle.model.peft_config["default"].exclude_modules or ()))
 
 
 def weights_dtype(bundle: Bundle) -> str:
-    """The format of the model's weights, adapters left out."""
+    """The name of the dtype that most of the model's weights have, adapters not counted."""
     kinds = [one.dtype for name, one in bundle.model.named_parameters() if "lora_" not in name]
     return str(max((kind for kind in set(kinds) if kind.is_floating_point), key=kinds.count)).removeprefix("torch.")
 
 
 def check_reference(
     bundle: Bundle, unit: list[int], request: TrialRequest, largest: int, notes: list[str]
-) -> loop.StepResult:
-    """Step 0 on the untouched weights, ragged and with several samples a row, against the baseline's."""
+) -> steps.StepResult:
+    """Compare step 0 on the untouched weights with the baseline's; TrainingError when they differ too much.
+
+    The samples differ in length, and a packed row takes several of them where they are short enough: a kernel that
+    mixes samples or ignores the mask then gives another loss or gradient norm.
+    """
     half = bundle.spec.dataset.max_length // 2
     lengths = bundle.data.lengths
     short = [sample for sample in unit if lengths[sample] <= half][:CHECK_SAMPLES]
     samples = short if len(short) == CHECK_SAMPLES else unit[:CHECK_SAMPLES]
-    whole = request.configuration.levers["optimizer"] in WHOLE_STEP
-    micro = len(samples) if whole else min(4, largest)
-    (step,) = curve.plan_of(bundle, samples, micro=micro, effective=len(samples))
-    result = loop.reference_step(bundle, step)
-    loop.check(bundle, result, 0)
+    micro = len(samples) if bundle.recipe.steps_in_backward else min(4, largest)
+    (step,) = arrange.plan_of(bundle, samples, micro=micro, effective=len(samples))
+    result = steps.reference_step(bundle, step)
+    steps.check(bundle, result, 0)
     if request.reference_loss is None or request.reference_grad_norm is None:
-        if request.origin != "baseline":
+        if request.origin != Origin.baseline:
             notes.append("There is no baseline to compare step 0 with.")
         return result
     levers = request.configuration.levers
@@ -221,8 +226,9 @@ def check_reference(
     ):
         away = abs(ours - theirs) / max(abs(theirs), 1e-12)
         if away > most:
-            raise Unstable(
+            raise TrainingError(
                 f"step 0's {what} is {ours:.6g} where the baseline's is {theirs:.6g} on the same weights and samples: "
-                f"{away:.1e} away, {most:.0e} allowed"
+                f"{away:.1e} away, {most:.0e} allowed",
+                "numbers",
             )
     return result

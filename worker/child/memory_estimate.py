@@ -1,8 +1,9 @@
 """Estimates a job's memory without its weights and without its hardware: `dynotune estimate`.
 
-The model is drawn on fake tensors and trains a few steps of its real code; weights, gradients, activations and
-temporaries are read off. What is not torch's (optimizer state, NF4 storage, the framework itself) is worked out. A
-measured line of the same model corrects both ends of the estimated one.
+The model is built of fake tensors and trains a few steps of its real code; the bytes of weights, gradients,
+activations and temporaries are counted on the way. Optimizer state, NF4 storage and the framework itself are not seen
+by torch's fake tensors, so they are computed. A measured memory line of the same model, where the database has one,
+corrects the estimated line in both its rest and its slope.
 """
 
 from __future__ import annotations
@@ -14,51 +15,57 @@ from typing import Any
 import torch
 from torch import nn
 
+from service.contract.child import Workplace
 from service.contract.configuration import Configuration
 from service.contract.estimate import Estimate, EstimateRequest, Known, MethodEstimate
 from service.contract.hardware import HardwareFacts
 from service.contract.job import METHODS, JobSpec, Method
 from service.contract.measurement import MemoryLine
-from service.exports.templates.common import parameter_groups
 from service.levers import LEVERS
-from service.levers.quantization import HEADS
+from training.model import dtype_of
+from training.optimization import embedding_weights
+from training.recipe import Recipe, task_of
+from training.step import autocast
 from worker.child import sources
-from worker.child.build import Limits, adapted, check_length, load_options
+from worker.child.build import adapted, check_length, recipe_of
 from worker.child.fake import Storages, fake_tensors, real_shapes
 from worker.devices import discover
 from worker.devices.base import proc_status
-from worker.levers import batching, precision
-from worker.tasks import TASKS
 
 GIB = 2**30
-CUDA_OVERHEAD = 0.5 * GIB  # context and libraries; a measurement replaces it
+CUDA_OVERHEAD = 0.5 * GIB  # an assumed size of CUDA's context and libraries, until a measurement corrects the line
 Micros = tuple[int, int]
 SMALL: Micros = (1, 2)
-MOST_DRAWN = 256
+MOST_DRAWN = 256  # samples of the largest batch that is simulated, which bounds the estimate's time
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a step on fake tensors; `saved` and `dequantised` are what NF4 weights would change."""
+    """Bytes of a step on fake tensors, whose weights are not quantised.
+
+    Quantised weights would take `saved` bytes less, and for a moment `dequantised` bytes more.
+    """
 
     parameters: int
     trainable: int
-    embedded: int  # of the trainable, those in embeddings
+    embedded: int  # trainable parameters that are in embeddings
     weights: float
     gradients: float
-    peaks: tuple[float, float]  # of micro batches 1 and 2
-    held: tuple[float, float]  # by their forward, for backward
+    peaks: tuple[float, float]  # of micro batches of 1 and 2 samples
+    held: tuple[float, float]  # what the forward pass of 1 and 2 samples saves for the backward pass
     saved: float
     dequantised: float
-    idle: float  # bytes of this process with the same libraries imported and threads started, on the host
+    idle: float  # host bytes of a process that has imported the same libraries and started their threads
 
 
-def estimate(request: EstimateRequest, facts: HardwareFacts, known: tuple[Known, ...], limits: Limits) -> Estimate:
-    """All methods; JobProblem for the user's mistakes."""
+def estimate(
+    request: EstimateRequest, facts: HardwareFacts, known: tuple[Known, ...], workplace: Workplace
+) -> Estimate:
+    """The estimate of each method (LoRA, QLoRA, full finetuning); TrainingError for the user's mistakes."""
     started = time.perf_counter()
     spec = request.spec.model_copy(update={"model": request.spec.model.model_copy(update={"weights": "random"})})
     device = facts.device if spec.hardware.device == "auto" else spec.hardware.device
-    estimator = _Estimator(spec, device, limits)
+    estimator = _Estimator(spec, device, workplace)
     levers = _levers(spec, device, facts)
     methods = {method: estimator.method(method, levers, request.memory_gib * GIB, known) for method in METHODS}
     corrected = any(one.corrected for one in methods.values())
@@ -76,8 +83,8 @@ def estimate(request: EstimateRequest, facts: HardwareFacts, known: tuple[Known,
 
 
 def _levers(spec: JobSpec, device: str, facts: HardwareFacts) -> dict[str, str]:
-    """What the search would begin with, and what the job fixes."""
-    # Of another kind of device than this one nothing is known; most have bf16.
+    """The levers' choices that the search would begin with, and in their place those that the job fixes."""
+    # The facts are this machine's. Another kind of device is assumed to compute bf16 natively, as most do.
     there = facts if device == facts.device else facts.model_copy(update={"bf16_native": True})
     levers = {
         name: lever.ranked(there)[0] if lever.recipe == "first" else lever.baseline for name, lever in LEVERS.items()
@@ -86,15 +93,18 @@ def _levers(spec: JobSpec, device: str, facts: HardwareFacts) -> dict[str, str]:
 
 
 def drawable(levers: dict[str, str]) -> dict[str, str]:
-    """The levers whose shapes can be drawn: kernels, and what reads the batch, have nothing to read on fake tensors."""
+    """The levers with each choice that fake tensors cannot run replaced by one that takes about the same memory.
+
+    Custom kernels, and code that reads the batch's values, have no values to read in a fake tensor.
+    """
     return {name: lever.simulation(levers.get(name, lever.baseline)) for name, lever in LEVERS.items()}
 
 
 class _Estimator:
-    """One job's estimates. Each draws a line at small batches, and one near the largest that it promises."""
+    """One job's estimates. Each fits a memory line at 1 and 2 samples, and a second near the largest size by that."""
 
-    def __init__(self, spec: JobSpec, device: str, limits: Limits) -> None:
-        self._spec, self._device, self._limits = spec, device, limits
+    def __init__(self, spec: JobSpec, device: str, workplace: Workplace) -> None:
+        self._spec, self._device, self._workplace = spec, device, workplace
         kind = discover().get(device)
         self._overhead = CUDA_OVERHEAD if kind is not None and kind.has_own_memory else 0.0
         self._drawn: dict[str, Sizes] = {}
@@ -125,9 +135,9 @@ class _Estimator:
         )
 
     def _near(self, method: str, levers: dict[str, str], length: int, capacity: float) -> Micros:
-        """Two micro batches to draw the line through: the largest that fits by a first line, and half of it.
+        """The two micro batches to fit the line through: the largest that fits by a first line, and half of it.
 
-        Where in the step the peak is depends on the batch, so small ones may show less than large ones have.
+        The batch size decides at which moment of a step memory peaks, so a line through small batches may be too flat.
         """
         first = min(MOST_DRAWN, self._line(method, levers, length, SMALL).largest(capacity))
         return (first // 2, first) if first > SMALL[1] else SMALL
@@ -135,7 +145,10 @@ class _Estimator:
     def _corrected(
         self, line: MemoryLine, method: str, levers: dict[str, str], known: tuple[Known, ...], near: Micros
     ) -> tuple[MemoryLine, bool]:
-        """The line scaled by measured over estimated of the measured configuration most like this one."""
+        """(the line corrected by a measurement, True), or (the line as it is, False) where there is no measurement.
+
+        Rest and slope are scaled by measured over estimated of the measured configuration that is most like this one.
+        """
         mine = [one for one in known if one.method == method]
         if not mine:
             return line, False
@@ -163,12 +176,12 @@ class _Estimator:
         )
 
     def _sizes(self, method: str, levers: dict[str, str], length: int, micros: Micros) -> Sizes:
-        """Sizes of a step, drawn once a shape: `full`, or an adapter over a frozen base."""
+        """The sizes of a step, simulated once for each combination of arguments; QLoRA shares LoRA's simulation."""
         drawn: Method = "full" if method == "full" else "lora"
         key = f"{drawn} {length} {micros} {sorted(levers.items())}"
         if key not in self._drawn:
-            self._drawn[key] = step_sizes(self._spec, drawn, levers, length, self._limits, micros)
-            # The first one's: what fake tensors leave behind, a trial does not have.
+            self._drawn[key] = step_sizes(self._spec, drawn, levers, length, self._workplace, micros)
+            # Only the first simulation's: later ones also count what earlier fake tensors have left in this process.
             self._overhead = self._overhead or self._drawn[key].idle
         return self._drawn[key]
 
@@ -181,26 +194,24 @@ def _state(sizes: Sizes, levers: dict[str, str]) -> float:
 
 
 def step_sizes(
-    spec: JobSpec, method: Method, levers: dict[str, str], length: int, limits: Limits, micros: Micros = SMALL
+    spec: JobSpec, method: Method, levers: dict[str, str], length: int, workplace: Workplace, micros: Micros = SMALL
 ) -> Sizes:
-    """Sizes of a full step of one configuration, at `length` tokens a sample, as two micro batches show them."""
+    """The sizes of a full step of one configuration at `length` tokens a sample, simulated at two micro batches."""
     configuration = Configuration(method=method, levers=levers, effective_batch_size=1, learning_rate=1e-4)
-    task = TASKS[spec.task]()
-    folder = sources.model_folder(spec.model, limits.roots, limits.allow_pickle, limits.allow_remote_code)
+    recipe, folder = recipe_of(spec, configuration), sources.model_folder(spec.model, workplace)
     with torch.device("meta"):
-        model = _model(spec, configuration, task, folder, limits)
+        model = _model(spec, recipe, folder, workplace)
     trained = [one for one in model.parameters() if one.requires_grad]
-    saved, dequantised = _quantised(model, levers)
+    embeddings = embedding_weights(model)
+    saved, dequantised = _quantised(model, levers, recipe)
     idle = _idle_bytes()
     with fake_tensors():
         real_shapes(model)
-        peaks, held = _steps(model, spec, levers, length, micros)
+        peaks, held = _steps(model, recipe, length, micros)
     return Sizes(
         parameters=sum(one.numel() for one in model.parameters()),
         trainable=sum(one.numel() for one in trained),
-        embedded=sum(
-            group["params"][at].numel() for group in parameter_groups(model, 0.0) for at in group["embeddings"]
-        ),
+        embedded=sum(one.numel() for one in trained if id(one) in embeddings),
         weights=float(sum(one.numel() * one.element_size() for one in {*model.parameters(), *model.buffers()})),
         gradients=float(sum(one.numel() * one.element_size() for one in trained)),
         peaks=peaks,
@@ -212,10 +223,10 @@ def step_sizes(
 
 
 def _idle_bytes() -> float:
-    """The data segment with what a trial's process imports and starts, but without a model."""
-    import peft  # noqa: F401 - a trial with an adapter has it
+    """The data segment's bytes of a process that has imported and started what a trial does, but has no model."""
+    import peft  # noqa: F401 - a trial with an adapter imports it
 
-    # A step of a little of everything starts the threads, and makes what the libraries keep.
+    # A step of a tiny model starts the libraries' threads and makes them allocate what they keep.
     layer = nn.TransformerEncoderLayer(64, 2, 128, dropout=0.0, batch_first=True)
     loss = nn.functional.cross_entropy(layer(torch.ones(2, 128, 64)).flatten(0, 1), torch.zeros(256, dtype=torch.long))
     loss.backward()  # type: ignore[no-untyped-call]
@@ -223,28 +234,30 @@ def _idle_bytes() -> float:
     return float(proc_status()["VmData"])
 
 
-def _model(spec: JobSpec, configuration: Configuration, task: Any, folder: Any, limits: Limits) -> Any:
-    """The model with its adapter and levers, on no device."""
+def _model(spec: JobSpec, recipe: Recipe, folder: Any, workplace: Workplace) -> Any:
+    """The model with its adapter and levers, on whichever device torch's default is (the caller's meta device)."""
     from transformers import AutoConfig
 
-    options = load_options(configuration)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=limits.allow_remote_code)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=workplace.allow_remote_code)
     config.use_cache = False
     config.pad_token_id = config.pad_token_id or 0
     check_length(spec, config)
-    dtype = (config.dtype or torch.float32) if options["dtype"] == "auto" else options["dtype"]
-    model = task.model_class().from_config(config, dtype=dtype, attn_implementation=options["attn_implementation"])
-    return adapted(spec, configuration, model, 0).train()
+    dtype = (config.dtype or torch.float32) if recipe.weights == "auto" else dtype_of(recipe)
+    model = task_of(recipe).model_class().from_config(config, dtype=dtype, attn_implementation=recipe.attention)
+    return adapted(model, recipe).train()
 
 
-def _quantised(model: nn.Module, levers: dict[str, str]) -> tuple[float, float]:
-    """(bytes that quantising saves, bytes of the largest weight dequantised, which a step needs for a moment)."""
+def _quantised(model: nn.Module, levers: dict[str, str], recipe: Recipe) -> tuple[float, float]:
+    """(bytes that quantising the weights saves, bytes of dequantised weights that a step needs at the same time).
+
+    The latter is the largest weight's, or all weights' where the kernel keeps them dequantised until backward.
+    """
     linear = [
         module.weight
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and "lora_" not in name and not _is_head(name)
+        if isinstance(module, nn.Linear) and "lora_" not in name and not _is_head(name, recipe)
     ]
-    compute = (precision.autocast_dtype(levers) or torch.float32).itemsize
+    compute = getattr(torch, recipe.autocast or "float32").itemsize
     memory = LEVERS["quantization"].choice(levers["quantization"]).memory
     assert memory.weight is not None, "each form of quantised weights says how large they are"
     saved = sum(one.numel() * (one.element_size() - memory.weight) for one in linear)
@@ -253,16 +266,17 @@ def _quantised(model: nn.Module, levers: dict[str, str]) -> tuple[float, float]:
     return float(saved), float(alive * compute)
 
 
-def _is_head(name: str) -> bool:
-    return name.rsplit(".", 1)[-1] in (*HEADS, "lm_head")
+def _is_head(name: str, recipe: Recipe) -> bool:
+    """Whether a module is an output layer, which is not quantised."""
+    return name.rsplit(".", 1)[-1] in (*recipe.heads, "lm_head")
 
 
 def _steps(
-    model: nn.Module, spec: JobSpec, levers: dict[str, str], length: int, micros: Micros
+    model: nn.Module, recipe: Recipe, length: int, micros: Micros
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(peaks of micro batches 1 and 2 with gradients in place, bytes that their forward leaves for backward).
+    """(peak bytes, bytes that the forward pass saves for backward), each for micro batches of 1 and of 2 samples.
 
-    By the line through `micros`.
+    The micro batches that run are `micros`; the line through them gives the values of 1 and 2. Gradients are in place.
     """
     peaks, held = [], []
     with Storages() as storages:
@@ -272,10 +286,10 @@ def _steps(
             if tensor.requires_grad:
                 tensor.grad = torch.empty_like(tensor)
         for micro in micros:
-            batch = _batch(spec, levers, micro, length)
+            batch = _batch(recipe, micro, length)
             storages.peak = before = storages.live
-            with precision.autocast(levers, torch.device("cpu")):
-                loss = TASKS[spec.task]().loss(model, batch, torch.tensor(micro * length))
+            with autocast(torch.device("cpu"), recipe):
+                loss = task_of(recipe).summed_loss(model, batch, torch.tensor(micro * length))
             held.append(float(storages.live - before))
             loss.backward()  # type: ignore[no-untyped-call]
             del loss, batch
@@ -289,10 +303,14 @@ def _at_one_and_two(micros: Micros, found: list[float]) -> tuple[float, float]:
     return one, one + slope
 
 
-def _batch(spec: JobSpec, levers: dict[str, str], micro: int, length: int) -> dict[str, torch.Tensor]:
-    """Where a mask is passed, transformers takes a fake one for one that masks, as rows of unequal length have it."""
+def _batch(recipe: Recipe, micro: int, length: int) -> dict[str, torch.Tensor]:
+    """A batch of `micro` samples of `length` tokens.
+
+    transformers drops a mask that masks nothing, but cannot look into a fake one, so attention takes the memory that
+    rows of unequal length take.
+    """
     ids = torch.ones((micro, length), dtype=torch.long)
-    labels = ids[:, 0] if spec.task == "sequence-classification" else ids
-    if spec.task == "causal-lm" and not batching.needs_mask(levers["batching"]):
+    labels = ids[:, 0] if recipe.labels_are_classes else ids
+    if not recipe.masked:
         return {"input_ids": ids, "labels": labels}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}

@@ -1,10 +1,12 @@
-"""Finds the largest batch that fits: two small full steps give a line, then predict, confirm, correct.
+"""Finds the largest micro batch that fits in memory: measure small ones, predict the largest, run it, correct.
 
-A full step is forward, backward, clipping and an optimizer step whose state is allocated, at the worst case the
-batching can make, gradients of an earlier micro batch in place where the step accumulates. The learning rate is 0
-meanwhile, so the weights stay as they are. Forward and backward grow with the batch, the update does not: the two
-peaks are read apart, or a small batch's update would hide the line. An out-of-memory error is reported and ends the
-child; the next child goes on from what is known.
+The peak bytes of small full steps give a line over the batch size, which every further step corrects. A full step is
+forward, backward, clipping and an optimizer step whose state is allocated, on the worst batch that the batching can
+make, with the gradients of an earlier micro batch in place where the step accumulates. The learning rate is 0
+meanwhile, so the weights stay as they are. The memory of forward and backward grows with the batch and that of the
+update does not, so the two peaks are read apart; a small batch's update would otherwise hide the line
+(docs/decisions/0007). An out-of-memory error is reported and ends the child; the next child goes on from the probes
+that are known.
 """
 
 from __future__ import annotations
@@ -20,56 +22,45 @@ import torch
 from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
 from service.contract.measurement import MemoryLine, Probe
 from service.contract.states import ProbePhase
-from service.exports.templates.levers.evaluation import LONGEST_GENERATED, generated_ids
-from service.exports.templates.segments import moved
-from worker.child import arrange, loop
-from worker.child.build import Bundle, evaluating
+from training.batches import moved
+from training.levers.batching import pack
+from training.levers.evaluation import LONGEST_GENERATED, generated_ids
+from training.recipe import apply
+from training.step import autocast
+from worker.child import steps
+from worker.child.build import Bundle
 from worker.child.worst import evaluation_batch, worst_case
 from worker.devices import Device
 
-# Shares of the capacity that are left free: before the line was put to the test, and after it.
+# Shares of the capacity that are left free: before a predicted size has been run, and after it (docs/decisions/0007).
 MARGIN, LEAST_MARGIN = 0.007, 0.005
-BENT = 1.5  # times the error that the last prediction had, by how much further the next one goes
-WORTH_ANOTHER = 1.015
-ROOM_FOR_TWO = 1.6  # samples: a fresh process takes a little less than one that has probed
-MOST_SIZES = 5
-MOST_GROWTH = 64  # from the first size: the slope of one size alone may be an allocator's rounding
-STEP_BACK = 0.9
-# Small sizes may show half the slope that large ones have (another place in the step is then the peak), so a line that
-# was not put to the test is followed to this share only, unless its sizes span a good part of the way.
+BENT = 1.5  # the next prediction assumes this many times the last one's error a sample (docs/decisions/0007)
+WORTH_ANOTHER = 1.015  # a predicted size is run only if it is larger than the largest that ran by this factor
+ROOM_FOR_TWO = 1.6  # samples of free memory, by the line, below which a second larger size is not expected to fit
+MOST_SIZES = 5  # that are run in one search, those of earlier children included
+MOST_GROWTH = 64  # times the first size, for the second: the slope of one size alone may be the allocator's rounding
+STEP_BACK = 0.9  # of the predicted size, after it has run out of memory once
+# The slope through small sizes may be half of that of large ones, for which memory peaks elsewhere in the step. So an
+# untested line is followed to 1/FAR of its prediction only, unless that is within SPAN times the largest size that ran.
 FAR, SPAN = 1.75, 3
-MOST_GUESSED = 8  # times the largest that ran, where two close sizes are all there is: their slope is mostly noise
-MOST_EVALUATED = 256
-ENOUGH_TOKENS = 1024  # padded, of a step that only checks a line that earlier trials have drawn
-Step = Callable[[Bundle, int], tuple[int, int]]
+MOST_GUESSED = 8  # times the largest that ran, by an untested line: the slope of two close sizes is mostly noise
+MOST_EVALUATED = 256  # samples an evaluation batch
+ENOUGH_TOKENS = 1024  # padded tokens of a step that only checks a line that earlier trials have measured
+FullStep = Callable[[Bundle, int], tuple[int, int]]
+Tell = Callable[[ChildMessage], None]  # sends a message to the worker, which outlives a child that memory kills
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known before a child begins: the probes of earlier children, and the line of earlier trials."""
+    """What is known before a child begins: the probes of the trial's earlier children, and earlier trials' line."""
 
     probes: tuple[Probe, ...] = ()
     line: MemoryLine | None = None
 
 
 @dataclass
-class Tell:
-    """Says what is about to be tried, so that the worker knows it when the child dies of it."""
-
-    send: Callable[[ChildMessage], None]
-
-    def begun(self, micro: int, phase: ProbePhase = ProbePhase.training) -> None:
-        """A step of this size begins."""
-        self.send(ProbeStarted(micro_batch_size=micro, phase=phase))
-
-    def done(self, probe: Probe) -> None:
-        """It fitted."""
-        self.send(ProbeDone(probe=probe))
-
-
-@dataclass
 class Found:
-    """What the probe learnt. `largest` was run; `predicted` is what the line says, within the bounds."""
+    """The result of a search. The size `largest` was run; `predicted` is the largest by the line, within the bounds."""
 
     largest: int
     predicted: int
@@ -80,7 +71,7 @@ class Found:
 
 @contextlib.contextmanager
 def without_learning(bundle: Bundle) -> Iterator[None]:
-    """Steps in here leave the weights as they are: the learning rate is 0."""
+    """A context in which steps leave the weights as they are, because the learning rate is 0."""
     rates = [float(group["lr"]) for group in bundle.optimizer.param_groups]
     _set_rates(bundle, [0.0] * len(rates))
     try:
@@ -90,7 +81,7 @@ def without_learning(bundle: Bundle) -> Iterator[None]:
 
 
 def _set_rates(bundle: Bundle, rates: list[float]) -> None:
-    """The learning rate of each group; torchao keeps tensors, and refuses numbers in their place."""
+    """Set the learning rate of each group; torchao keeps rates as tensors, and refuses numbers in their place."""
     for group, rate in zip(bundle.optimizer.param_groups, rates, strict=True):
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -99,12 +90,12 @@ def _set_rates(bundle: Bundle, rates: list[float]) -> None:
 
 
 def bound(bundle: Bundle) -> tuple[int, str]:
-    """The largest micro batch that makes sense, and what says so."""
+    """(the largest micro batch that makes sense whatever the memory, the name of what limits it)."""
     effective, data = bundle.configuration.effective_batch_size, bundle.data
     bounds = [(effective, "effective batch"), (data.facts.rows, "dataset size")]
-    if bundle.rows_are_packed():
+    if bundle.recipe.rows_are_packed:
         longest = sorted(range(len(data.lengths)), key=lambda one: -data.lengths[one])[:effective]
-        rows = len(arrange.pack(longest, data.lengths, bundle.spec.dataset.max_length))
+        rows = len(pack(longest, data.lengths, bundle.spec.dataset.max_length))
         bounds[0] = (rows, "effective batch")
     if bundle.spec.search.max_micro_batch_size:
         bounds.append((bundle.spec.search.max_micro_batch_size, "search.max_micro_batch_size"))
@@ -112,30 +103,32 @@ def bound(bundle: Bundle) -> tuple[int, str]:
 
 
 def full_step(bundle: Bundle, micro: int) -> tuple[int, int]:
-    """One step at the worst case; (peak bytes of forward and backward, peak bytes of the update)."""
+    """One step on the worst-case batch; (peak bytes of forward and backward, peak bytes of the update)."""
     device = bundle.device
-    if micro < bound(bundle)[0] and not hasattr(bundle.optimizer, "held"):
+    if micro < bound(bundle)[0] and not bundle.recipe.steps_in_backward:
         for parameter in bundle.model.parameters():
-            if parameter.requires_grad:  # as an earlier micro batch of the step leaves it
+            if parameter.requires_grad:  # as an earlier micro batch of the same step leaves the gradients
                 parameter.grad = torch.zeros_like(parameter)
-    batch, items = worst_case(bundle, micro)
+    batch, terms = worst_case(bundle, micro)
     device.reset_peak()
-    loop.forward_backward(bundle, batch, torch.tensor(items, device=device.torch))
+    steps.forward_backward(bundle, batch, torch.tensor(terms, device=device.torch))
     device.synchronize()
     step = device.peak()
     del batch
     device.reset_peak()
-    loop.update(bundle)
+    steps.update(bundle)
     device.synchronize()
     return step, device.peak()
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def evaluation_step(bundle: Bundle, size: int) -> tuple[int, int]:
-    """One evaluation batch at the worst case, with the KV cache where it generates; (peak bytes, 0)."""
+    """One worst-case evaluation batch, with generation and its KV cache where the recipe generates; (peak bytes, 0)."""
     bundle.device.reset_peak()
-    batch = moved(evaluation_batch(bundle, size), bundle.device.torch)
-    with evaluating(bundle) as score, bundle.autocast():
+    recipe, device = bundle.recipe, bundle.device.torch
+    batch = moved(evaluation_batch(bundle, size), device, recipe)
+    changed = apply(recipe.evaluation, bundle.model) if recipe.evaluation else contextlib.nullcontext()
+    with changed as score, autocast(device, recipe):
         float(bundle.model(**batch).loss)
         if score:
             longest = min(LONGEST_GENERATED, batch["input_ids"].shape[1] // 2)
@@ -145,14 +138,16 @@ def evaluation_step(bundle: Bundle, size: int) -> tuple[int, int]:
 
 
 class Search:
-    """One search for a largest size: in a phase, up to a limit, with what is known already."""
+    """One search for the largest size that fits in a phase (training, compiled, evaluation), up to a limit."""
 
-    def __init__(self, bundle: Bundle, phase: ProbePhase, step: Step, limit: tuple[int, str], tell: Tell, known: Known):
+    def __init__(
+        self, bundle: Bundle, phase: ProbePhase, step: FullStep, limit: tuple[int, str], tell: Tell, known: Known
+    ):
         self._device: Device = bundle.device
         self._bundle, self._phase, self._step, self._tell = bundle, phase, step, tell
-        self._hint = known.line if phase == "training" else None
-        # One size is then enough to predict from: it was not 1, or it was not far from the whole.
-        self._trusted = self._hint is not None or phase != "training"
+        self._hint = known.line if phase == ProbePhase.training else None
+        # Predictions from a single size are trusted where earlier trials have measured a line, and outside training.
+        self._trusted = self._hint is not None or phase != ProbePhase.training
         mine = [probe for probe in known.probes if probe.phase == phase]
         self.fitted = {probe.micro_batch_size: probe for probe in mine if probe.peak_bytes is not None}
         failed = [probe.micro_batch_size for probe in mine if probe.peak_bytes is None]
@@ -169,14 +164,18 @@ class Search:
         self._fit()
 
     def _lower(self, failed: int, reason: str) -> None:
-        """`failed` was too much: stay a little below it, or one below where that is less than 2%."""
+        """The size `failed` was too large: limit the search to 2% below it, or to one sample below where 2% is less."""
         self._limit, self._limited_by = min(self._limit, failed - max(1, math.floor(0.02 * failed))), reason
         self.fitted = {size: probe for size, probe in self.fitted.items() if size < failed}
 
     def run(self, size: int) -> None:
-        """A step of `size`, after one of a single sample that makes the optimizer's state and what kernels keep."""
-        self._tell.begun(size, self._phase)
-        if self._rest is None and self._phase != "compiled":  # that one follows steps, and 1 would compile apart
+        """Run a step of `size` and record its peaks.
+
+        The first call runs a single sample before, which allocates the optimizer's state and the kernels' workspaces.
+        """
+        self._tell(ProbeStarted(micro_batch_size=size, phase=self._phase))
+        # Not in the compiled phase, which follows eager steps, and in which a single sample would be compiled apart.
+        if self._rest is None and self._phase != ProbePhase.compiled:
             self._step(self._bundle, 1)
         retries = [self._device.retries()]
         started = time.perf_counter()
@@ -186,7 +185,7 @@ class Search:
         if retries[-1] > retries[-2]:
             self._step(self._bundle, size)
             retries.append(self._device.retries())
-        self._device.reset_peak()  # what an allocator keeps for later is not at rest
+        self._device.reset_peak()  # also empties the allocator's cache, which is no part of the memory at rest
         self._rest = float(self._device.used())
         probe = Probe(
             micro_batch_size=size,
@@ -197,11 +196,12 @@ class Search:
             seconds=seconds,
             phase=self._phase,
         )
-        self._tell.done(probe)
+        self._tell(ProbeDone(probe=probe))
         self.probes.append(probe)
         self._sizes += 1
         if len(retries) > 2 and retries[-1] > retries[-2] > retries[-3]:
-            # The allocator lives from hand to mouth (Composer's signal): it fits, but not for long.
+            # Each step had the allocator free its cache and retry (the signal that MosaicML Composer uses): the size
+            # fits now, but would run out of memory in a longer run.
             self._lower(size, "allocator retries")
             return
         if len(self.fitted) > 1 and self.line is not None:
@@ -212,10 +212,10 @@ class Search:
         self._fit()
 
     def _fit(self) -> None:
-        """The line through the two largest sizes; through what rests between steps where there is one only."""
+        """Fit the line through the two largest sizes, or through one size and the memory at rest between steps."""
         points = sorted((size, float(probe.peak_bytes or 0)) for size, probe in self.fitted.items())[-2:]
         if not points or (len(points) == 1 and self._rest is None):
-            return  # one size that another child ran says nothing of the slope
+            return  # one size gives no slope without the memory at rest, which is unknown of another child
         (first, low), (last, high) = ((0, float(self._rest or 0)), points[0]) if len(points) == 1 else points
         slope = max(1.0, (high - low) / (last - first))
         update = max(float(probe.update_bytes or 0) for probe in self.fitted.values())
@@ -224,12 +224,12 @@ class Search:
         )
 
     def predict(self, line: MemoryLine | None = None) -> int:
-        """The largest size by the line, within the limit; what is kept back follows from how well it held."""
+        """The largest size by the line, within the limit; the margin depends on how wrong the last prediction was."""
         line = line or self.line
         assert line is not None
         if self._bend is None:
             return min(self._limit, line.largest(self._device.capacity() * (1 - MARGIN)))
-        # The line was off by `bend` bytes a sample beyond what had been run, so it may be again.
+        # The last prediction was off by `_bend` bytes for each sample beyond the largest size before: so may this be.
         largest, bend = max(self.fitted), BENT * self._bend
         steeper = line.model_copy(
             update={"slope_bytes": line.slope_bytes + bend, "rest_bytes": line.rest_bytes - bend * largest}
@@ -237,24 +237,24 @@ class Search:
         return min(self._limit, steeper.largest(self._device.capacity() * (1 - LEAST_MARGIN)))
 
     def _room(self, size: int) -> float:
-        """How many samples more than `size` the line has room for."""
+        """How many samples more than `size` fit by the line."""
         assert self.line is not None
         return (self._device.capacity() - self.line.rest_bytes) / self.line.slope_bytes - size
 
     def _first(self, confirm: bool) -> int:
-        """Half of what earlier trials promise, or of what failed; else 1.
+        """The first size to run: half of what earlier trials' line predicts, or of the size that failed, or else 1.
 
-        On a CPU a few rows where nothing is to be confirmed: sizes that are timed there are small.
+        On a CPU, where only small sizes are timed, it is a few rows if the largest need not be confirmed.
         """
         if self._sizes:
             return max(1, self._limit // 2)
         if self._hint is None:
             return 1
         half = max(1, self.predict(self._hint) // 2)
-        if confirm or self._device.torch.type != "cpu":
+        if confirm or self._device.gains_from_large_batches:
             return half
         bundle = self._bundle
-        row = bundle.spec.dataset.max_length if bundle.rows_are_packed() else bundle.data.facts.longest
+        row = bundle.spec.dataset.max_length if bundle.recipe.rows_are_packed else bundle.data.facts.longest
         return min(half, max(1, ENOUGH_TOKENS // row))
 
     def _next(self, confirm: bool) -> int | None:
@@ -264,7 +264,7 @@ class Search:
         largest = max(self.fitted)
         if largest >= self._limit:
             return None
-        if self.line is None:  # another child ran this one size
+        if self.line is None:  # an earlier child ran one size, which gives no slope
             return max(largest + 1, self._limit // 2) if self._failed else largest
         predicted = self.predict()
         if len(self.fitted) == 1 and not self._trusted and predicted > largest:
@@ -274,14 +274,14 @@ class Search:
         if self._bend is None and not self._trusted and predicted > SPAN * largest:
             return min(int(predicted / FAR), MOST_GUESSED * largest)
         if self._bend is not None and self._room(largest) < ROOM_FOR_TWO:
-            return None  # one more at most could fit, by a line that has been put to the test
+            return None  # at most one more sample fits, by a line whose prediction has been run
         if self._failed and not any(probe.phase == self._phase for probe in self.probes):
-            # The line has just been wrong by an unknown amount: first a safe distance below, then up again.
+            # A predicted size ran out of memory, so the line's error is unknown: first a smaller size, then up again.
             return max(largest + 1, int(predicted * STEP_BACK) if self._failed == 1 else (largest + predicted) // 2)
         return predicted
 
     def search(self, confirm: bool = True, first: int | None = None) -> Found:
-        """Up to MOST_SIZES sizes from `first` on; without `confirm` the prediction is not run."""
+        """Run up to MOST_SIZES sizes, starting at `first`; without `confirm` the predicted size itself is not run."""
         if first and not self.fitted and self._sizes == 0:
             self.run(min(first, self._limit))
         while self._limit >= 1 and self._sizes < MOST_SIZES:
@@ -302,7 +302,7 @@ def largest(
     known: Known | None = None,
     phase: ProbePhase = ProbePhase.training,
 ) -> Found:
-    """The largest micro batch of the bundle as it is; the out-of-memory error passes through."""
+    """Search for the largest micro batch of the bundle, not compiled; an out-of-memory error passes through."""
     bundle.device.exact_memory(True)
     try:
         with without_learning(bundle):
@@ -312,7 +312,7 @@ def largest(
 
 
 def recompiled(bundle: Bundle, tell: Tell, eager: Found, known: Known) -> Found:
-    """The line fitted again once compiled, also upwards: compiled code often needs less. Eager probes are kept."""
+    """Search again with the compiled model, which often needs less memory; the eager probes stay in the result."""
     search = Search(bundle, ProbePhase.compiled, full_step, bound(bundle), tell, known)
     bundle.device.exact_memory(True)
     try:
@@ -325,9 +325,9 @@ def recompiled(bundle: Bundle, tell: Tell, eager: Found, known: Known) -> Found:
 
 
 def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = None, confirm: bool = True) -> int:
-    """A batch to evaluate with: half of the largest by forward only, or the training's largest, which fits.
+    """A batch size to evaluate with: half of the largest that was run, or the training's largest if that is larger.
 
-    Without `confirm` it is a quarter of what the line promises.
+    Without `confirm` few sizes are run, so a quarter of the predicted largest counts as well.
     """
     rows = bundle.data.facts.validation_rows
     limit = min((rows, "dataset size"), (MOST_EVALUATED, "no gain past it"))
@@ -336,7 +336,7 @@ def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = N
     bundle.model.eval()
     try:
         found = search.search(confirm, first=trained)
-        # Speed has saturated long before, and a run's memory is not as tidy as a probe's: no need to go to the edge.
+        # Half is enough: a larger batch is hardly faster, and a long run's memory is more fragmented than a probe's.
         return max(1, trained, found.largest // 2, 0 if confirm else found.predicted // 4)
     finally:
         bundle.model.train()
@@ -344,8 +344,11 @@ def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = N
 
 
 def fits(bundle: Bundle, micro: int, tell: Tell | None = None) -> None:
-    """Run the worst case of `micro` as it will be timed, learning rate 0; the out-of-memory error passes through."""
+    """Run the worst-case step of `micro` at learning rate 0 on the model as it will be timed.
+
+    That proves that the size fits, and warms it up. An out-of-memory error passes through.
+    """
     if tell:
-        tell.begun(micro)
+        tell(ProbeStarted(micro_batch_size=micro))
     with without_learning(bundle):
         full_step(bundle, micro)

@@ -1,4 +1,4 @@
-"""Quantised weights are kept on the worker: the first trial of a model quantises them, later ones load them."""
+"""A store of quantised weights on the worker: the first trial of a model quantises them, and later trials load them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,22 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from training.model import keep_layout, loaded_model, quantization
+from training.recipe import Recipe
+
 TIMES = "dynotune.json"
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What is to be quantised and how; `rest` names what else the weights depend on, such as the seed of a head."""
-
-    folder: Path
-    quantization: Any
-    rest: str
-
-    @property
-    def key(self) -> str:
-        """Twelve hex digits of the weights' files and all that makes them what they are."""
-        files = sorted((*self.folder.glob("*.safetensors"), *self.folder.glob("*.bin"), self.folder / "config.json"))
-        marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        arguments = {name: str(value) for name, value in sorted(self.quantization.to_dict().items())}
-        arguments.pop("bnb_4bit_compute_dtype", None)  # of the arithmetic, not of the weights
-        made_by = [_version(name) for name in ("transformers", "bitsandbytes", "torchao", "torch")]
-        text = json.dumps([str(self.folder.resolve()), marks, arguments, self.rest, made_by], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+def key_of(folder: Path, config: Any, recipe: Recipe) -> str:
+    """Twelve hex digits of a hash over all that the quantised weights depend on: files, format, seed and versions."""
+    files = sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"), folder / "config.json"))
+    marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    arguments = {name: str(value) for name, value in sorted(quantization(recipe).to_dict().items())}
+    arguments.pop("bnb_4bit_compute_dtype", None)  # says how to compute, and changes nothing in the stored weights
+    rest = f"{recipe.task} {recipe.seed} {recipe.weights} {config.num_labels}"
+    made_by = [_version(name) for name in ("transformers", "bitsandbytes", "torchao", "torch")]
+    text = json.dumps([str(folder.resolve()), marks, arguments, rest, made_by], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _version(package: str) -> str:
@@ -46,36 +41,35 @@ def _version(package: str) -> str:
         return ""
 
 
-def load(kind: Any, asked: Asked, options: dict[str, Any], store: Path | None) -> tuple[Any, float]:
-    """(the quantised model, the seconds that it would have taken more to quantise it); the libraries' errors pass."""
-    kept = store / asked.key if store else None
+def load(folder: Path, config: Any, device: torch.device, recipe: Recipe, store: Path | None) -> tuple[Any, float]:
+    """(the quantised model, the seconds that quantising would have taken more than this call); errors pass through."""
+    kept = store / key_of(folder, config, recipe) if store else None
     if kept and (kept / TIMES).exists():
         started = time.perf_counter()
         try:
-            model = _kept(kind, kept, asked, options)
-            os.utime(kept)  # still in use: see worker/runner/pruning.py
+            model = _kept(kept, config, device, recipe)
+            os.utime(kept)  # marks it as in use, so that worker/runner/pruning.py does not delete it
             seconds = float(json.loads((kept / TIMES).read_text())["seconds"])
             return model, max(0.0, seconds - (time.perf_counter() - started))
         except (OSError, ValueError, KeyError, SafetensorError):
-            shutil.rmtree(kept, ignore_errors=True)  # broken, or half pruned: it is made anew
+            shutil.rmtree(kept, ignore_errors=True)  # broken, or half deleted by pruning: quantise again below
     started = time.perf_counter()
-    model = kind.from_pretrained(asked.folder, quantization_config=asked.quantization, **options)
+    model = loaded_model(folder, config, device, recipe)
     seconds = time.perf_counter() - started
     began = time.perf_counter()
     if kept:
         _keep(model, kept, seconds)
-    return model, began - time.perf_counter()  # what keeping took is not the load's
+    return model, began - time.perf_counter()  # negative: takes the time of saving out of the caller's loading time
 
 
-def _kept(kind: Any, kept: Path, asked: Asked, options: dict[str, Any]) -> Any:
-    """The model from its kept weights, with this configuration's compute dtype."""
-    changed = {name: value for name, value in options.items() if name != "config"}
-    config = options["config"]
-    stored = type(config).from_pretrained(kept)
+def _kept(kept: Path, config: Any, device: torch.device, recipe: Recipe) -> Any:
+    """The model from its stored quantised weights, with this recipe's compute dtype."""
+    stored = type(config).from_pretrained(kept)  # says how the weights are quantised
     for name in ("use_cache", "pad_token_id"):
         setattr(stored, name, getattr(config, name))
-    model = kind.from_pretrained(kept, config=stored, **changed)
-    compute = getattr(asked.quantization, "bnb_4bit_compute_dtype", None)  # torchao has none
+    model = loaded_model(kept, stored, device, replace(recipe, quantization=None))
+    keep_layout(model)
+    compute = getattr(quantization(recipe), "bnb_4bit_compute_dtype", None)  # torchao has none
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
             module.compute_dtype = compute
@@ -84,7 +78,10 @@ def _kept(kind: Any, kept: Path, asked: Asked, options: dict[str, Any]) -> Any:
 
 
 def _keep(model: Any, kept: Path, seconds: float) -> None:
-    """Save beside and rename, so that what is there is whole; a disk that is full keeps nothing."""
+    """Save to a temporary folder and rename it, so that a stored model is always complete.
+
+    Where saving fails, for instance because the disk is full, nothing is stored, and the next trial quantises again.
+    """
     kept.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{kept.name}.", dir=kept.parent))
     try:

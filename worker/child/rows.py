@@ -1,85 +1,108 @@
-"""Reads rows from jsonl, csv and parquet files, folders and hub datasets, without the `datasets` package."""
+"""Reads a job's rows with the training code, and says in one sentence what is wrong with data that cannot be read."""
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from service.contract.job import DatasetSpec
-from service.contract.rows import ENDINGS, read
-from worker.child.problem import JobProblem
+from service.contract.job import JobSpec
+from service.contract.rows import ENDINGS, class_number, read
+from service.tasks import TASKS
+from training.errors import TrainingError
+from training.reading import Record, files_of, read_splits
+from training.recipe import Recipe
 
-Row = dict[str, Any]
+
+def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record], list[Record], Recipe]:
+    """(training rows, validation rows, the recipe with the file formats and columns of the data).
+
+    TrainingError says in one sentence what is wrong with data that cannot be read.
+    """
+    files = files_of(source, "", recipe)
+    if source.is_file() and source.suffix not in ENDINGS:
+        raise TrainingError(f"{source.name}: datasets are read from {', '.join(ENDINGS)} files")
+    formats = tuple(ending for ending in ENDINGS if any(file.suffix == ending for file in files))
+    recipe = replace(recipe, formats=formats, dataset_is_folder=source.is_dir())
+    try:
+        train, held_out = read_splits(source, recipe)
+    except (ValueError, TypeError, AttributeError, KeyError, ImportError, RecursionError) as error:
+        _explain(files, recipe.split_column)
+        raise TrainingError(f"dataset {source.name} cannot be read: {str(error)[:300]}") from error
+    if not all(isinstance(row, dict) for row in (*train, *held_out)):
+        _explain(files, recipe.split_column)
+    splits = spec.dataset.splits
+    if not train:
+        raise TrainingError(f"dataset {source.name} has no training rows (split {splits.train!r})")
+    if splits.validation and not held_out:
+        raise TrainingError(f"dataset {source.name} has no validation rows (split {splits.validation!r})")
+    recipe = replace(recipe, columns=_columns(spec, train[0]))
+    _check_values(spec, recipe, train + held_out)
+    return train, held_out, recipe
 
 
-def read_file(path: Path) -> Iterator[Row]:
-    """The rows of one file; JobProblem names file and line of what cannot be read."""
-    if path.suffix == ".parquet":
-        yield from _parquet(path)
-    elif path.suffix in ENDINGS:
+def _explain(files: Sequence[Path], split_column: str | None) -> None:
+    """Read the files row by row, and raise TrainingError with the file, line and mistake of the first wrong row."""
+    number = 0
+    for path in files:
+        if path.suffix == ".parquet":
+            _explain_parquet(path)
+            continue
         try:
-            yield from read(path)
+            for row in read(path):
+                number += 1
+                if split_column and split_column not in row:
+                    where = f"row {number} of {path.name}"
+                    raise TrainingError(f"dataset.splits.column: there is no column {split_column!r} in {where}")
         except ValueError as error:
-            raise JobProblem(str(error)) from error
-    else:
-        raise JobProblem(f"{path.name}: datasets are read from {', '.join(ENDINGS)} files")
+            raise TrainingError(str(error)) from error
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _explain_parquet(path: Path) -> None:
+    """TrainingError when pyarrow is missing, or the file is not what its name says."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise JobProblem(f"{path.name} is parquet, which needs pyarrow: pip install pyarrow on the worker") from error
+        sentence = f"{path.name} is parquet, which needs pyarrow: pip install pyarrow on the worker"
+        raise TrainingError(sentence) from error
     try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
+        pyarrow.parquet.read_schema(path)
     except pyarrow.ArrowInvalid as error:
-        raise JobProblem(
-            f"{path.name} is not a parquet file: {str(error).splitlines()[0][:200].rstrip('.')}"
-        ) from error
+        reason = str(error).splitlines()[0][:200].rstrip(".")
+        raise TrainingError(f"{path.name} is not a parquet file: {reason}") from error
 
 
-def files_of(source: Path, split: str) -> list[Path]:
-    """The files of one split: the file itself, or a folder's files with the split in their path."""
-    if source.is_file():
-        return [source]
-    every = sorted(path for path in source.rglob("*") if path.suffix in ENDINGS and path.is_file())
-    whole = re.compile(rf"(^|[-_./]){re.escape(split)}($|[-_./])") if split else re.compile("")
-    return [path for path in every if whole.search(str(path.relative_to(source)))]
+def _columns(spec: JobSpec, row: Record) -> dict[str, str]:
+    """The name of the column for each kind of column that the task reads.
+
+    TrainingError when a column that the job names is missing, or when the row has no set of columns the task can read.
+    """
+    given = spec.dataset.columns.model_dump()
+    for kind, column in given.items():
+        if column is not None and column not in row:
+            there = ", ".join(row)
+            raise TrainingError(f"dataset.columns.{kind}: there is no column {column!r}; there are: {there}")
+    columns = TASKS[spec.task].columns_in(given, row)
+    if columns is None:
+        raise TrainingError(TASKS[spec.task].lacking(given, row) or "")
+    return columns
 
 
-def read_splits(dataset: DatasetSpec, source: Path) -> tuple[list[Row], list[Row]]:
-    """(train, validation) rows. JobProblem when there are none, or too few to hold some out."""
-    splits = dataset.splits
-    if splits.column:
-        rows = list(itertools.chain.from_iterable(read_file(path) for path in files_of(source, "")))
+def _check_values(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> None:
+    """TrainingError for the first value that is not text where text is read, or no class number where labels are."""
+    for kind, column in recipe.columns.items():
         for number, row in enumerate(rows, 1):
-            if splits.column not in row:
-                where = f"row {number} of {source.name}"
-                raise JobProblem(f"dataset.splits.column: there is no column {splits.column!r} in {where}")
-        train = [row for row in rows if str(row[splits.column]) == splits.train]
-        held = [row for row in rows if str(row[splits.column]) == splits.validation] if splits.validation else []
-    else:
-        held_files = files_of(source, splits.validation) if splits.validation and source.is_dir() else []
-        files = files_of(source, splits.train)
-        if not files and splits.train == "train":  # no file is called so: all are, but those held out
-            files = [path for path in files_of(source, "") if path not in held_files]
-        train, held = _read(files), _read(held_files)
-    if not train:
-        raise JobProblem(f"dataset {source.name} has no training rows (split {splits.train!r})")
-    if splits.validation and not held:
-        raise JobProblem(f"dataset {source.name} has no validation rows (split {splits.validation!r})")
-    if not held:
-        share = splits.validation_fraction
-        out = [int((at + 1) * share) != int(at * share) for at in range(len(train))]
-        held = list(itertools.compress(train, out)) or train[:1]
-        train = [row for row, taken in zip(train, out, strict=True) if not taken]
-    return train, held
-
-
-def _read(files: list[Path]) -> list[Row]:
-    return list(itertools.chain.from_iterable(read_file(path) for path in files))
+            if column not in row:
+                raise TrainingError(f"dataset: some rows lack the column {column!r}")
+            value = row[column]
+            if kind == "label" and class_number(value) is None:
+                raise TrainingError(
+                    f"dataset.columns.label: column {column!r} holds {value!r}; labels are numbers from 0 on"
+                )
+            if kind in ("label", "messages") or isinstance(value, str):
+                continue
+            if value is not None or not TASKS[spec.task].null_is_empty_text:
+                raise TrainingError(
+                    f"dataset: a text column holds {value!r:.40} ({type(value).__name__}) in row {number}, not text"
+                )

@@ -1,16 +1,20 @@
-"""Predicts which micro batch is fastest from the batches timed so far. It only guides: what is reported was timed."""
+"""Predicts from the batches timed so far which micro batch size is fastest.
+
+The prediction only chooses which size to time next; every time in a result was measured (docs/decisions/0004).
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from worker.child.arrange import Step, padded_tokens
+from training.samples import Step
+from worker.child.arrange import padded_tokens
 
-Shape = tuple[int, int, float]
+Shape = tuple[int, int, float]  # rows, tokens of the longest row, seconds
 
 
 def cost_model(shapes: list[Shape]) -> np.ndarray:
-    """Coefficients of seconds = a + b x tokens + c x rows x length^2, none below zero, by relative least squares."""
+    """Fit seconds = a + b x tokens + c x rows x length^2 by least squares of the relative errors; [a, b, c] >= 0."""
     seconds = np.array([shape[2] for shape in shapes])
     terms = np.array([_terms(rows, length) for rows, length, _ in shapes]) / seconds[:, None]
     active = [0, 1, 2]
@@ -28,11 +32,11 @@ def _terms(rows: int, length: int) -> tuple[float, float, float]:
 
 
 def predicted(model: np.ndarray, shapes: list[Shape]) -> list[float]:
-    """Seconds of each shape by the model, a microsecond at least."""
+    """The seconds that the model predicts for each shape, at least a microsecond."""
     return [max(1e-6, float(np.dot(model, _terms(rows, length)))) for rows, length, _ in shapes]
 
 
 def predict(model: np.ndarray, plan: list[Step], lengths: list[int]) -> float:
-    """Seconds of all micro batches of a plan."""
+    """The seconds that the model predicts for all micro batches of a plan together."""
     shapes = [padded_tokens(micro, lengths) for step in plan for micro in step]
     return float(sum(np.dot(model, _terms(rows, length)) for rows, length in shapes))

@@ -1,7 +1,8 @@
-"""The soak: hundreds of real steps of what is to be recommended, with all that makes a run fail hours later.
+"""The soak: hundreds of real steps of the configuration to be recommended, with all that makes a run fail hours later.
 
-The longest samples first, real data in random order, the shortest in between, an evaluation and a save in the
-middle and the longest again after them; memory is watched to the end. Interrupted, it goes on where it was.
+The longest samples come first, then data in random order, then the shortest samples, an evaluation and a save, the
+longest samples again, and more data in random order. Memory is watched to the end. The state is saved on the way, so
+that an interrupted soak goes on from there.
 """
 
 from __future__ import annotations
@@ -12,33 +13,32 @@ import random
 import statistics
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from service.contract.child import Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Soak
-from service.exports.templates.segments import moved
-from worker.child import arrange, loop
+from training import evaluation as training_evaluation
+from training.batches import Prepared
+from training.errors import TrainingError
+from training.samples import Step
+from worker.child import steps as optimizer_steps
+from worker.child.arrange import plan_of
 from worker.child.block import ready
-from worker.child.build import Bundle, evaluating
-from worker.child.curve import plan_of
-from worker.child.problem import Unsafe, Unstable
+from worker.child.build import Bundle
 from worker.devices import Device
 
-STEPS = {"quick": 8, "full": 200}
-MOST_EVALUATED = {"quick": 64, "full": 1024}
-LEAST_FOR_GROWTH = 30
-NOISE_BYTES = 4 << 20
-SAVE_EVERY = 20
+STEPS = {"quick": 8, "full": 200}  # where the job does not set search.soak_steps
+MOST_EVALUATED = {"quick": 64, "full": 1024}  # validation samples
+LEAST_FOR_GROWTH = 30  # steps, before memory between steps can be said to grow
+NOISE_BYTES = 4 << 20  # differences of memory between steps that are not taken for growth
+SAVE_EVERY = 20  # steps
 
 
 @dataclass
 class Evaluation:
-    """What an evaluation found, and what it took."""
+    """The scores of an evaluation, and the seconds that it took."""
 
     loss: float
     accuracy: float | None
@@ -49,7 +49,7 @@ class Evaluation:
 
 @dataclass
 class State:
-    """How far a soak has come; kept in the job's cache, so that an interrupted one goes on."""
+    """How far a soak has come; saved in the job's cache, so that an interrupted soak goes on from there."""
 
     done: int = 0
     segments: int = 0
@@ -63,7 +63,7 @@ class State:
 
     @classmethod
     def load(cls, file: Path | None) -> State:
-        """What is on disk; what memory held in an ended process says nothing about this one."""
+        """Read the saved state, without the `live` memory of the steps so far: that was another process's."""
         if file is None or not file.exists():
             return cls()
         state = cls(**json.loads(file.read_text()))
@@ -73,7 +73,7 @@ class State:
         return state
 
     def save(self, file: Path | None) -> None:
-        """Write it, all or nothing."""
+        """Write the state to a temporary file and rename it, so that the file is always complete."""
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             partial = file.with_suffix(".partial")
@@ -81,8 +81,8 @@ class State:
             partial.rename(file)
 
 
-def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[arrange.Step], int]:
-    """(the optimizer steps, where in them the evaluation and the save come)."""
+def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[Step], int]:
+    """(the optimizer steps, the number of the step before which the evaluation and the save come)."""
     lengths, effective = bundle.data.lengths, bundle.configuration.effective_batch_size
     by_length = sorted(range(len(lengths)), key=lambda one: (-lengths[one], one))
     # Two micro batches are as bad as a whole step: the second one runs with the gradients of the first in place.
@@ -101,7 +101,7 @@ def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[a
 def run_soak(
     spec: JobSpec, candidate: Measurement, seed: int, device: Device, workplace: Workplace, seconds: float
 ) -> Soak:
-    """Soak a candidate for its steps or `seconds`, whichever is less. Unsafe, Unstable and out of memory pass."""
+    """Soak a candidate until its steps are done or `seconds` have passed. TrainingError and out of memory pass."""
     bundle, micro = ready(spec, candidate, seed, device, workplace)
     steps = spec.search.soak_steps or STEPS[spec.search.verify]
     name = f"soak-{candidate.configuration.key}-{micro}-{steps}.json"
@@ -112,12 +112,12 @@ def run_soak(
 def soak(
     bundle: Bundle, micro: int, steps: int, seed: int, evaluation_size: int, seconds: float, file: Path | None = None
 ) -> Soak:
-    """The steps themselves."""
+    """Run the soak's steps on a bundle that is ready to train, from the state in `file` on, if there is one."""
     state, started, device = State.load(file), time.perf_counter(), bundle.device
     state.segments += 1
     plan, middle = soak_plan(bundle, micro, steps, seed)
     first, rising = state.done, 0
-    loaded = loop.loaded(bundle, plan[first:])
+    prepared = optimizer_steps.prepared(bundle, plan[first:])
     for number in range(first, len(plan)):
         if number > first and state.evaluation and time.perf_counter() - started > seconds:
             break
@@ -125,15 +125,15 @@ def soak(
             state.evaluation = evaluate(bundle, evaluation_size)
             state.saved = save(bundle)
         before = device.retries()
-        _step(bundle, next(loaded), number, state)
+        _step(bundle, next(prepared), number, state)
         rising = rising + 1 if device.retries() > before else 0
         state.retries += device.retries() - before
         if rising >= 2:
-            raise Unsafe(f"the allocator had to free its cache on two steps running (step {number})")
+            raise TrainingError(f"the allocator had to free its cache on two steps running (step {number})", "memory")
         check_growth(state.live)
         if state.done % SAVE_EVERY == 0:
             state.save(file)
-    loaded.close()
+    prepared.close()
     state.save(file)
     seen = state.evaluation or evaluate(bundle, evaluation_size)
     return Soak(
@@ -156,13 +156,13 @@ def soak(
     )
 
 
-def _step(bundle: Bundle, step: loop.Loaded, number: int, state: State) -> None:
-    batches, items, _ = step
+def _step(bundle: Bundle, step: Prepared, number: int, state: State) -> None:
+    batches, terms, _ = step
     bundle.device.reset_peak()
-    loss, norm = loop.optimizer_step(bundle, batches, items)
+    loss, norm = optimizer_steps.optimizer_step(bundle, batches, terms)
     bundle.device.synchronize()
-    result = loop.StepResult(float(loss), float(norm))
-    loop.check(bundle, result, number)
+    result = optimizer_steps.StepResult(float(loss), float(norm))
+    optimizer_steps.check(bundle, result, number)
     state.done, state.last_loss = number + 1, result.loss
     state.peak = max(state.peak, bundle.device.peak())
     state.live.append(bundle.device.live())
@@ -178,56 +178,32 @@ def _thirds(live: list[int]) -> tuple[float, float, float]:
 
 
 def check_growth(live: list[int]) -> None:
-    """Unsafe when what is held between steps keeps growing: from third to third, and not levelling off."""
+    """TrainingError when the memory in use between steps keeps growing.
+
+    The medians of the first, second and last third of the steps must rise, the second rise at least half of the first.
+    """
     if len(live) < LEAST_FOR_GROWTH or len(live) % 10:
         return
     first, second, last = _thirds(live)
     if second - first > NOISE_BYTES and last - second > max(NOISE_BYTES, 0.5 * (second - first)):
         pace = (last - first) / (len(live) * 2 / 3) / 2**20
-        raise Unsafe(f"memory held between steps keeps growing, by {pace:.2f} MiB a step over {len(live)} steps")
+        sentence = f"memory held between steps keeps growing, by {pace:.2f} MiB a step over {len(live)} steps"
+        raise TrainingError(sentence, "memory")
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def evaluate(bundle: Bundle, size: int) -> Evaluation:
-    """Over validation samples, padded, dropout off, as the evaluation lever says. Unstable for a loss not finite."""
-    started = time.perf_counter()
-    bundle.model.eval()
-    scores, generating = {}, None
-    with evaluating(bundle) as score, bundle.autocast():
-        loss, accuracy = _losses(bundle, size)
-        if score:
-            began = time.perf_counter()
-            scores = score(bundle.data.validation, size, bundle.spec.dataset.max_length, bundle.tokenizer)
-            generating = time.perf_counter() - began
-    bundle.model.train()
-    if not math.isfinite(loss):
-        raise Unstable(f"the evaluation loss is {loss}")
+    """Evaluate the first validation samples as the recipe says; TrainingError when the loss is not finite."""
+    started, recipe = time.perf_counter(), replace(bundle.recipe, evaluation_batch_size=size)
+    samples = bundle.data.validation[: MOST_EVALUATED[bundle.spec.search.verify]]
+    scores = training_evaluation.evaluate(bundle.model, samples, bundle.tokenizer, bundle.device.torch, recipe)
+    loss, accuracy, generating = (scores.pop(name, None) for name in ("loss", "accuracy", "generation_seconds"))
+    if loss is None or not math.isfinite(loss):
+        raise TrainingError(f"the evaluation loss is {loss}", "numbers")
     return Evaluation(loss, accuracy, time.perf_counter() - started, scores, generating)
 
 
-def _losses(bundle: Bundle, size: int) -> tuple[float, float | None]:
-    """(mean loss, share right)."""
-    samples = sorted(
-        bundle.data.validation[: MOST_EVALUATED[bundle.spec.search.verify]],
-        key=lambda sample: len(sample[0]),
-        reverse=True,
-    )
-    total = items = right = counted = 0.0
-    for start in range(0, len(samples), size):
-        rows = [[sample] for sample in samples[start : start + size]]
-        count = sum(bundle.task.items(row[0]) for row in rows)
-        width = bundle.width(max(len(ids) for ((ids, _),) in rows))
-        batch = moved(loop.tensors(bundle, rows, mask=True, packed=False, width=width), bundle.device.torch)
-        output: Any = bundle.model(**batch)
-        total += float(output.loss) * count
-        items += count
-        hits, of = bundle.task.correct(output, batch)
-        right, counted = right + hits, counted + of
-    return total / max(1.0, items), right / counted if counted else None
-
-
 def save(bundle: Bundle) -> int:
-    """Save adapter or model as a run would, to a folder that is dropped; its bytes."""
+    """Save the adapter or model as a run would, to a temporary folder; return the bytes written."""
     with tempfile.TemporaryDirectory(prefix="dynotune-save-") as folder:
         bundle.model.save_pretrained(folder)
         return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())

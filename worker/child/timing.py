@@ -1,7 +1,7 @@
-"""Times the job's work unit: every batch by device marks, only timings that had the device to themselves.
+"""Times the job's work unit: every micro batch by device marks, counting the timings that no other process disturbed.
 
-The unit's time is the sum over its batches of the median of their clean timings; its interval is a bootstrap
-over them. Never mean tokens over the median step: with varying lengths that flattered grouping by 72%.
+The unit's time is the sum over its batches of the median of their clean timings; its interval is a bootstrap over
+them. Mean tokens over the median step's seconds would not do: where lengths vary, that flattered grouping by 72%.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from typing import Any
 import torch
 
 from service.contract.measurement import Timing
-from worker.child import loop, sizes
-from worker.child.arrange import Step
+from training.batches import Prepared
+from training.samples import Step
+from worker.child import sizes, steps
 from worker.child.build import Bundle
 
-MOST_OTHERS = 0.10
-WINDOW_SECONDS = 0.3
-BOOTSTRAP = 1000
+MOST_OTHERS = 0.10  # the share of the device that other processes may use while a timing counts as clean
+WINDOW_SECONDS = 0.3  # the shortest time over which other processes' share is judged (docs/decisions/0012)
+BOOTSTRAP = 1000  # draws
 
 
 @dataclass
 class Pieces:
     """Timings of the unit's pieces: each micro batch, and each update with the wait for the next step's batches.
 
-    `clean` first, all kept. `unknown` counts those of the clean ones of which nobody can tell whether they are.
+    A piece is (step, place in the step). `clean` timings had the device to themselves, `dirty` ones did not; `unknown`
+    counts the clean ones for which the device could not tell.
     """
 
     clean: dict[tuple[int, int], list[float]] = field(default_factory=dict)
@@ -41,7 +43,7 @@ class Pieces:
     unknown: int = 0
 
     def add(self, piece: tuple[int, int], seconds: float, share: float | None) -> None:
-        """Note one timing and the share of the device that others had, None where that cannot be told."""
+        """Add a timing and the share of the device that other processes used, None where the device cannot tell."""
         if share is None:
             self.unknown += 1
         else:
@@ -53,7 +55,7 @@ class Pieces:
         return len(self.clean) < pieces or any(len(times) < wanted for times in self.clean.values())
 
     def best(self) -> dict[tuple[int, int], list[float]]:
-        """Clean timings; the others only for pieces that have none."""
+        """Each piece's clean timings, or its disturbed timings where it has no clean one."""
         return {piece: times for piece, times in self.dirty.items() if piece not in self.clean} | self.clean
 
     def clean_share(self) -> float | None:
@@ -66,11 +68,12 @@ class Pieces:
 def interval(
     pieces: dict[tuple[int, int], list[float]], away: list[float] | None = None, seed: int = 0
 ) -> tuple[float, float, float]:
-    """(sum of medians, low, high): 95% of a bootstrap.
+    """(sum of the pieces' medians, low, high): the 95% interval of that sum by a bootstrap.
 
-    Each piece's timings are few, so the residuals around the medians are pooled over all pieces that have more than
-    one, relative to their size, widened by what so few understate (n / (n - 1)), and drawn with replacement. Where
-    most pieces have a single timing, `away` stands in: how far the pieces are from what their shapes predict.
+    Each piece has few timings, so the relative residuals around the medians are pooled over all pieces that have more
+    than one timing, widened by sqrt(n / (n - 1)) because residuals of n timings understate the spread, and drawn with
+    replacement. Where most pieces have a single timing, `away` replaces the residuals: the relative distances of the
+    timings from what their shapes predict.
     """
     medians = [statistics.median(times) for times in pieces.values()]
     total = sum(medians)
@@ -94,7 +97,7 @@ def interval(
 
 @dataclass
 class Window:
-    """The steps since the device was last waited for: their marks, and readings of who else was on it."""
+    """The steps since the device was last waited for: their marks, and readings of what other processes used."""
 
     readings: list[tuple[int, Any]]
     began: float
@@ -103,23 +106,23 @@ class Window:
     results: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def read(self, reading: Any) -> None:
-        """Note a reading at the last mark."""
+        """Add a reading of the other processes' use, taken at the last mark."""
         self.readings.append((len(self.marks), reading))
         self.began = time.perf_counter()
 
     def is_long(self) -> bool:
-        """Whether enough time has passed since the last reading for another one to tell something."""
+        """Whether enough time has passed since the last reading for the share between two readings to mean anything."""
         return time.perf_counter() - self.began >= WINDOW_SECONDS
 
     def spans(self) -> list[tuple[int, int, Any, Any]]:
-        """(first mark, mark after the last, reading before, reading after), one after the other."""
+        """(first mark, mark after the last, reading before, reading after) for each pair of successive readings."""
         pairs = zip(self.readings, self.readings[1:], strict=False)
         return [(first, last, before, after) for (first, before), (last, after) in pairs]
 
 
 @dataclass
 class Unit:
-    """The work unit arranged for one micro batch, its timings and losses gathered."""
+    """The work unit arranged for one micro batch size, with the timings, losses and gradient norms gathered so far."""
 
     bundle: Bundle
     micro: int
@@ -135,20 +138,21 @@ class Unit:
     reserved_bytes: int | None = None
 
     def run(self, deadline: float | None = None) -> bool:
-        """One pass over the unit, training all along; False when the deadline (perf_counter) cut it short.
+        """Train one pass over the unit; False when the deadline (of time.perf_counter) cut it short.
 
-        As in a run, the next step's batches are made while the device computes, and those after the last are the
-        first's; a pass begins with the first ones ready. The device is waited for once a window, not once a step.
+        As in a real run, the next step's batches are prepared while the device computes. A pass begins with the first
+        step's batches ready and, to cost the same, prepares them again during its last step. The device is waited for
+        once a window, not once a step (docs/decisions/0012).
         """
         device = self.bundle.device
         before, window = None, Window([(0, device.neighbours())], time.perf_counter())
-        with contextlib.closing(loop.loaded(self.bundle, itertools.chain(self.plan, self.plan[:1]))) as steps:
-            upcoming = next(steps)
+        with contextlib.closing(steps.prepared(self.bundle, itertools.chain(self.plan, self.plan[:1]))) as made:
+            upcoming = next(made)
             for number in range(len(self.plan)):
                 if deadline is not None and time.perf_counter() > deadline:
                     self._settle(window, before)
                     return False
-                upcoming = self._step(window, number, upcoming, steps)
+                upcoming = self._step(window, number, upcoming, made)
                 if window.is_long() or len(window.readings) > 1:
                     self._settle(window, before)
                     before, window = window, Window([(0, device.neighbours())], time.perf_counter())
@@ -156,9 +160,9 @@ class Unit:
         self.passes += 1
         return True
 
-    def _step(self, window: Window, number: int, step: loop.Loaded, steps: Generator[loop.Loaded]) -> loop.Loaded:
-        """One step, not waited for; the next one's batches."""
-        batches, items, _ = step
+    def _step(self, window: Window, number: int, step: Prepared, made: Generator[Prepared]) -> Prepared:
+        """Launch one step without waiting for it, and return the next step's batches."""
+        batches, terms, _ = step
         self.shapes_of[number] = [tuple(batch["input_ids"].shape) for batch in batches]
         device, pieces = self.bundle.device, itertools.count()
         last = device.mark()
@@ -167,19 +171,20 @@ class Unit:
             nonlocal last
             at, before, last = next(pieces), last, device.mark()
             window.marks.append(((number, at), before, last))
-            # Within a step only where the host is not ahead of the device.
-            if at < len(batches) and device.torch.type == "cpu" and window.is_long():
+            # Readings within a step are right only where the host does not run ahead of the device.
+            if at < len(batches) and not device.runs_ahead and window.is_long():
                 window.read(device.neighbours())
 
-        window.results.append(loop.optimizer_step(self.bundle, batches, items, mark))
-        upcoming = next(steps)
+        window.results.append(steps.optimizer_step(self.bundle, batches, terms, mark))
+        upcoming = next(made)
         window.waits.append((number, last, device.mark()))
         return upcoming
 
     def _settle(self, window: Window, before: Window | None) -> None:
-        """Wait for the device, then note what the window's marks and results say; Unstable when a step went wrong.
+        """Wait for the device, then add the window's timings, losses and norms; TrainingError when a step went wrong.
 
-        A short rest is judged together with the window before it: too little time passed to tell who else was there.
+        What is left at the end of a pass may be too short to tell other processes' share. It is then judged together
+        with `before`, the window before it.
         """
         device = self.bundle.device
         device.synchronize()
@@ -193,11 +198,11 @@ class Unit:
         window.read(device.neighbours())
         self.clocks += filter(None, (device.clock(reading) for _, reading in window.readings))
         for loss, norm in window.results:
-            result = loop.StepResult(float(loss), float(norm))
+            result = steps.StepResult(float(loss), float(norm))
             self.losses.append(result.loss)
             # A gradient scaler's skipped step has no norm, and infinity is not JSON.
             self.grad_norms.append(result.grad_norm if math.isfinite(result.grad_norm) else None)
-            loop.check(self.bundle, result, len(self.losses) - 1)
+            steps.check(self.bundle, result, len(self.losses) - 1)
         waited = {number: device.between(first, last) for number, first, last in window.waits}
         for number, seconds in waited.items():
             self.waits.setdefault(number, []).append(seconds)
@@ -209,11 +214,11 @@ class Unit:
                 self.pieces.add(piece, device.between(begun, ended) + wait, share)
 
     def piece_count(self) -> int:
-        """Micro batches and updates of the unit."""
+        """How many pieces (micro batches and updates) the unit has."""
         return sum(len(step) + 1 for step in self.plan)
 
     def timing(self) -> Timing:
-        """What was seen so far."""
+        """The timing of the unit from the passes so far."""
         seconds, low, high = interval(self.pieces.best(), self._away())
         lengths = self.bundle.data.lengths
         samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
@@ -239,7 +244,7 @@ class Unit:
         )
 
     def _away(self) -> list[float]:
-        """Relative distances of the timed micro batches from the cost of their shapes."""
+        """Relative distances of the timed micro batches from the seconds that the cost model predicts."""
         shapes = self.shapes()
         predicted = sizes.predicted(sizes.cost_model(shapes), shapes)
         return [seconds / expected - 1 for (_, _, seconds), expected in zip(shapes, predicted, strict=True)]
@@ -256,7 +261,7 @@ class Unit:
 
 
 def time_unit(unit: Unit, passes: int, extra: int = 2, deadline: float | None = None) -> None:
-    """`passes` over the unit, and up to `extra` more while some piece is short of clean timings."""
+    """Train `passes` passes over the unit, and up to `extra` more while some piece has too few clean timings."""
     for _ in range(passes + extra):
         if unit.passes >= passes and not unit.pieces.short(unit.piece_count(), passes):
             return

@@ -1,31 +1,30 @@
-"""The worst case: the batch of a given size that needs the most memory of all that the job's data can make."""
+"""The worst case: of all batches of a given size that the job's data can make, the one that needs the most memory."""
 
 from __future__ import annotations
 
-from service.exports.templates.common import Sample, sample_of
-from worker.child import loop
+from training.batches import collate
+from training.recipe import task_of
+from training.samples import IGNORED, Batch, Sample, sample_of
 from worker.child.build import Bundle
-from worker.tasks.base import IGNORED, Batch
 
 
 def worst_case(bundle: Bundle, micro: int) -> tuple[Batch, int]:
-    """`micro` times the longest row, packed rows full; and its number of loss terms."""
-    data, length = bundle.data, bundle.spec.dataset.max_length
-    longest = max(range(len(data.lengths)), key=lambda one: data.lengths[one])
-    if not bundle.rows_are_packed():
-        # Side by side in one row, or a row each.
-        rows = [[longest] * micro] if bundle.packed() else [[longest]] * micro
-        batch = _ragged(loop.collate(bundle, rows), min(data.lengths))
-        return batch, micro * max(1, bundle.task.items(data.train[longest]))
-    row = _full_row(data.train[longest], length)
-    batch = loop.tensors(bundle, [row] * micro, mask=False, packed=True, width=bundle.width(length))
+    """(a batch of `micro` times the longest sample, or of `micro` full rows where rows are packed, its loss terms)."""
+    data, recipe = bundle.data, bundle.recipe
+    longest = data.train[max(range(len(data.lengths)), key=lambda sample: data.lengths[sample])]
+    if not recipe.rows_are_packed:
+        # Where samples are laid side by side they share one row; otherwise each has its own.
+        rows = [[longest] * micro] if recipe.packed else [[longest]] * micro
+        batch = _ragged(collate(rows, bundle.pad, recipe), min(data.lengths))
+        return batch, micro * max(1, task_of(recipe).loss_terms(longest))
+    batch = collate([_full_row(longest, recipe.max_length)] * micro, bundle.pad, recipe)
     return batch, max(1, int((batch["labels"] != IGNORED).sum()))
 
 
 def _ragged(batch: Batch, shortest: int) -> Batch:
-    """The batch with a last row that ends a token early, where the data's rows are not all as long.
+    """The batch with its last row one token shorter, where the data's samples differ in length.
 
-    Rows of one length need no mask, and transformers drops it: attention then takes less memory than in real batches.
+    transformers drops the mask of rows of equal length, with which attention takes less memory than in real batches.
     """
     if "attention_mask" in batch and shortest < batch["input_ids"].shape[1]:
         batch["attention_mask"][-1, -1] = 0
@@ -33,7 +32,7 @@ def _ragged(batch: Batch, shortest: int) -> Batch:
 
 
 def _full_row(sample: Sample, length: int) -> list[Sample]:
-    """Two samples that fill a row: with one, the block-diagonal mask that packing costs would not be made."""
+    """Two samples that fill a row: a row of one sample would not need the block-diagonal mask that packing costs."""
     ids, labels = sample
     half = length // 2
     times = -(-half // len(ids))
@@ -46,6 +45,4 @@ def evaluation_batch(bundle: Bundle, size: int) -> Batch:
     """`size` times the longest validation sample, padded as the evaluation pads."""
     lengths = [len(ids) for ids, _ in bundle.data.validation]
     longest = bundle.data.validation[lengths.index(max(lengths))]
-    width = bundle.width(max(lengths))
-    batch = loop.tensors(bundle, [[longest]] * size, mask=True, packed=False, width=width)
-    return _ragged(batch, min(lengths))
+    return _ragged(collate([[longest]] * size, bundle.pad, bundle.recipe), min(lengths))

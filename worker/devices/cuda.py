@@ -21,6 +21,8 @@ class Cuda(Device):
     order = 10
     has_own_memory = first_call_per_shape = can_pin = runs_ahead = gains_from_large_batches = True
 
+    has_own_memory = first_call_per_shape = runs_ahead = gains_from_large_batches = True
+
     def __init__(self, index: int = 0) -> None:
         self.torch = torch.device(self.kind, index)
         torch.cuda.set_device(self.torch)

@@ -1,7 +1,7 @@
 """The search: a pure function from (spec, hardware facts, history) to the next trials. No torch, no I/O, no clock.
 
-Proposers are asked in their order, the baseline's first. When they are done or the budget is spent, finalists are
-verified in blocks with the baseline, and the job ends.
+Proposers (worker/plan/proposers) are asked in their order, the baseline's first. When none of them has a trial left or
+the budget is spent, the finalists are verified in blocks together with the baseline, and the job ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def plan(known: PlanInput) -> PlanDecision:
 
 
 def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], notes: list[str]) -> None:
-    """Add a trial to `new` for each idle worker: all methods' baselines first, then for the method with the fewest."""
+    """Add trials to `new`, one for each idle worker: all methods' baselines, then trials of the method with fewest."""
 
     def ask(method: Method, always: bool) -> bool:
         view = View(known, method, new)
@@ -60,7 +60,7 @@ def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], note
     while waiting and len(known.open_trials) + len(new) < known.workers and budget.allows(len(new)):
         views = [View(known, method, new) for method in waiting]
         if any(view.baseline_is_open() for view in views):
-            return  # its step 0 is what all others are compared with
+            return  # other trials' step 0 is compared with the baseline's, so they wait for it
         method = min(views, key=lambda view: len(view.history)).method
         if not ask(method, always=False):
             waiting.remove(method)

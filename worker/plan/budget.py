@@ -1,4 +1,4 @@
-"""The job's budget of trials and minutes. A quarter of the time, and what the trials leave, is for verification."""
+"""The job's budget of trials and minutes. A quarter of the minutes, and what trials leave over, is for verification."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from service.contract.states import Origin
 from service.contract.task import PlanInput
 from service.levers import is_compiled
 
-VERIFY_SHARE = 0.25
-COMPILE_FACTOR = 2.5
-COMPILE_ROOM = 10.0  # usual trials in the time left, for one that compiles: each block of a verification compiles again
-PATIENCE = 3.0
-LEAST_LIMIT = 45.0
+VERIFY_SHARE = 0.25  # of the job's minutes (docs/decisions/0008)
+COMPILE_FACTOR = 2.5  # times the usual time limit, for a trial that compiles
+COMPILE_ROOM = 10.0  # median trials that must fit in the time left for one that compiles, as each block compiles again
+PATIENCE = 3.0  # times the longest trial so far: the time limit of a trial
+LEAST_LIMIT = 45.0  # seconds
 
 
 class Budget:
@@ -35,19 +35,19 @@ class Budget:
         return self._seconds * (1 - VERIFY_SHARE) - self._known.elapsed_seconds
 
     def allows(self, planned: int) -> bool:
-        """Whether another trial may begin beside those `planned`: there is time for one of median length."""
+        """Whether another trial may begin beside `planned` new ones, as there is time for a trial of median length."""
         count = len(self._known.history) + len(self._known.open_trials) + planned
         return count < self._known.spec.search.trials and self.left() > self._typical
 
     def affords(self, configuration: Configuration) -> bool:
-        """Whether there is time for this configuration: what compiles takes longer to try, and to verify."""
+        """Whether there is time for this configuration; one that compiles takes longer to try and to verify."""
         factor = COMPILE_ROOM if is_compiled(configuration.levers) else 1.0
         return self.left() > factor * self._typical
 
     def trial_limit(self, configuration: Configuration, origin: Origin) -> float:
-        """The time limit of a trial: a few times the longest so far, since a faster one ends sooner.
+        """The time limit of a trial in seconds: a few times the longest trial so far.
 
-        The baseline may use the whole budget, since nothing works without it.
+        The baseline may use the job's whole time, since all other trials are compared with it.
         """
         if origin is Origin.baseline or not self._longest:
             return max(LEAST_LIMIT, self._seconds)

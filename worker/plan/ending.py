@@ -7,7 +7,7 @@ from service.contract.task import TrialRecord
 
 
 def nothing_worked(history: tuple[TrialRecord, ...]) -> str:
-    """The sentence for a job without a single good trial: what happened, and what would help."""
+    """The sentence for a job without a successful trial: what happened, and what would help."""
     measurements = [record.measurement for record in history]
     if not measurements:
         return "There was no time for a single trial; raise search.minutes."

@@ -1,8 +1,8 @@
-"""A guess of a trial's memory from another trial of the job. The trial's probe begins there; what fits, it measures.
+"""Guesses a trial's memory line from another trial of the job. The trial's probe begins there, and then measures.
 
-Bytes a sample are mostly activations. The catalogue's factors are what the levers' definitions say (two bytes for four,
-one layer's activations for all), not measurements: the probe starts at half of what follows from them, so that being
-wrong by a factor of two costs a step, not an out-of-memory error.
+Bytes a sample are mostly activations. The catalogue's factors follow from what the levers do (two bytes instead of
+four, one layer's activations instead of all), and are not measured. So the probe begins at half of the size that they
+predict: a prediction that is too large by a factor of two costs a step, not an out-of-memory error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.levers.batching import ROWS
 
 
 def expected(configuration: Configuration, measured: list[Measurement], max_length: int) -> MemoryLine | None:
-    """The memory line of the measurement with the most levers in common, scaled; None without any of the method."""
+    """The scaled memory line of the method's measurement with the most choices in common; None where there is none."""
     alike = [
         (sum(one.configuration.levers[name] == choice for name, choice in configuration.levers.items()), one)
         for one in measured

@@ -8,16 +8,16 @@ from worker.plan.reference import reference_of
 from worker.plan.view import View
 
 FINALISTS = 3
-NEAREST = {"quick": 1, "full": 2}  # finalists that are chosen by their trials' speed alone
-RESERVES = 3
-DRIFT = 1.25  # of a shared machine's pace between an early and a late trial: as seen in a demo, 2026-11-22
+NEAREST = {"quick": 1, "full": 2}  # finalists that are chosen by their trials' speed alone (docs/decisions/0013)
+RESERVES = 3  # candidates that are verified if no finalist is stable
+DRIFT = 1.25  # by how much a shared machine's pace may differ between two trials (docs/decisions/0013)
 
 
 def finalists(view: View) -> list[Measurement]:
-    """The fastest configurations, then the fastest of other batchings, then what else is near the fastest.
+    """The fastest configurations, then the fastest of other batchings, then others that are near the fastest.
 
-    Single changes are tried around one configuration, minutes after the recipes. A machine shared with others changes
-    its pace in that time, which blurs how batchings compare more than anything else; only blocks that take turns tell.
+    Single changes are tried around one configuration, minutes after the recipes, and a shared machine changes its pace
+    in that time. So trials tell little about which batching is faster; blocks in which candidates take turns do.
     """
     near, reference = view.near(), view.baseline()
     found = near[: NEAREST[view.spec.search.verify]]
@@ -31,7 +31,10 @@ def finalists(view: View) -> list[Measurement]:
 
 
 def verification(left: list[View]) -> VerifyRequest | None:
-    """The verification of the first method that has finalists, of those that were not verified yet; None without."""
+    """The request for the next verification: of the first method in `left`, those not yet verified, with finalists.
+
+    None when no method has any.
+    """
     for view in left:
         best, baseline = finalists(view), view.baseline()
         if not best:

@@ -1,4 +1,4 @@
-"""The search space of one method: which choices each lever has here, and which points are valid."""
+"""The search space of one method: which choices each lever has on this hardware, and which combinations are valid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.levers import LEVERS, METHOD_NEEDS, circumstances, excluded
 
 TRAINER_BATCH = 8  # TrainingArguments.per_device_train_batch_size
 EFFECTIVE_CHOICES = (8, 16, 32, 64)
-LEAST_STEPS_AN_EPOCH = 50
+LEAST_STEPS_AN_EPOCH = 50  # with the largest effective batch that is tried
 
 Space = dict[str, tuple[str, ...]]
 
@@ -35,7 +35,7 @@ def blocked(spec: JobSpec, facts: HardwareFacts) -> str | None:
 
 
 def space(spec: JobSpec, facts: HardwareFacts) -> Space:
-    """Choices by lever: the fixed one, the available ones of a searched lever, or the default of any other."""
+    """Each lever's choices: the one that the job fixes, all available ones where it is searched, else the baseline."""
     found: Space = {}
     for name, lever in LEVERS.items():
         asked = spec.search.levers is not None and name in spec.search.levers
@@ -56,7 +56,10 @@ def space(spec: JobSpec, facts: HardwareFacts) -> Space:
 
 
 def without(choices: Space, lacks: set[str]) -> Space:
-    """The choices without those (`lever=choice`) that the job's model cannot have. A fixed choice stays, and fails."""
+    """The space without the choices (`lever=choice`) that the job's model cannot have.
+
+    A lever that would be left without a choice, such as a fixed one, keeps its choices, whose trials then fail.
+    """
     return {
         name: tuple(one for one in options if f"{name}={one}" not in lacks) or options
         for name, options in choices.items()
@@ -64,7 +67,7 @@ def without(choices: Space, lacks: set[str]) -> Space:
 
 
 def applicable(choices: Space, method: Method, task: str) -> Space:
-    """The space of one method and task: a lever without an effect there has its baseline only."""
+    """The space of one method and task: a lever that has no effect with them keeps only its baseline."""
     return {
         name: options if LEVERS[name].applies(method, task) else (LEVERS[name].baseline,)
         for name, options in choices.items()
@@ -72,7 +75,7 @@ def applicable(choices: Space, method: Method, task: str) -> Space:
 
 
 def inside(configuration: Configuration, choices: Space, task: str) -> bool:
-    """Whether a configuration lies in the space. The baseline may not: it ignores what is fixed or searched."""
+    """Whether a configuration is in the space. The baseline need not be, as it ignores what is fixed or searched."""
     return all(
         choice in choices[name] or not LEVERS[name].applies(configuration.method, task)
         for name, choice in configuration.levers.items()
@@ -80,7 +83,7 @@ def inside(configuration: Configuration, choices: Space, task: str) -> bool:
 
 
 def effective_choices(spec: JobSpec, rows: int | None) -> tuple[int, ...]:
-    """Effective batches to try: the user's, or those that leave 50 optimizer steps an epoch."""
+    """The effective batches to try: the user's, or all of EFFECTIVE_CHOICES that leave 50 optimizer steps an epoch."""
     given = spec.training.effective_batch_size
     if given is not None:
         return (given,)
@@ -89,9 +92,9 @@ def effective_choices(spec: JobSpec, rows: int | None) -> tuple[int, ...]:
 
 
 def learning_rate(spec: JobSpec, effective: int) -> float:
-    """The user's learning rate where they set the effective batch; else scaled from Trainer's batch of 8.
+    """The user's learning rate if they set the effective batch; else it is scaled from Trainer's batch of 8.
 
-    By the square root of the ratio, the rule for adaptive optimizers: Malladi et al. 2022, arXiv 2205.10287.
+    It is scaled by the square root of the ratio, as adaptive optimizers need (Malladi et al. 2022, arXiv 2205.10287).
     """
     rate = spec.training.learning_rate
     if spec.training.effective_batch_size is not None:
@@ -100,7 +103,7 @@ def learning_rate(spec: JobSpec, effective: int) -> float:
 
 
 def point(configuration: Configuration, spec: JobSpec) -> dict[str, str]:
-    """A configuration as exclusions look at it: the choice of every lever, and the circumstances."""
+    """What exclusions are checked against: the configuration's choice for every lever, and the job's circumstances."""
     return {**configuration.levers, **circumstances(spec, configuration.method)}
 
 
@@ -122,9 +125,9 @@ def make(spec: JobSpec, method: Method, levers: dict[str, str], effective: int) 
 
 
 def repaired(spec: JobSpec, method: Method, levers: dict[str, str], choices: Space) -> dict[str, str]:
-    """The same choices, but of two that exclude each other one is set back to its baseline.
+    """The choices, with one of every two that exclude each other set back to its lever's baseline.
 
-    The more levers there are, the more random draws would otherwise be lost to two levers that hardly matter.
+    With many levers, most random draws would otherwise be invalid because of two levers that hardly matter.
     """
     found = dict(levers)
     for _ in range(len(LEVERS)):

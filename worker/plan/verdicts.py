@@ -11,10 +11,11 @@ from service.contract.objective import score, smallest_within
 from service.contract.task import VerifyRequest
 from service.levers import chosen
 
-# As stable as a 2% change of the learning rate: that moved the loss by 1.3e-2 at most over 40 steps, bf16-mixed by
-# 2.8e-4, a pure-bf16 run by 3.6e-2.
+# The largest relative difference of a step's loss that still counts as stable. A 2% change of the learning rate made
+# 1.3e-2 at most over 40 steps; mixed precision with bf16 made 2.8e-4, and training in pure bf16 3.6e-2.
 MOST_LOSS_DIFFERENCE = 1.3e-2
-# Where steps hold other samples than the reference's, or dropout is at work, only the unit's mean can be compared.
+# The same for the mean loss of the work unit. Only means can be compared where the steps have other samples than the
+# reference's steps, or where dropout is on.
 MOST_MEAN_DIFFERENCE = 5e-2
 
 
@@ -43,7 +44,7 @@ def judge(
 
 
 def _run(request: VerifyRequest, blocks: tuple[Block, ...]) -> list[Measurement]:
-    """The finalists, and those reserves that were needed."""
+    """The finalists, and those reserves that have run because no finalist was stable."""
     seen = {block.key for block in blocks}
     return [*request.finalists, *(one for one in request.reserves if one.configuration.key in seen)]
 
@@ -77,7 +78,8 @@ def _cost(spec: JobSpec, candidate: Measurement, blocks: tuple[Block, ...]) -> f
     timings = _timings(blocks, candidate.configuration.key)
     if not timings:
         return float("inf")
-    # The trial counts as one more run: on a noisy machine each process is a few per cent off, whatever its interval.
+    # The trial's timing counts like a block's: on a noisy machine, each process's pace is a few per cent off, which its
+    # own interval does not show.
     return statistics.median(score(spec, candidate, timing) for timing in (*timings, candidate.timing) if timing)
 
 
@@ -117,7 +119,7 @@ def _verdict(
 
 
 def _reference(request: VerifyRequest, blocks: tuple[Block, ...]) -> Measurement | None:
-    """What losses are compared with: the reference with fp32 master weights where it ran, else the baseline."""
+    """The measurement whose losses the others are compared with: the fp32 reference if it ran, else the baseline."""
     reference = request.reference
     ran = reference and any(block.outcome is Outcome.ok for block in _of(blocks, reference.configuration.key))
     return reference if ran else request.baseline
@@ -126,7 +128,7 @@ def _reference(request: VerifyRequest, blocks: tuple[Block, ...]) -> Measurement
 def _compare(
     candidate: Measurement, request: VerifyRequest, own: list[Block], blocks: tuple[Block, ...]
 ) -> tuple[float | None, int, str | None]:
-    """(largest relative difference of losses, steps compared, why that is too much or None)."""
+    """(largest relative difference of losses, number of steps compared, why the difference is too large, or None)."""
     reference = _reference(request, blocks)
     if reference is None or candidate in (reference, request.baseline):
         return None, 0, None
@@ -137,14 +139,14 @@ def _compare(
         for other in _of(blocks, theirs.key)
         if other.block == block.block and block.losses and other.losses
     ]
-    # Another effective batch takes another number of updates over the same samples: nothing to compare step by step.
+    # With another effective batch, the same samples make another number of updates, so the losses are not comparable.
     if not pairs or ours.effective_batch_size != theirs.effective_batch_size:
         return None, 0, None
     same_steps = _same_steps(ours, theirs) and not any(block.dropout for block in own) and not _learns_otherwise(ours)
     most = MOST_LOSS_DIFFERENCE if same_steps else MOST_MEAN_DIFFERENCE
     difference = max(_difference(block.losses, other.losses, same_steps) for block, other in pairs)
     if _learns_otherwise(ours):
-        # Another optimizer or adapter takes another way, which the user allowed: it must not be a worse one.
+        # The user allowed another optimizer or adapter. Its losses may differ, so they only must not be higher.
         difference = max(0.0, *(_above(block.losses, other.losses) for block, other in pairs))
     steps = sum(len(block.losses) for block, _ in pairs)
     if difference <= most:
@@ -178,9 +180,9 @@ def _difference(ours: tuple[float, ...], theirs: tuple[float, ...], same_steps: 
 def _speedup(
     spec: JobSpec, candidate: Measurement, baseline: Measurement | None, blocks: tuple[Block, ...]
 ) -> tuple[float | None, float | None, float | None]:
-    """(speed-up in the job's objective, its low and its high end).
+    """(speed-up by the job's objective, the low end of its interval, the high end).
 
-    The median of the blocks' ratios, and the widest interval that any of the blocks allows.
+    The speed-up is the median of the blocks' ratios; the interval is wide enough to contain each block's interval.
     """
     if baseline is None:
         return None, None, None

@@ -1,4 +1,4 @@
-"""What proposers are given of a job: one of its methods, with all that was measured and is under way."""
+"""What proposers are given of a job: one of its methods, with all that was measured and all that is under way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.plan.expected_memory import expected
 from worker.plan.reference import precise
 from worker.plan.space import effective_choices, space, without
 
-WITHIN = 1.15
+WITHIN = 1.15  # times the best's score: how near to the best `near` is
 
 
 class View:
@@ -41,7 +41,7 @@ class View:
         self.effectives = effective_choices(self.spec, rows)
 
     def _good(self) -> list[Measurement]:
-        """Best first, the baseline among them; of a repeated configuration the measurement less disturbed."""
+        """The successful measurements, best first, with the baseline; of a repeated one, the less disturbed."""
         found: dict[str, Measurement] = {}
         for one in self.history:
             key, before = one.configuration.key, found.get(one.configuration.key)
@@ -54,7 +54,7 @@ class View:
         return score(self.spec, measurement)
 
     def baseline_request(self) -> TrialRequest | None:
-        """The baseline's request, when it has been made already."""
+        """The request of the method's baseline, or None when it has not been proposed yet."""
         requests = (*(one.request for one in self.known.history), *self.under_way)
         return next((one for one in requests if self._is_baseline(one)), None)
 
@@ -66,18 +66,18 @@ class View:
         return request.origin is Origin.baseline and request.configuration.method == self.method
 
     def baseline(self) -> Measurement | None:
-        """The baseline's measurement, when it ran to its end."""
+        """The baseline's measurement, or None when it has not run to its end."""
         request = self.baseline_request()
         return next((one for one in self.good if request and one.configuration == request.configuration), None)
 
     def near(self) -> list[Measurement]:
-        """All but the baseline that are close to the best of them, best first."""
+        """The good measurements, without the baseline's, that are close to the best of them, best first."""
         reference = self.baseline()
         others = [one for one in self.good if one is not reference]
         return [one for one in others if self.score(one) <= self.score(others[0]) * WITHIN]
 
     def request(self, configuration: Configuration, origin: Origin) -> TrialRequest:
-        """A trial of a configuration, told what earlier trials of its method learnt."""
+        """The request for a trial of a configuration, with what earlier trials of the method tell about it."""
         reference, quick = self.baseline(), self.spec.search.verify == "quick"
         confirmed = any(one.configuration.micro_batch_size is None for one in self.good)
         return TrialRequest(
@@ -87,7 +87,7 @@ class View:
             confirm_largest=configuration.micro_batch_size is None and not (quick and confirmed),
             memory_line=expected(configuration, self.good, self.spec.dataset.max_length),
             curve=not quick,
-            passes=1 if quick else 2,  # what matters is timed again in blocks
+            passes=1 if quick else 2,  # one is enough where the verification times the best again
             seconds_limit=self.budget.trial_limit(configuration, origin),
             best_seconds=min((one.timing.seconds for one in self.good if one.timing), default=None),
             reference_loss=reference.check_loss if reference else None,

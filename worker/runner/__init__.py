@@ -1,4 +1,4 @@
 """The long-lived worker process: claims tasks and runs each in a child process of its own.
 
-It holds the lease, the device's lock and the sandbox, and it never imports torch.
+It keeps the task's lease and the device's lock, starts children through the sandbox, and never imports torch.
 """

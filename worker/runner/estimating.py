@@ -1,4 +1,4 @@
-"""Answers a memory estimate in a child, which needs torch but neither the device nor its lock."""
+"""Computes a memory estimate in a child process, which needs torch but neither the device nor its lock."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from service.contract.estimate import Estimate
 from service.contract.task import EstimateClaim
 from worker.runner.measuring import Bench, JobFailed
 
-SECONDS = 110.0
-HOST_BYTES = 4 << 30
+SECONDS = 110.0  # an estimate's time limit
+HOST_BYTES = 4 << 30  # the cap on an estimate's host memory
 
 
 def answer(
     bench: Bench, claim: EstimateClaim, on_progress: Callable[[str], None], ended: Callable[[], bool]
 ) -> Estimate | None:
-    """The estimate, or None when it was ended from outside. JobFailed with the reason when there is none."""
+    """The estimate, or None when `ended` stopped it. JobFailed, with the reason, when it could not be computed."""
     request = RunEstimate(
         workplace=bench.workplace_of(claim.task_id), request=claim.request, facts=bench.facts, known=claim.known
     )

@@ -1,4 +1,4 @@
-"""Keeps a claim alive: renews it in the background, and says when its task must end and why."""
+"""Keeps a claim alive: renews its lease in the background, and says when its task must end and why."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from service.errors import LeaseLost
 class Lease:
     """A context around one claimed task.
 
-    `over` is set when the task must end: by a cancel, a stop, a lost lease, `end`, or an error of the renewing itself,
-    which is then in `failure`.
+    The event `over` is set when the task must end: because the user cancels or stops the job, because the lease is
+    lost, because `end` was called, or because a renewal raised an error, which `failure` then is.
     """
 
     def __init__(self, broker: Broker, claim: Claim) -> None:
@@ -38,15 +38,15 @@ class Lease:
         self._thread.join()
 
     def show(self, progress: str) -> None:
-        """Say what the task is doing; the next renewal passes it on."""
+        """Set the text that says what the task is doing; the next renewal writes it to the queue."""
         self.progress = progress
 
     def end(self) -> None:
-        """Have the task end: the worker is asked to go."""
+        """Have the task end, because the worker was told to end at once."""
         self.over.set()
 
     def _keep(self) -> None:
-        """Renewing and looking for wishes are one write, every 2 s."""
+        """Renew the lease every WISH_SECONDS until the context ends; the same write reads what the user wishes."""
         while not self._stop.wait(WISH_SECONDS):
             try:
                 self.wish = self._broker.renew(self._claim, self.progress)
@@ -54,7 +54,7 @@ class Lease:
                 self.lost = True
             except BrokerUnavailable:
                 continue  # the lease lasts through a short outage; the next renewal tries again
-            except Exception as error:  # noqa: BLE001 - the worker's thread raises it: the task ends with this reason
+            except Exception as error:  # noqa: BLE001 - kept in `failure`, which the worker's main thread raises
                 self.failure = error
             if self.lost or self.wish is not None or self.failure is not None:
                 self.over.set()

@@ -1,7 +1,7 @@
-"""One lock file a device: whoever measures holds it, and the child inherits it.
+"""The lock file of a device: a worker holds the lock while it measures, and its child inherits the open file.
 
-flock belongs to the open file, so the lock outlives a killed worker for as long as its child lives, and not a
-moment longer: nobody measures beside a leftover.
+flock belongs to the open file, so a killed worker's lock lasts exactly as long as its child lives: no other worker
+measures on the device beside a child that was left behind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class DeviceLock:
     def __init__(self, folder: Path, name: str) -> None:
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o1777)  # every user's workers meet here
+            folder.chmod(0o1777)  # all users' workers share this folder
         self._path = folder / f"{name}.lock"
         self._queue = folder / f"{name}.waiting"
         self._file: int | None = None
@@ -25,12 +25,12 @@ class DeviceLock:
 
     @property
     def fd(self) -> int:
-        """The open file that carries the lock; only while held."""
+        """The descriptor of the open file that carries the lock; only while the lock is held."""
         assert self._file is not None, "the device lock is not held"
         return self._file
 
     def acquire(self) -> bool:
-        """Take the lock if it is free. A refusal leaves word that somebody waits, until it is taken."""
+        """Take the lock if it is free. After a refusal this worker counts as waiting until it has taken the lock."""
         file = _open(self._path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,19 +47,19 @@ class DeviceLock:
         return True
 
     def stop_waiting(self) -> None:
-        """Take the word back that we wait."""
+        """Do not count as waiting any more."""
         if self._waiting is not None:
             os.close(self._waiting)
             self._waiting = None
 
     def release(self) -> None:
-        """Let go. Without effect when not held."""
+        """Release the lock; without effect when it is not held."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def awaited(self) -> bool:
-        """Whether somebody else waits for this device: then it is their turn."""
+        """Whether another worker waits for this device."""
         file = _open(self._queue)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,7 +71,7 @@ class DeviceLock:
 
 
 def _open(path: Path) -> int:
-    """The file, made when it is not there, for every user of this host whatever our umask is."""
+    """Open the file; where it is missing, create it so that every user can open it, whatever the umask is."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     if os.fstat(file).st_uid == os.geteuid():
         os.fchmod(file, 0o666)

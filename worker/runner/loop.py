@@ -1,4 +1,4 @@
-"""The worker's loop: it claims a task, does it while its lease is renewed, and records the result. No torch in here."""
+"""The worker's loop: it claims a task, runs it while its lease is renewed, and records the result, without torch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from worker.runner.measuring import Bench, JobFailed, free_disk_problem, measure
 from worker.runner.pruning import prune
 from worker.runner.verifying import Verifier
 
-IDLE_SECONDS = (0.2, 2.0)
-REAP_SECONDS = 5.0
-PRUNE_SECONDS = 3600.0
-TURN_SECONDS = 1.0
+IDLE_SECONDS = (0.2, 2.0)  # the first and the longest pause between two looks at an empty queue
+REAP_SECONDS = 5.0  # between two looks for the tasks of dead workers
+PRUNE_SECONDS = 3600.0  # between two removals of old caches
+TURN_SECONDS = 1.0  # how long a worker leaves the device to another that waits for it
 OFF_DEVICE = (TaskKind.plan, TaskKind.estimate)
 ON_DEVICE = (TaskKind.trial, TaskKind.verify)
 
@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Loop:
-    """One worker on one device. `stop` asks it to go: now, or once the task in hand has ended (`drain`)."""
+    """One worker on one device, which works until `stop` is called."""
 
     broker: Broker
     worker_id: str
@@ -50,7 +50,7 @@ class Loop:
         self._pruned = -PRUNE_SECONDS
 
     def stop(self, now: bool = False) -> None:
-        """End after the task in hand; `now`, or the second time, hand it back unfinished."""
+        """End the loop after the current task; with `now`, or at the second call, hand that task back unfinished."""
         if now or self._stopping.is_set():
             self._now.set()
             if self._lease is not None:
@@ -58,7 +58,7 @@ class Loop:
         self._stopping.set()
 
     def run(self) -> None:
-        """Work until stopped. A queue that does not answer is waited for, and a lost lease drops the result."""
+        """Work until stopped. While the queue does not answer, wait; when a lease was lost, drop the task's result."""
         idle = IDLE_SECONDS[0]
         while not self._stopping.is_set():
             try:
@@ -74,9 +74,9 @@ class Loop:
         self.lock.stop_waiting()
 
     def _once(self) -> bool:
-        """Claim and do one task; False when there was none."""
+        """Claim and run a task; False when the queue has none for this worker, or the device is locked."""
         if time.monotonic() - self._reaped > REAP_SECONDS:
-            self.broker.register(self.worker_id, os.getpid(), self.bench.facts)  # a forgotten worker comes back
+            self.broker.register(self.worker_id, os.getpid(), self.bench.facts)  # the queue may have dropped it
             self.broker.reap()
             self._reaped = time.monotonic()
         if time.monotonic() - self._pruned > PRUNE_SECONDS:
@@ -86,7 +86,7 @@ class Loop:
         if claim is not None:
             self._work(claim)
             return True
-        # The device first, then the task: whoever holds a trial may measure at once.
+        # The device is locked before a task is claimed, so that a claimed trial can be measured at once.
         if not self.lock.acquire():
             return False
         try:
@@ -101,7 +101,7 @@ class Loop:
         return True
 
     def _take_turns(self) -> None:
-        """Somebody else waits for the device: plan for them, and leave them time to take it."""
+        """Leave the device to another worker that waits for it, and run only plans meanwhile."""
         until = time.monotonic() + TURN_SECONDS
         while time.monotonic() < until and not self._stopping.is_set():
             claim = self.broker.claim(self.worker_id, (TaskKind.plan,))
@@ -110,7 +110,7 @@ class Loop:
             self._stopping.wait(0.1)
 
     def _work(self, claim: Claim) -> None:
-        """Do a claimed task with its lease renewed meanwhile; a task that fails ends with its reason."""
+        """Run a claimed task while its lease is renewed; a task that fails is recorded with the reason."""
         with Lease(self.broker, claim) as lease:
             self._lease = lease
             if self._now.is_set():
@@ -121,7 +121,7 @@ class Loop:
                 self._fail(claim, str(error), error.log)
             except (BrokerUnavailable, LeaseLost):
                 raise
-            except Exception as error:  # noqa: BLE001 - a mistake of ours ends this task, not the worker
+            except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
                 log = traceback.format_exc()
                 sys.stderr.write(log)
                 text = f"The worker failed: {type(error).__name__}: {str(error)[:300]}; its log says where."
@@ -130,7 +130,7 @@ class Loop:
                 self._lease = None
 
     def _run(self, claim: Claim, lease: Lease) -> None:
-        """Do the task and record its result; hand it back where it was ended from outside."""
+        """Run the task and record its result; hand the task back if it was ended before it had one."""
         record = self._done(claim, lease)
         if record is not None:
             self._persist(record)
@@ -140,10 +140,10 @@ class Loop:
             self._persist(lambda: self.broker.release(claim))
 
     def _done(self, claim: Claim, lease: Lease) -> Callable[[], None] | None:
-        """Do the task; what records its result, or None when it was ended from outside."""
+        """Run the task; return a function that records its result, or None when it was ended before it had one."""
         broker, ended = self.broker, lease.over.is_set
         if claim.kind is TaskKind.plan:
-            from worker.plan import plan  # Optuna, which takes a second to import
+            from worker.plan import plan  # imported here because it imports Optuna, which takes a second
 
             decision = plan(self._persist(lambda: broker.plan_input(claim)))
             return lambda: broker.finish_plan(claim, decision)
@@ -165,7 +165,7 @@ class Loop:
         self._persist(lambda: self.broker.fail(claim, reason, log))
 
     def _persist(self, call: Callable[[], Answer]) -> Answer:
-        """Repeat a call until the queue answers, so that an outage costs no result; only the call is repeated."""
+        """Repeat a call to the queue until it answers, so that an outage of the database loses no result."""
         wait = IDLE_SECONDS[0]
         while True:
             try:

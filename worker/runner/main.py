@@ -1,6 +1,6 @@
-"""`python -m worker`: options and signals of one worker process, or of one process a device.
+"""`python -m worker`: options and signals of a worker process, which serves one device or starts a process for each.
 
-What takes long to import is imported where it is used, so that a mistake in an option is answered at once.
+Modules that take long to import are imported where they are used, so that a mistake in an option is told at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def work(
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure trials on this machine's device."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # until there is a loop to tell
+    for number in (signal.SIGTERM, signal.SIGINT):  # until `serve` has a loop that can be told to stop
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         start(devices, facts, entry, lease, lifeline)
@@ -49,7 +49,7 @@ def work(
 
 
 def discover() -> list[HardwareFacts]:
-    """The devices of this machine, asked in a process of its own, because asking imports torch."""
+    """The facts of this machine's devices, read in another process, because reading them imports torch."""
     from service.contract.hardware import HardwareFacts
 
     done = subprocess.run(
@@ -72,7 +72,10 @@ def read_facts(file: Path) -> HardwareFacts:
 
 
 def environment() -> dict[str, str]:
-    """What has to be set before a process starts: passive OpenMP waits, and a CUDA check that needs no context."""
+    """The environment, with settings that act only if they are set before a process starts.
+
+    Among them: OpenMP's threads wait without using a core, and torch checks for CUDA without making a context.
+    """
     return {
         **os.environ,
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -83,7 +86,7 @@ def environment() -> dict[str, str]:
 
 
 def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
-    """The devices asked for; exits with a sentence when one is not there."""
+    """The devices that the option `devices` asks for; exits with a sentence when the machine lacks one of them."""
     if devices == "first":
         return found[:1]
     if devices == "all":
@@ -97,14 +100,14 @@ def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
 
 
 def start(devices: str, file: Path | None, entry: str, lease: float, lifeline: int | None) -> None:
-    """Serve one device in this process, several by a process each."""
+    """Serve a single device in this process, or start a process for each of several devices."""
     os.environ.update(environment())
     served = chosen([read_facts(file)] if file else discover(), devices)
     if len(served) == 1:
         serve(served[0], entry, lease, lifeline)
         return
     command = [sys.executable, "-m", "worker", "--entry", entry, "--lease", str(lease), "--devices"]
-    # The children watch a pipe of ours: however this process ends, they end too.
+    # The children watch a pipe whose other end only this process has: however this process ends, they end too.
     theirs, _ours = os.pipe()
     command[-1:-1] = ["--lifeline", str(theirs)]
     children = [subprocess.Popen([*command, f"{facts.device}:{facts.index}"], pass_fds=(theirs,)) for facts in served]
@@ -120,7 +123,11 @@ def start(devices: str, file: Path | None, entry: str, lease: float, lifeline: i
 
 
 def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None) -> None:
-    """Work on one device until told to go: SIGTERM once drains, twice hands back; so does the lifeline's end."""
+    """Work on one device until told to stop.
+
+    At the first SIGTERM the worker ends after its current task. At the second, at SIGINT, or when the lifeline ends,
+    it hands the task back unfinished and ends.
+    """
     from service.broker import BrokerUnavailable, connect
     from service.contract.child import Workplace
     from service.settings import Settings
@@ -131,7 +138,7 @@ def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None) 
 
     settings = Settings.from_environment()
     broker = connect(settings.database_url, lease)
-    sandbox = Sandbox(facts.device, entry, log=settings.home / "worker.log")
+    sandbox = Sandbox(facts.has_own_memory, entry, log=settings.home / "worker.log")
     bench = Bench(
         sandbox=sandbox,
         facts=facts,
@@ -152,7 +159,7 @@ def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None) 
     except OSError as error:
         raise Misconfigured(f"DYNOTUNE_LOCKS: {settings.lock_folder} cannot be made ({error.strerror}).") from error
     loop = Loop(broker, worker_id, bench, lock, settings.min_free_disk_bytes)
-    # In a thread: a handler that interrupts an event's own lock would wait for itself.
+    # In a thread, because a signal handler that interrupts code which holds the event's lock would wait forever.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=loop.stop).start())
     signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=loop.stop, args=(True,)).start())
     if lifeline is not None:
@@ -168,6 +175,6 @@ def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None) 
 
 
 def _watch(lifeline: int, loop: Loop) -> None:
-    """Whoever started us holds the other end; when it goes, so do we."""
+    """Stop the loop when the lifeline's other end closes: the process that started this one has ended."""
     os.read(lifeline, 1)
     loop.stop(now=True)

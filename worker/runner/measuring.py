@@ -1,4 +1,4 @@
-"""Runs a claimed trial: a child, another child after each out-of-memory, and a Measurement however they ended."""
+"""Runs a claimed trial in a child process, and in another after each out-of-memory error, and makes its Measurement."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
 from worker.runner.sandbox import Ending, Sandbox
 
-MOST_CHILDREN = 4
+MOST_CHILDREN = 4  # of one trial: three times, memory may run out and the probe go on in another child
 # "you tried to allocate 1048576 bytes" (CPU), "Tried to allocate 2.00 GiB" (CUDA).
 ALLOCATION = re.compile(r"tried to allocate (?P<amount>[\d.]+) ?(?P<unit>bytes|[KMG]iB)", re.IGNORECASE)
 UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 class JobFailed(Exception):
-    """The job as a whole cannot run; the text is for its user, `log` the end of the child's output."""
+    """No trial of the job can run. The text is for the job's user; `log` is the end of the child's output."""
 
     def __init__(self, text: str, log: str = "") -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ class JobFailed(Exception):
 
 @dataclass(frozen=True)
 class Bench:
-    """A device, the sandbox that runs children on it, and what every child may use."""
+    """A device, the sandbox that runs children on it, and the folders and permissions that every child has."""
 
     sandbox: Sandbox
     facts: HardwareFacts
@@ -52,12 +52,12 @@ class Bench:
     workplace: Workplace
 
     def host_cap(self, spec: JobSpec) -> int | None:
-        """Host memory that a child may take; on a GPU the job's cap is the GPU's."""
+        """The host memory that a child may take, or None; on a GPU the job's cap is one on the GPU's memory."""
         cap = spec.hardware.memory_gib
         return int(cap * 2**30) if cap and not self.facts.has_own_memory else None
 
     def workplace_of(self, job_id: str) -> Workplace:
-        """What a child of this job may use: the job's cache folder is its own."""
+        """The workplace of a child of this job, with the job's own cache folder."""
         return self.workplace.model_copy(update={"job_cache": self.home / "cache" / job_id})
 
 
@@ -71,7 +71,7 @@ def measure(
     lock_fd: int | None,
     only_probe: bool = False,
 ) -> tuple[Measurement | None, str]:
-    """(measurement, log); no measurement when it was ended from outside. JobFailed when no trial of the job can run.
+    """(measurement, log); the measurement is None when `ended` stopped it. JobFailed when no trial of the job can run.
 
     With `only_probe` the trial finds its largest micro batch and times nothing.
     """
@@ -96,7 +96,7 @@ def measure(
             return None, log
         if ending.kind is not EndingKind.out_of_memory or begun is None:
             return _conclude(ending, trial.configuration, probes), log
-        # A process is not clean after an out-of-memory error: the next child goes on from what is known.
+        # An out-of-memory error leaves memory behind in its process, so another child goes on from the known probes.
         probes.append(begun)
         if begun.micro_batch_size <= 1 and begun.phase is ProbePhase.training:
             return _infeasible(
@@ -108,7 +108,7 @@ def measure(
 
 
 def memory_sentence(ending: Ending) -> str:
-    """How much was held when memory ran out, how much more was asked for, and how much others hold of a GPU."""
+    """The end of a sentence: the memory in use when it ran out, what was needed, and what others use of the GPU."""
     last, text, wanted = ending.last, f": {ending.reason}", ALLOCATION.search(ending.reason)
     if not isinstance(last, OutOfMemory):
         return text
@@ -123,7 +123,7 @@ def memory_sentence(ending: Ending) -> str:
 
 
 def outcome_of(ending: Ending) -> Outcome:
-    """What a trial or block came to whose child ended with neither a result nor an out-of-memory."""
+    """The outcome of a trial or block whose child ended with neither a result nor an out-of-memory error."""
     if isinstance(ending.last, Failed):
         return ending.last.outcome
     return Outcome.timed_out if ending.kind is EndingKind.timed_out else Outcome.crashed
@@ -137,7 +137,7 @@ def _show(message: ChildMessage, on_progress: Callable[[str], None]) -> None:
 
 
 def _probes(ending: Ending) -> tuple[Probe | None, list[Probe]]:
-    """(the size under way when the child ended, as a probe without a peak; the sizes that fitted)."""
+    """(the size that was running when the child ended, as a probe without a peak; the probes of sizes that fitted)."""
     begun = [message for message in ending.seen if isinstance(message, ProbeStarted)]
     done = [message.probe for message in ending.seen if isinstance(message, ProbeDone)]
     if not begun:

@@ -1,4 +1,4 @@
-"""Clears away what nobody will read again: old jobs' caches, and the scratch folders of workers that were killed."""
+"""Removes files that are not needed again: old caches, and the scratch folders of workers that were killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAY = 86_400.0
 def prune(home: Path) -> None:
     """Remove caches of jobs and quantised weights untouched for a week, and scratch folders untouched for a day.
 
-    A job that is still at work touches its cache with every trial; one that comes back later makes it anew.
+    A running job touches its cache with every trial, and a job that goes on after a week fills its cache again.
     """
     for folder in (*(home / "cache").glob("*"), *(home / "quantised").glob("*")):
         _remove(folder, CACHE_DAYS)
@@ -28,6 +28,6 @@ def _remove(folder: Path, days: float) -> None:
     try:
         old = time.time() - folder.stat().st_mtime > days * DAY
     except OSError:
-        return  # another worker was faster
+        return  # another worker has removed it
     if old:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Imported first by the fork server: what libraries print while they are imported goes to a file, not to the screen.
 
-multiprocessing starts that server and offers no other way to give it an output of its own. Children inherit it until
-they open their own file (worker/child/isolation.py).
+multiprocessing starts that server, and importing a module in it is the only way to redirect its output. Children
+inherit the redirected output until they open their own file (worker/child/isolation.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs each request in a process group of its own; every way in which that can end becomes a typed ending.
+"""Runs each request in a child process with its own process group; every way in which it can end becomes an `Ending`.
 
-Children come from a fork server that has torch and transformers imported, so that one starts in 0.3 s instead of 4.5 s.
-The server is a child of this process and ends with it; a running child ends with either. What a child says is parsed as
-JSON and never unpickled, because it may run code that came with a model.
+Children are forked from a server that has imported torch and transformers, so that a child starts in 0.3 s instead of
+4.5 s. The fork server is a child of this process and ends with it, and a running child ends with either of them. A
+child's messages are parsed as JSON and never unpickled, because it may run a model's own code.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from service.contract.child import MESSAGE, ChildMessage, EndingKind, Failed, Ou
 from worker.runner import watchdog
 
 SCRATCH = "dynotune-trial-"
-OUTPUT = "output.log"  # in the child's scratch folder, which goes with it
-TAIL_BYTES = 64 << 10
-POLL_SECONDS = 0.2
-GRACE_SECONDS = 5.0
+OUTPUT = "output.log"  # in the child's scratch folder, which is removed when the child has ended
+TAIL_BYTES = 64 << 10  # of the child's output, kept as its log
+POLL_SECONDS = 0.2  # between two looks at the time, the memory and `ended`
+GRACE_SECONDS = 5.0  # for a process to end after its last message, or after it was killed
 MOST_MESSAGE_BYTES = 64 << 20
-# A Rust library such as tokenizers ends the process when it is refused memory, and prints this.
+# What a Rust library such as tokenizers prints before it aborts the process because an allocation failed.
 ABORTED_WITHOUT_MEMORY = re.compile(r"memory allocation of \d+ bytes failed")
 FINAL = ("result", "out_of_memory", "failed")
-# peft and bitsandbytes ask for CUDA when imported, after which a forked child cannot use it.
+# On a GPU without peft and bitsandbytes: importing them initialises CUDA, after which a forked child cannot use it.
 PRELOAD = ("torch", "transformers", "transformers.models.auto.modeling_auto", "numpy")
 PRELOAD_CPU = (*PRELOAD, "peft", "accelerate")
 
 
 class _Inherited:
-    """A file descriptor that travels to the child through the fork server."""
+    """A file descriptor that is passed to the child through the fork server when it is pickled."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -58,7 +58,10 @@ def _detach(handle: Any) -> int:
 
 @dataclass
 class Ending:
-    """How a child ended and why. `last` is its last message, if it had a last one, `log` the end of its output."""
+    """How a child ended and why. `last` is its final message if it sent one, `seen` its other messages.
+
+    `log` is the end of what it printed.
+    """
 
     kind: EndingKind
     reason: str = ""
@@ -68,14 +71,15 @@ class Ending:
 
 
 class Sandbox:
-    """Runs children, one at a time. `entry` is called in the child and speaks in messages of the given union.
+    """Runs children, one at a time, on a device that has its own memory or, without `own_memory`, uses the host's.
 
-    The fork server imports `preload`, by default what a trial needs, and writes to `log` what that prints.
+    In the child, `entry` is called, which sends messages of the union `messages`. The fork server imports `preload`,
+    by default what a trial needs, and writes what these imports print to `log`.
     """
 
     def __init__(
         self,
-        device: str,
+        own_memory: bool,
         entry: str = "worker.child.entry:main",
         messages: TypeAdapter[Any] = MESSAGE,
         preload: tuple[str, ...] | None = None,
@@ -84,10 +88,10 @@ class Sandbox:
         self._entry, self._messages = entry, messages
         self._context = multiprocessing.get_context("forkserver")
         if preload is None:
-            preload = () if not entry.startswith("worker.") else PRELOAD_CPU if device == "cpu" else PRELOAD
+            preload = () if not entry.startswith("worker.") else PRELOAD if own_memory else PRELOAD_CPU
         if log is not None:
             os.environ["DYNOTUNE_WORKER_LOG"] = str(log)
-        self._context.set_forkserver_preload(["worker.runner.quiet", *preload])
+        self._context.set_forkserver_preload(["worker.runner.quiet", "service.contract.child", *preload])
 
     def run(
         self,
@@ -98,10 +102,10 @@ class Sandbox:
         lock_fd: int | None = None,
         cap_bytes: int | None = None,
     ) -> Ending:
-        """Run one request.
+        """Run one request in a child, and say how that ended.
 
-        Kills the child's group after `seconds`, as soon as `ended()` says so, when it escapes its memory cap, or when
-        it sends what is no message. The child inherits the device's lock file, `lock_fd`.
+        The child's process group is killed after `seconds`, as soon as `ended()` is true, when it takes more memory
+        than its cap, or when it sends something that is no message. The child inherits the device's lock, `lock_fd`.
         """
         messages, theirs = self._context.Pipe(duplex=False)
         their_lifeline, lifeline = self._context.Pipe(duplex=False)
@@ -169,7 +173,7 @@ class Sandbox:
 
 
 def _enter(entry: str, request: bytes, messages: Any, lifeline: Any, scratch: str, lock: object) -> None:
-    """In the child: find the entry and call it."""
+    """Runs in the child: import the entry and call it."""
     module, _, name = entry.partition(":")
     getattr(importlib.import_module(module), name)(request, messages, lifeline, scratch, lock)
 
@@ -189,19 +193,19 @@ def _by_exit_code(code: int | None, seen: list[ChildMessage]) -> Ending:
 
 
 def _kill_group(process: Any) -> None:
-    """Kill whatever is left of the child's own group, by its id. It leads one as soon as it has begun."""
+    """Kill what is left of the process group that the child leads since it called worker/child/isolation.py."""
     if process.pid is None:
         return
     try:
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # it has not begun a group yet, or the number is another's by now
+    except (ProcessLookupError, PermissionError):  # no such group yet, or its id belongs to another process by now
         if process.exitcode is None:
             process.kill()
     process.join(GRACE_SECONDS)
 
 
 def _tail(path: Path) -> str:
-    if not path.exists():  # it ended before it could write
+    if not path.exists():  # the child ended before it had opened the file
         return ""
     with path.open("rb") as stream:
         stream.seek(0, os.SEEK_END)

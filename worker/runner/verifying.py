@@ -1,4 +1,4 @@
-"""Runs a verification: finalists and baseline in interleaved blocks with other seeds, then a soak of the fastest."""
+"""Runs a verification: finalists and baseline take turns in blocks under other seeds, then the fastest is soaked."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from service.levers.optimizer import WHOLE_STEP
 from worker.runner.measuring import Bench, JobFailed, outcome_of
 from worker.runner.sandbox import Ending
 
-SOAK_SHARE = 0.25
+SOAK_SHARE = 0.25  # of the verification's time, kept for the soak
 
 
 class _Ended(Exception):
-    """The verification was ended from outside."""
+    """The verification must end, because its job was cancelled or stopped, or its lease lost."""
 
 
 class Verifier:
-    """One verification under way."""
+    """One verification, with the blocks and soaks that have run so far."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Verifier:
         self.log = ""
 
     def run(self) -> Verification | None:
-        """The verification, or None when it was ended from outside."""
+        """Run the blocks and soaks; the verification, or None when `ended` stopped it."""
         try:
             self._run_blocks()
             self._soak_fastest()
@@ -61,13 +61,13 @@ class Verifier:
         return self._judged().model_copy(update={"seconds": time.monotonic() - self._started})
 
     def _run_blocks(self) -> None:
-        """Blocks of all candidates, until there are enough or the time left is needed for the soak."""
+        """Run blocks of all candidates until there are enough of them, or the time that is left is the soak's."""
         request = self._request
         candidates = [one for one in (request.baseline, request.reference) if one is not None] + [*request.finalists]
         took: dict[str, float] = {}
         while self._numbers < request.blocks:
-            # Every other block runs backwards, so that a drift of the machine favours nobody. A quick one leaves the
-            # slow baseline out of those: the order of the finalists is what more blocks are for.
+            # Every other block runs in reverse order, so that a drift of the machine's pace favours no candidate. A
+            # quick verification leaves the slow baseline out of these, since they are there to order the finalists.
             backwards = list(request.finalists[::-1]) if self._quick else candidates[::-1]
             block = candidates if self._numbers % 2 == 0 else backwards
             expected = sum(took[candidate.configuration.key] for candidate in block) if took else 0.0
@@ -80,13 +80,16 @@ class Verifier:
             self._numbers += 1
 
     def _add(self, candidate: Measurement, number: int) -> None:
-        """Run a candidate's block, unless it failed one before."""
+        """Run a candidate's block, unless the candidate has failed in a block before."""
         key = candidate.configuration.key
         if all(block.outcome is Outcome.ok for block in self._blocks if block.key == key):
             self._blocks.append(self._block(candidate, number))
 
     def _soak_fastest(self) -> None:
-        """Soak in the order of speed, until one holds."""
+        """Soak the candidates, fastest first, until a soak succeeds.
+
+        A candidate whose soak ran out of memory, or came close to that, is soaked again at a smaller micro batch.
+        """
         request = self._request
         known = {one.configuration.key: one for one in (*request.finalists, *request.reserves)}
         known |= {request.baseline.configuration.key: request.baseline} if request.baseline else {}
@@ -102,19 +105,19 @@ class Verifier:
                     self._time_again(lower)
 
     def _time_again(self, lower: Measurement) -> None:
-        """Its blocks were of a batch that did not hold: others take their place."""
+        """Replace a candidate's blocks, which ran at a micro batch that failed the soak, by blocks at the lower one."""
         key = lower.configuration.key
         self._blocks = [block for block in self._blocks if block.key != key]
         for number in range(0, self._numbers, 2):
             self._add(lower, number)
 
     def _judged(self) -> Verification:
-        from worker.plan.verdicts import judge  # with Optuna, which takes a second to import
+        from worker.plan.verdicts import judge  # imported here because worker.plan imports Optuna, which takes a second
 
         return judge(self._spec, self._request, tuple(self._blocks), self._soaks)
 
     def _held(self) -> bool:
-        """Whether something other than the baseline held."""
+        """Whether a candidate other than the baseline is stable."""
         judged = self._judged()
         return any(key != judged.baseline_key for key in judged.ranking)
 
@@ -134,7 +137,7 @@ class Verifier:
         return Block(key=key, block=number, seed=seed, outcome=outcome, reason=reason)
 
     def _soak(self, candidate: Measurement) -> Soak | str:
-        """The soak, or the sentence that says how it failed."""
+        """The soak's result, or a sentence that says why it failed."""
         self._progress(f"soak of {candidate.micro_batch_size}: {candidate.configuration.title(self._against())}")
         seconds = max(5.0, min(self._left(), self._request.seconds_limit * SOAK_SHARE))
         seed = self._spec.training.seed + 101
@@ -152,7 +155,7 @@ class Verifier:
         return self._request.baseline.configuration if self._request.baseline else None
 
     def _run(self, request: RunBlock | RunSoak) -> Ending:
-        # A block does once what the trial did more than once, so a few times the trial is a hang.
+        # A block does once what its trial did several times, so a process that takes four times the trial's time hangs.
         limit = 120.0 + 4 * sum(request.candidate.time_spent.values()) + self._request.seconds_limit * SOAK_SHARE
         ending = self._bench.sandbox.run(
             request, limit, lambda _: None, self._ended, self._lock_fd, self._bench.host_cap(self._spec)

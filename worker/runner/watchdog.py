@@ -1,7 +1,8 @@
-"""Keeps a trial from taking the machine down: what escapes its own memory cap is seen from outside.
+"""Keeps a trial from taking all of the machine's memory: the worker measures what the child's own cap does not count.
 
-The cap in the child limits private memory, which is where torch allocates. Shared memory and processes that the child
-starts are not in it, and a job without a cap has what was free when it began, which others may have taken since.
+The cap that a child sets for itself limits private memory, in which torch allocates, but neither shared memory nor
+the processes that it starts. And a job without a cap may use what was free at its start, part of which other programs
+may have taken since.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 import psutil
 
 LEAST_AVAILABLE = 0.02  # of the machine: below this the system would soon end processes of its own choice
-TOLERATED = 1.05
+TOLERATED = 1.05  # times the cap, plus SLACK_BYTES, before a child is ended
 SLACK_BYTES = 256 << 20
 
 
@@ -23,7 +24,8 @@ def resident(pid: int) -> int:
         return 0
     if len(family) == 1:
         return _bytes(pid, "status", ("RssAnon:", "RssShmem:"))
-    # Data loaders share their parent's pages: those count once. Reading this takes longer, so only where it matters.
+    # Data loaders share pages with their parent, and proportional set sizes count a shared page once. The kernel takes
+    # longer to compute these, so they are read only where there are several processes.
     return sum(_bytes(one, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) for one in family)
 
 
@@ -36,7 +38,7 @@ def _bytes(pid: int, file: str, names: tuple[str, ...]) -> int:
 
 
 def too_much(pid: int, cap_bytes: int | None) -> str | None:
-    """Why a child has to go for the memory it takes, or None."""
+    """Why a child has to be ended because of the memory that it, or the whole machine, uses; or None."""
     machine = psutil.virtual_memory()
     if cap_bytes is not None:
         held = resident(pid)

@@ -1,4 +1,4 @@
-"""Proposers of the next trial. Each file of this folder that has a PROPOSER declares one; nothing else lists them."""
+"""Proposers of the next trial. Every file of this folder that defines PROPOSER adds one; there is no other list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.plan.view import View
 
 @dataclass(frozen=True)
 class Proposal:
-    """A configuration to try, where it comes from, and what the job is to be told about it."""
+    """A configuration to try, which part of the search proposes it, and notes about it for the job's user."""
 
     configuration: Configuration
     origin: Origin
@@ -24,7 +24,7 @@ class Proposal:
 class Proposer(Protocol):
     """Proposes trials of one method of a job. Proposers are asked by `order`, lowest first, until one has a proposal.
 
-    One with `always` is asked before all others, whether or not a worker is idle and the budget allows a trial.
+    A proposer with `always` is asked before all others, even if no worker is idle or the budget is spent.
     """
 
     order: int
@@ -35,7 +35,7 @@ class Proposer(Protocol):
 
 
 def proposers() -> list[Proposer]:
-    """All proposers, sorted by the `order` that each declares. Looks at every folder of the package's path."""
+    """All proposers by their `order`, from the files in every folder of the package's path."""
     modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
     found: list[Proposer] = [module.PROPOSER for module in modules if hasattr(module, "PROPOSER")]
     return sorted(found, key=lambda proposer: proposer.order)

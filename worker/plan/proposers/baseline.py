@@ -1,4 +1,4 @@
-"""The baseline: what a Trainer user gets without thinking, or the user's own TrainingArguments."""
+"""The baseline: what transformers' Trainer does by default, or with the user's own TrainingArguments."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_step
 
 
 class Baseline:
-    """Proposes each method's baseline, once, before anything else: others are compared with it."""
+    """Proposes each method's baseline, once and before anything else, since all trials are compared with it."""
 
     order, always = 0, True
 
     def propose(self, view: View) -> Proposal | None:
-        """The baseline, unless it was proposed before."""
+        """The baseline, or None if it was proposed before."""
         if view.baseline_request() is not None:
             return None
         configuration, notes = baseline(view.spec, view.method)
@@ -30,7 +30,7 @@ class Baseline:
 
 
 def baseline(spec: JobSpec, method: Method) -> tuple[Configuration, tuple[str, ...]]:
-    """(the baseline's configuration, sentences on what of the user's TrainingArguments it leaves out)."""
+    """(the baseline's configuration, sentences about the user's TrainingArguments that it does not follow)."""
     mine: dict[str, Any] = spec.baseline if isinstance(spec.baseline, dict) else {}
     micro = int(mine.get(MICRO, TRAINER_BATCH))
     wanted = micro * int(mine.get(ACCUMULATION, 1))
@@ -58,14 +58,14 @@ def baseline(spec: JobSpec, method: Method) -> tuple[Configuration, tuple[str, .
 
 
 def _ways(lever: Lever) -> list[tuple[Asked, str]]:
-    """(way to ask for it, name of the choice) for all choices of a lever."""
+    """(TrainingArguments that ask for a choice, the choice's name) for all choices of a lever."""
     return [(asked, choice.name) for choice in lever.choices for asked in choice.asked_by]
 
 
 def _asked(lever: Lever, mine: dict[str, Any]) -> tuple[str, list[str]]:
-    """(the choice that a user's arguments ask for, else the baseline; sentences to tell the user about it).
+    """(the choice that a user's arguments ask for, or else the lever's baseline; sentences about it for the user).
 
-    Where several choices are asked for, the one that names the most arguments counts, and of these the last.
+    Where the arguments ask for several choices, the one that needs the most arguments counts, of these the last.
     """
     ways = _ways(lever)
     held = [

@@ -1,4 +1,4 @@
-"""Single changes around the best configuration so far, in the order that the catalogue ranks them."""
+"""Changes single levers of the best configuration so far, in the order in which the catalogue ranks the changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Changes:
     order, always = 20, False
 
     def propose(self, view: View) -> Proposal | None:
-        """The first change that was not tried, of the best configuration that lies in the search space."""
+        """The first change that has not been tried, of the best configuration that is in the search space."""
         best = next((one for one in view.good if inside(one.configuration, view.choices, view.spec.task)), None)
         for configuration in changes(view.spec, best, view.choices) if best else ():
             if configuration.key not in view.taken and view.budget.affords(configuration):
@@ -27,7 +27,7 @@ class Changes:
 
 
 def changes(spec: JobSpec, found: Measurement, choices: Space) -> list[Configuration]:
-    """The best configuration with one lever changed; what saves memory only where memory limits the micro batch."""
+    """The best configuration with one lever changed; levers that save memory only where that limits the micro batch."""
     best = found.configuration
     ranked = [
         (choice.change_rank, lever.name, choice.name)
@@ -44,7 +44,7 @@ def changes(spec: JobSpec, found: Measurement, choices: Space) -> list[Configura
 
 
 def has_room(found: Measurement) -> bool:
-    """Whether twice the fastest micro batch fits, so that memory is not what slows it down."""
+    """Whether twice the fastest micro batch would fit, so that more memory would not make it faster."""
     return 2 * (found.micro_batch_size or 1) <= (found.predicted_micro_batch or 0)
 
 

@@ -1,4 +1,4 @@
-"""Known-good recipes for a device: what a person would try first."""
+"""Recipes: configurations that are known to be good on a kind of device, which an expert would try first."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from worker.plan.view import View
 
 
 class Recipes:
-    """Proposes the recipes one after the other. Where the effective batch is open, they take the second smallest."""
+    """Proposes the recipes one after another; where the job gives no effective batch, with the second smallest."""
 
     order, always = 10, False
 
     def propose(self, view: View) -> Proposal | None:
-        """The first recipe that was not tried."""
+        """The first recipe that has not been tried."""
         effective = view.effectives[min(1, len(view.effectives) - 1)]
         for configuration in recipes(view, effective):
             if configuration.key not in view.taken:
@@ -25,13 +25,13 @@ class Recipes:
 
 
 def recipes(view: View, effective: int) -> list[Configuration]:
-    """The recipes for this hardware: one for each ranked choice of the levers that ask for one recipe a choice."""
+    """The recipes for this hardware: one for each ranked choice of the levers whose `recipe` is "each"."""
     choices = view.choices
 
     def first(lever: str, preferred: tuple[str, ...]) -> str:
         return next((choice for choice in preferred if choice in choices[lever]), choices[lever][0])
 
-    # What is only emulated here is not ranked: it is tried later, if it was asked for.
+    # Choices that this hardware only emulates are not ranked, so no recipe has them (docs/decisions/0006).
     common = {
         name: first(name, lever.ranked(view.facts) if lever.recipe == "first" else (lever.baseline,))
         for name, lever in LEVERS.items()

@@ -1,4 +1,4 @@
-"""Trials close to the best that others on the machine disturbed, run once more when nothing else is left to try."""
+"""Repeats trials that are close to the best and were disturbed by other processes, when nothing else is left to try."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Repeat:
     order, always = 40, False
 
     def propose(self, view: View) -> Proposal | None:
-        """The best of the disturbed configurations that was not repeated yet."""
+        """The best of the disturbed configurations that have not been repeated yet."""
         requests = [one.request for one in view.known.history if one.request.origin is Origin.repeat]
         repeated = {one.configuration.key for one in (*requests, *view.under_way)}
         for one in view.near():

@@ -1,4 +1,4 @@
-"""The sampler: Optuna is told the history, in memory, and then asked. The same history gives the same answer."""
+"""The sampler: an Optuna study in memory is told the history, and asked for a trial. It is seeded, so it is pure."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from worker.plan.proposers import Proposal
 from worker.plan.space import Space, applicable, every, make, repaired
 from worker.plan.view import View
 
-MOST_ASKS = 16
-MOST_LISTED = 10_000
-MOST_DRAWN = 200
-MOST_UNAFFORDABLE = 8
-WORSE = 2.0
+MOST_ASKS = 16  # of the sampler, before a random configuration is taken
+MOST_LISTED = 10_000  # combinations up to which all are listed to choose from
+MOST_DRAWN = 200  # random draws where there are more combinations
+MOST_UNAFFORDABLE = 8  # configurations for which there is no time, before the proposer gives up
+WORSE = 2.0  # times the worst good score: what the sampler is told of a failed trial
 EFFECTIVE = "effective_batch_size"
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Search:
-    """Proposes what the sampler asks for, as far as there is time for it."""
+    """Proposes what the sampler suggests, if there is time for it."""
 
     order, always = 30, False
 
     def propose(self, view: View) -> Proposal | None:
-        """The sampler's next configuration for which there is time; what compiles may take longer than is left."""
+        """The sampler's next configuration for which there is time: one that compiles may take longer than is left."""
         taken = set(view.taken)
         for _ in range(MOST_UNAFFORDABLE):
             found = ask(view, taken)
@@ -48,8 +48,8 @@ class Search:
 def ask(view: View, taken: set[str]) -> Configuration | None:
     """The next configuration by TPE (Bergstra et al. 2011), or None when everything valid has been tried.
 
-    What failed is told as twice the worst, so that the sampler keeps away from it; what is under way counts as no
-    better than the median (constant liar). An ask that is invalid or taken is told FAIL before the next.
+    The sampler is told a failed trial as twice the worst score, so that it avoids the like, and a trial that is under
+    way as the median (constant liar). A suggestion that is invalid or was tried before is told as FAIL.
     """
     spec, method, effectives, score = view.spec, view.method, view.effectives, view.score
     under_way = [one.configuration for one in view.under_way if one.configuration.method == method]
@@ -82,7 +82,7 @@ def ask(view: View, taken: set[str]) -> Configuration | None:
 def _any_left(
     spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...], taken: set[str]
 ) -> Configuration | None:
-    """A random configuration that was not tried, for when the sampler only asks for what was; None without any."""
+    """A random configuration that was not tried, where the sampler suggests only tried ones; None if none is left."""
     if math.prod(map(len, choices.values())) > MOST_LISTED:
         rng = random.Random(spec.search.seed + len(taken))
         for _ in range(MOST_DRAWN):

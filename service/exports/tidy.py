@@ -1,0 +1,145 @@
+"""Takes out of a printed script what specialising has left without a use: parameters, variables, empty contexts."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import libcst as cst
+import libcst.matchers as m
+
+NO_CONTEXT = m.WithItem(
+    item=m.Call(func=m.Attribute(m.Name("contextlib"), m.Name("nullcontext")), args=[]), asname=None
+)
+PLAIN = (ast.Constant, ast.Name, ast.Dict, ast.List, ast.Tuple, ast.UnaryOp, ast.USub, ast.expr_context)
+
+
+def tidied(statements: list[str]) -> list[str]:
+    """A script's statements without unused parameters, variables that nothing reads, and contexts that do nothing."""
+    before: list[str] = []
+    while before != statements:
+        before, tree = statements, ast.parse("\n".join(statements))
+        unused, read = _unused_parameters(tree), _names_read(tree)
+        statements = [_tidied(statement, unused, read) for statement in statements]
+    return statements
+
+
+def _tidied(statement: str, unused: dict[str, list[_Parameter]], read: set[str]) -> str:
+    """One statement's text, parsed only where there is something to take out."""
+    tree = ast.parse(statement)
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    passes: list[cst.CSTTransformer] = [_WithoutParameters(name, unused[name]) for name in unused if name in names]
+    if "nullcontext" in statement:
+        passes.append(_NoContexts())
+    if isinstance(tree.body[0], ast.FunctionDef) and names - read - {tree.body[0].name}:
+        passes.append(_NoDeadVariables(read))
+    for one in passes:
+        statement = cst.parse_module(statement).visit(one).code
+    return statement
+
+
+class _NoContexts(cst.CSTTransformer):
+    """Replaces `with contextlib.nullcontext():` by its body."""
+
+    def leave_With(self, original_node: cst.With, updated_node: cst.With) -> Any:
+        """The statements of a block whose context does nothing."""
+        if len(updated_node.items) == 1 and m.matches(updated_node.items[0], NO_CONTEXT):
+            return cst.FlattenSentinel(updated_node.body.body)  # type: ignore[arg-type]
+        return updated_node
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """A parameter by its name and its place among the positional ones."""
+
+    name: str
+    place: int
+
+
+def _unused_parameters(tree: ast.Module) -> dict[str, list[_Parameter]]:
+    """Of each function that is only ever called by its name, the parameters that its body does not mention."""
+    found = {}
+    calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
+        uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == function.name]
+        plain = all(id(use) in calls and not _has_star(calls[id(use)]) for use in uses)
+        names = {node.id for part in function.body for node in ast.walk(part) if isinstance(node, ast.Name)}
+        unused = [_Parameter(one.arg, at) for at, one in enumerate(function.args.args) if one.arg not in names]
+        if plain and unused and not function.args.defaults and function.name != "main":
+            found[function.name] = unused
+    return found
+
+
+def _has_star(call: ast.Call) -> bool:
+    """Whether a call passes arguments that are not written out."""
+    return any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords)
+
+
+class _WithoutParameters(cst.CSTTransformer):
+    """Takes parameters out of a function and out of all calls of it."""
+
+    def __init__(self, function: str, unused: Sequence[_Parameter]) -> None:
+        super().__init__()
+        self._function = function
+        self._places, self._names = {one.place for one in unused}, {one.name for one in unused}
+
+    def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
+        """The function without them."""
+        if original_node.name.value != self._function:
+            return updated_node
+        kept = [one for one in updated_node.params.params if one.name.value not in self._names]
+        return updated_node.with_changes(params=updated_node.params.with_changes(params=_no_last_comma(kept)))
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.Call:
+        """The call without them."""
+        if not m.matches(original_node.func, m.Name(self._function)):
+            return updated_node
+        kept = [
+            one
+            for at, one in enumerate(updated_node.args)
+            if (one.keyword.value not in self._names if one.keyword else at not in self._places)
+        ]
+        return updated_node.with_changes(args=_no_last_comma(kept))
+
+
+def _no_last_comma(nodes: list[Any]) -> list[Any]:
+    return [*nodes[:-1], nodes[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)] if nodes else []
+
+
+def _names_read(tree: ast.Module) -> set[str]:
+    """All names whose value is used anywhere."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+class _NoDeadVariables(cst.CSTTransformer):
+    """Drops assignments of plain values, within functions, to variables that nothing reads."""
+
+    def __init__(self, read: set[str]) -> None:
+        super().__init__()
+        self._read, self._depth = read, 0
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        """Within a function now."""
+        self._depth += 1
+
+    def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
+        """Out of the function again."""
+        self._depth -= 1
+        return updated_node
+
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> Any:
+        """A line that only assigns what nothing reads is gone."""
+        statement = updated_node.body[0]
+        if not self._depth or not isinstance(statement, cst.Assign) or len(statement.targets) != 1:
+            return updated_node
+        target = statement.targets[0].target
+        value = ast.parse(cst.Module([]).code_for_node(statement.value), mode="eval").body
+        plain = all(isinstance(node, PLAIN) for node in ast.walk(value))
+        if isinstance(target, cst.Name) and target.value not in self._read and plain:
+            return cst.RemoveFromParent()
+        return updated_node

@@ -1,0 +1,100 @@
+"""Training code specialised, inlined and tidied: small texts whose results are known."""
+
+from __future__ import annotations
+
+import ast
+from types import SimpleNamespace
+from typing import Any
+
+import libcst as cst
+import pytest
+
+from service.exports.inline import inlined
+from service.exports.specialise import Specialiser
+from service.exports.tidy import tidied
+from service.recipe import Applied
+
+
+def specialised(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """The text for a recipe of these fields, and the constants that it names."""
+    made = Specialiser({"recipe": SimpleNamespace(**fields)}, {})
+    return cst.parse_module(text).visit(made).code, made.constants
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x = recipe.size + 1", "x = SIZE + 1"),
+        ("x = recipe.on", "x = True"),
+        ("x = a if recipe.on else b", "x = a"),
+        ("x = not recipe.on", "x = False"),
+        ("x = recipe.size == 3", "x = True"),
+        ("x = recipe.on and a", "x = a"),
+        ("x = recipe.off or a", "x = a"),
+        ("x = a and recipe.on", "x = a"),
+        ("x = row[column] or ''", "x = row[column] or ''"),
+        ("x = recipe.names['a']", "x = 'b'"),
+        ("x = f(a, recipe)", "x = f(a)"),
+        ("x = f(a, b=recipe.nothing)", "x = f(a)"),
+        ("x = f(**recipe.names)", "x = f(a='b')"),
+        ("x = getattr(torch, recipe.kind)", "x = torch.float32"),
+        ("x = task_of(recipe).encode(rows)", "x = encode(rows)"),
+        ("x = apply(recipe.choice, model)", "x = change(model, every=2)"),
+        ("for one in recipe.choices:\n    apply(one, model)", "change(model, every=2)"),
+        ("for one in ('a', 'b'):\n    f(one)", "for one in ('a', 'b'):\n    f(one)"),
+        ("if recipe.off:\n    f()\nelif a:\n    g()\nelse:\n    h()", "if a:\n    g()\nelse:\n    h()"),
+        ("def f(a, *_, recipe):\n    return a", "def f(a, *_):\n    return a"),
+        ("def f(*, recipe):\n    return recipe.on\n    g()", "def f():\n    return True"),
+    ],
+)
+def test_what_the_recipe_decides_is_decided(text: str, expected: str) -> None:
+    choice = Applied("checkpointing", "change", {"every": 2})
+    fields = {"size": 3, "on": True, "off": False, "nothing": None, "kind": "float32", "names": {"a": "b"}}
+    found, constants = specialised(text, **fields, choice=choice, choices=(choice,))
+    assert ast.unparse(ast.parse(found)) == ast.unparse(ast.parse(expected))
+    assert constants.get("SIZE", 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("functions", "main", "expected"),
+    [
+        (["def f(a):\n    return a + 1"], "x = f(y)", "x = (y + 1)"),
+        (["def f(a):\n    b = a\n    return b"], "x = f(y)", "b = y\n    x = b"),
+        (["def f(a):\n    g(a)"], "f(y)", "g(y)"),
+        (["def f(x):\n    x = g(x)\n    return x"], "x = f(x)", "x = g(x)"),
+    ],
+)
+def test_small_functions_are_written_where_they_are_called(functions: list[str], main: str, expected: str) -> None:
+    (found,) = inlined([*functions, f"def main():\n    {main}"])
+    assert found.strip() == f"def main():\n    {expected}"
+
+
+@pytest.mark.parametrize(
+    ("function", "main"),
+    [
+        ("def f(a):\n    b = a\n    return b", "b = 1\n    x = f(y)\n    print(b)"),  # b would mean two things
+        ("def f(a):\n    return a * a", "x = f(next(y))"),  # next(y) would be computed twice
+        ("def f(a):\n    yield a", "x = f(y)"),
+        ("def f(a):\n    del a", "f(y)"),
+        ("def f(a):\n    if a:\n        return 1\n    return 2", "x = f(y)"),
+        ("def f(a):\n    b = a\n    return g(b)", "x = f(y)\n    z = f(y)"),  # in two places
+        ("def f(**rest):\n    return {'a': 1, **rest}", "x = f(b=2)"),
+        ("def f(a):\n    return [b for b in a]", "b = f(b)"),
+    ],
+)
+def test_a_function_stays_where_anything_could_come_of_it(function: str, main: str) -> None:
+    statements = [function, f"def main():\n    {main}"]
+    assert inlined(statements) == statements
+
+
+def test_what_has_no_use_is_taken_out() -> None:
+    before = [
+        "def f(a, unused):\n    scaler = None\n    with contextlib.nullcontext():\n        g(a)",
+        "def kept(a, unused):\n    return a",
+        "def main():\n    f(1, unused=2)\n    h(kept)",
+    ]
+    assert tidied(before) == [
+        "def f(a):\n    g(a)",
+        "def kept(a, unused):\n    return a",
+        "def main():\n    f(1)\n    h(kept)",
+    ]

@@ -1,0 +1,45 @@
+"""Evaluation: the mean loss, the share of right predictions, and the scores of generated completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from training.batches import collate, moved
+from training.recipe import Recipe, apply, task_of
+from training.samples import Sample
+from training.step import autocast
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def evaluate(
+    model: Any, samples: list[Sample], tokenizer: Any, device: torch.device, recipe: Recipe
+) -> dict[str, float]:
+    """`loss`, `accuracy`, and the scores of generated completions where the recipe generates; dropout is off."""
+    model.eval()
+    if recipe.evaluation is None:
+        scores = guesses(model, samples, tokenizer.pad_token_id, device, recipe)
+    else:
+        with apply(recipe.evaluation, model) as score:
+            scores = guesses(model, samples, tokenizer.pad_token_id, device, recipe)
+            if score:
+                with autocast(device, recipe):
+                    scores |= score(samples, recipe.evaluation_batch_size, recipe.max_length, tokenizer)
+    model.train()
+    return scores
+
+
+def guesses(model: Any, samples: list[Sample], pad: int, device: torch.device, recipe: Recipe) -> dict[str, float]:
+    """`loss` and `accuracy` over padded batches, the longest samples first."""
+    ordered = sorted(samples, key=lambda sample: len(sample[0]), reverse=True)
+    total, terms, right, guessed = 0.0, 0, 0, 0
+    for start in range(0, len(ordered), recipe.evaluation_batch_size):
+        part = ordered[start : start + recipe.evaluation_batch_size]
+        batch = moved(collate([[sample] for sample in part], pad, recipe), device, recipe)
+        with autocast(device, recipe):
+            output = model(**batch)
+        count, (hits, of) = sum(map(task_of(recipe).loss_terms, part)), task_of(recipe).right_guesses(output, batch)
+        total, terms = total + float(output.loss) * count, terms + count
+        right, guessed = right + hits, guessed + of
+    return {"loss": total / max(1, terms), "accuracy": right / max(1, guessed)}

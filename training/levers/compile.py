@@ -1,0 +1,24 @@
+"""torch.compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def layers_of(model: Any) -> list[Any]:
+    """The modules of the longest ModuleList, which is a transformer's list of layers, whatever its name."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
+    return list(max(lists, key=len, default=()))
+
+
+def compile_layers(model: Any, **options: Any) -> None:
+    """Compile each layer in place, for all shapes; compiling the whole model would build sdpa's dense mask."""
+    for layer in layers_of(model):
+        layer.compile(dynamic=True, **options)
+
+
+def compile_model(model: Any, dynamic: bool = True, **options: Any) -> None:
+    """Compile the whole model in place."""
+    model.compile(dynamic=dynamic, **options)

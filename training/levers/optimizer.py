@@ -1,0 +1,187 @@
+"""Optimizers, each made from parameter groups and a learning rate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+
+
+def adamw(groups: list[dict[str, Any]], rate: float, **implementation: bool) -> torch.optim.Optimizer:
+    """torch's AdamW: `foreach`, `fused`, or neither."""
+    return torch.optim.AdamW(groups, lr=rate, **implementation)
+
+
+def sgd(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+    """torch's SGD without momentum, as transformers' Trainer makes it."""
+    return torch.optim.SGD(groups, lr=rate)
+
+
+def bitsandbytes_optimizer(groups: list[dict[str, Any]], rate: float, name: str) -> torch.optim.Optimizer:
+    """An optimizer of bitsandbytes by its class name."""
+    import bitsandbytes
+
+    made: torch.optim.Optimizer = getattr(bitsandbytes.optim, name)(groups, lr=rate)
+    return made
+
+
+def stable_embedding_optimizer(
+    groups: list[dict[str, Any]], rate: float, name: str, embeddings: int
+) -> torch.optim.Optimizer:
+    """A bitsandbytes optimizer with embeddings' states in `embeddings` bits, as StableEmbedding has them."""
+    import bitsandbytes
+
+    class Stable(getattr(bitsandbytes.optim, name)):  # type: ignore[misc]
+        def get_config(self, number: int, at: int, group: dict[str, Any]) -> dict[str, Any]:
+            config: dict[str, Any] = super().get_config(number, at, group)
+            return config | ({"optim_bits": embeddings} if at in group["embeddings"] else {})
+
+    made: torch.optim.Optimizer = Stable(groups, lr=rate)
+    return made
+
+
+def torchao_optimizer(groups: list[dict[str, Any]], rate: float, name: str, **more: bool) -> torch.optim.Optimizer:
+    """An optimizer of torchao by its class name. Its learning rate is a tensor, so that it may change at each step."""
+    kind = getattr(import_module("torchao.optim"), name)
+    made: torch.optim.Optimizer = kind(groups, lr=torch.tensor(rate), **more)
+    return made
+
+
+def apex_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+    """Apex's FusedAdam in its AdamW mode."""
+    made: torch.optim.Optimizer = import_module("apex.optimizers").FusedAdam(groups, lr=rate, adam_w_mode=True)
+    return made
+
+
+def anyprecision(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+    """torchdistx's AnyPrecisionAdamW with Kahan summation."""
+    kind = import_module("torchdistx.optimizers").AnyPrecisionAdamW
+    states = {"momentum_dtype": torch.bfloat16, "variance_dtype": torch.bfloat16}
+    made: torch.optim.Optimizer = kind(groups, lr=rate, use_kahan_summation=True, **states)
+    return made
+
+
+def adafactor(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+    """transformers' Adafactor at a given learning rate, as its Trainer makes it."""
+    from transformers.optimization import Adafactor
+
+    made: torch.optim.Optimizer = Adafactor(groups, lr=rate, scale_parameter=False, relative_step=False)
+    return made
+
+
+def galore_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+    """GaLore's AdamW: the gradients of matrices are projected to a low rank, those of vectors are not."""
+    low_rank = {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
+    for group in groups:
+        if group["params"][0].ndim == 2:
+            group.update(low_rank)
+    made: torch.optim.Optimizer = import_module("galore_torch").GaLoreAdamW(groups, lr=rate)
+    return made
+
+
+class OffloadedAdamW(torch.optim.Optimizer):  # type: ignore[misc]
+    """AdamW in host memory (ZeRO-Offload, Ren et al. 2021): gradients go to the host, updated weights come back.
+
+    The device keeps no optimizer states; the host keeps them, and fp32 copies of the weights.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], rate: float) -> None:
+        super().__init__(groups, {"lr": rate})
+        self._pairs = [(one, self._host(one.detach())) for group in self.param_groups for one in group["params"]]
+        there = dict(self._pairs)
+        copies = [group | {"params": [there[one] for one in group["params"]]} for group in self.param_groups]
+        self._adamw = torch.optim.AdamW(copies, lr=rate, fused=True)
+        self.state = self._adamw.state
+
+    @staticmethod
+    def _host(tensor: torch.Tensor) -> torch.Tensor:
+        copy = torch.empty(tensor.shape, dtype=torch.float32, pin_memory=tensor.is_cuda)
+        return copy.copy_(tensor)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Any = None) -> None:
+        """Copy gradients to the host, update there, copy weights back; copies are in order with the device's work."""
+        del closure
+        for group, copy in zip(self.param_groups, self._adamw.param_groups, strict=True):
+            copy["lr"] = group["lr"]
+        for ours, theirs in self._pairs:
+            if ours.grad is None:
+                theirs.grad = None
+            elif theirs.grad is None:
+                theirs.grad = self._host(ours.grad)
+            else:
+                theirs.grad.copy_(ours.grad, non_blocking=True)
+        for device in {ours.device for ours, _ in self._pairs if ours.is_cuda}:
+            torch.cuda.synchronize(device)  # the update reads what the copies write
+        self._adamw.step()
+        for ours, theirs in self._pairs:
+            ours.copy_(theirs, non_blocking=True)
+
+
+def offloaded_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+    """AdamW with its states and its update on the host."""
+    return OffloadedAdamW(groups, rate)
+
+
+class InBackwardAdamW(torch.optim.Optimizer):  # type: ignore[misc]
+    """AdamW that updates each weight as soon as its gradient is computed, and drops the gradient.
+
+    Gradients never exist all at once (torch's tutorial "optimizer step in backward"). So nothing can be clipped, a step
+    is a single micro batch, and the gradient norm is summed up during the backward pass.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], rate: float) -> None:
+        super().__init__(groups, {"lr": rate})
+        self._held = False
+        self._squares: list[torch.Tensor] = []
+        self._hooks = [
+            one.register_post_accumulate_grad_hook(self._updater(one, group))
+            for group in self.param_groups
+            for one in group["params"]
+        ]
+
+    def _updater(self, weight: torch.Tensor, group: dict[str, Any]) -> Any:
+        inner = torch.optim.AdamW([weight], lr=group["lr"], weight_decay=group["weight_decay"], fused=True)
+        inner.state = self.state
+
+        def update(one: torch.Tensor) -> None:
+            if one.grad is None:
+                return
+            self._squares.append(torch.linalg.vector_norm(one.grad, dtype=torch.float32).square())
+            if not self._held:
+                inner.param_groups[0]["lr"] = group["lr"]
+                inner.step()
+            one.grad = None
+
+        return update
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """A context in which gradients are added to the norm and dropped, and no weight is updated."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def norm(self) -> torch.Tensor:
+        """The norm of the gradients that were computed since the last call."""
+        squares, self._squares = self._squares, []
+        return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+
+    def release(self) -> None:
+        """Remove the hooks, so that another optimizer may update the weights."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def step(self, closure: Any = None) -> None:
+        """Nothing: the backward pass has updated the weights."""
+        del closure
+
+
+def in_backward_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+    """AdamW stepped during the backward pass."""
+    return InBackwardAdamW(groups, rate)

@@ -1,0 +1,164 @@
+"""The model: its configuration, its weights, its adapter, and the levers that change it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig
+
+from training.recipe import Recipe, apply, task_of
+from training.samples import Sample
+
+
+def build_model(source: str | Path, tokenizer: Any, samples: list[Sample], device: torch.device, recipe: Recipe) -> Any:
+    """The model on the device, in training mode, with its adapter and all levers applied, but not yet compiled."""
+    before_loading(recipe)
+    config = model_config(source, tokenizer, samples, recipe)
+    torch.manual_seed(recipe.seed)  # for the weights that are initialised at random: all, or those of a new head
+    model = (
+        random_model(config, device, recipe) if recipe.random_weights else loaded_model(source, config, device, recipe)
+    )
+    change_base(model, recipe)
+    if recipe.lora is not None:
+        model = with_adapter(model, recipe)
+    change_model(model, recipe)
+    model.train()
+    return model
+
+
+def before_loading(recipe: Recipe) -> None:
+    """Set the precision of float32 matmuls, and apply the levers that have to act before the model is loaded."""
+    if recipe.matmul != "highest":
+        torch.set_float32_matmul_precision(recipe.matmul)
+    for choice in recipe.before_loading:
+        apply(choice)
+
+
+def model_config(source: str | Path, tokenizer: Any, samples: list[Sample], recipe: Recipe) -> Any:
+    """The model's configuration for this task."""
+    config = AutoConfig.from_pretrained(source, **recipe.source_options)
+    config.use_cache = False  # with a cache, transformers would not see where packed samples begin
+    config.pad_token_id = tokenizer.pad_token_id
+    task_of(recipe).set_up(config, samples)
+    return config
+
+
+def loaded_model(source: str | Path, config: Any, device: torch.device, recipe: Recipe) -> Any:
+    """The pretrained model on the device, quantised if the recipe says so."""
+    model = (
+        task_of(recipe)
+        .model_class()
+        .from_pretrained(
+            source,
+            config=config,
+            device_map={"": device},
+            dtype=dtype_of(recipe),
+            attn_implementation=recipe.attention,
+            use_safetensors=None if recipe.pickled_weights else True,  # a pickle can run code when it is read
+            quantization_config=quantization(recipe) if recipe.quantization else None,
+            **recipe.source_options,
+        )
+    )
+    if recipe.quantization:
+        keep_layout(model)
+    return model
+
+
+def keep_layout(model: Any) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights when a model is first evaluated on a CPU with AVX512-BF16.
+
+    It would not undo that when training goes on, and the repacking fails on rows shorter than a quantisation block.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def quantization(recipe: Recipe) -> Any:
+    """The quantization config of the frozen base model. Heads are trained, so they are left out."""
+    compute = getattr(torch, recipe.autocast) if recipe.autocast else torch.float32
+    return apply(recipe.quantization, list(recipe.heads) if recipe.heads else None, compute)  # type: ignore[arg-type]
+
+
+def dtype_of(recipe: Recipe) -> Any:
+    """The dtype in which weights are loaded; "auto" is the checkpoint's own."""
+    return "auto" if recipe.weights == "auto" else getattr(torch, recipe.weights)
+
+
+def random_model(config: Any, device: torch.device, recipe: Recipe) -> Any:
+    """A model with randomly initialised weights: good for timing, and to train from scratch.
+
+    The weights are drawn in fp32 and then cast, so that every precision starts from the same weights.
+    """
+    model = task_of(recipe).model_class().from_config(config, dtype=torch.float32, attn_implementation=recipe.attention)
+    if recipe.quantization:
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            return loaded_model(folder, config, device, recipe)
+    if recipe.weights not in ("auto", "float32"):
+        for parameter in model.parameters():  # not model.to(dtype), which would round the rotary frequencies too
+            parameter.data = parameter.data.to(getattr(torch, recipe.weights))
+    model.to(device)
+    return model
+
+
+def change_base(model: Any, recipe: Recipe) -> None:
+    """Apply the levers that change the model before it gets an adapter."""
+    for choice in recipe.on_base:
+        apply(choice, model)
+
+
+def with_adapter(model: Any, recipe: Recipe) -> Any:
+    """The frozen model with its LoRA adapter; ValueError when the model has none of the target modules."""
+    model.requires_grad_(False)
+    adapter = LoraConfig(**recipe.lora)  # type: ignore[arg-type]
+    if recipe.heads and adapter.target_modules == "all-linear":
+        adapter.exclude_modules = trained_whole(model, recipe)
+    torch.manual_seed(recipe.seed)  # peft draws the adapter from the global generator
+    model = get_peft_model(model, adapter, autocast_adapter_dtype=recipe.autocast_adapter)
+    if recipe.autocast and recipe.autocast_adapter:
+        for parameter in model.parameters():  # peft leaves a classifier's head in the base model's 16-bit dtype
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+    return model
+
+
+def change_model(model: Any, recipe: Recipe) -> None:
+    """Apply the levers that change the whole model, its adapter included."""
+    for choice in recipe.on_model:
+        apply(choice, model)
+    if recipe.packed:
+        offset_positions(model)
+
+
+def trained_whole(model: Any, recipe: Recipe) -> list[str] | None:
+    """Parts of a head beside `classifier` itself, such as DistilBERT's `pre_classifier`; None where there are none.
+
+    peft trains every module whose name ends in a head's in full, and fails if `all-linear` has adapted it as well.
+    """
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    return sorted(name for name in names if name.endswith(recipe.heads) and name not in recipe.heads) or None
+
+
+def offset_positions(model: Any) -> None:
+    """Shift the position ids of packed rows, which begin at 0, for models whose own begin later, such as RoBERTa."""
+    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
+    first = next((table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None), 0)
+
+    def shifted(_: Any, arguments: Any, inputs: dict[str, Any]) -> Any:
+        if "position_ids" not in inputs:
+            return None
+        return arguments, inputs | {"position_ids": inputs["position_ids"] + first}
+
+    if first:
+        model.register_forward_pre_hook(shifted, with_kwargs=True)
+
+
+def compile_model(model: Any, recipe: Recipe) -> None:
+    """Compile the model, or parts of it, if the recipe says so."""
+    for choice in recipe.compiled:
+        apply(choice, model)

@@ -1,0 +1,69 @@
+"""Reads rows from jsonl, csv and parquet files and folders of them, and splits them into training and validation."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from training.recipe import Recipe
+
+Record = dict[str, Any]
+
+
+def read_file(path: Path, recipe: Recipe) -> list[Record]:
+    """The rows of one file."""
+    if ".parquet" in recipe.formats and path.suffix == ".parquet":
+        return read_parquet(path)
+    if ".csv" in recipe.formats and path.suffix == ".csv":
+        return read_csv(path)
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def read_csv(path: Path) -> list[Record]:
+    """The rows of a csv file with a header."""
+    csv.field_size_limit(sys.maxsize)
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream, restkey="(beyond the header)"))
+
+
+def read_parquet(path: Path) -> list[Record]:
+    """The rows of a parquet file."""
+    from pyarrow import parquet
+
+    return parquet.read_table(path).to_pylist()
+
+
+def files_of(source: Path, split: str, recipe: Recipe) -> list[Path]:
+    """The file itself, or the files of a folder whose path has `split` as a part (all files, if `split` is empty)."""
+    if source.is_file():
+        return [source]
+    files = sorted(path for path in source.rglob("*") if path.suffix in recipe.formats and path.is_file())
+    part = re.compile(rf"(^|[-_./]){re.escape(split)}($|[-_./])" if split else "")
+    return [path for path in files if part.search(str(path.relative_to(source)))]
+
+
+def read_splits(source: Path, recipe: Recipe) -> tuple[list[Record], list[Record]]:
+    """(training rows, validation rows); without a validation split, a share of the training rows is held out."""
+    if recipe.split_column:
+        rows = [row for path in files_of(source, "", recipe) for row in read_file(path, recipe)]
+        train = [row for row in rows if str(row[recipe.split_column]) == recipe.train_split]
+        held = [row for row in rows if str(row[recipe.split_column]) == recipe.validation_split]
+    elif recipe.dataset_is_folder:
+        held_files = files_of(source, recipe.validation_split, recipe) if recipe.validation_split else []
+        files = files_of(source, recipe.train_split, recipe)
+        if not files and recipe.train_split == "train":  # no file is named after the split: all others train
+            files = [path for path in files_of(source, "", recipe) if path not in held_files]
+        train, held = ([row for path in some for row in read_file(path, recipe)] for some in (files, held_files))
+    else:
+        train, held = read_file(source, recipe), []
+    if recipe.validation_split:
+        return train, held
+    share = recipe.validation_fraction
+    out = [int((at + 1) * share) != int(at * share) for at in range(len(train))]
+    held = [row for row, taken in zip(train, out, strict=True) if taken] or train[:1]
+    return [row for row, taken in zip(train, out, strict=True) if not taken], held

@@ -1,0 +1,193 @@
+"""The training run: what the exported train.py does from its command line to the saved model.
+
+This file is not run itself: the export prints it, with all functions that it calls, specialised for one recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoTokenizer, get_scheduler
+
+from training.batches import epoch_steps, prepared
+from training.errors import TrainingError
+from training.evaluation import evaluate
+from training.model import build_model, compile_model
+from training.optimization import make_optimizer, trained_parameters
+from training.reading import read_splits
+from training.recipe import Recipe, task_of
+from training.samples import Sample
+from training.step import check_numbers, gradient_scaler, optimizer_step, overflowed
+
+
+def arguments(argv: list[str] | None, recipe: Recipe) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Train with the configuration that dynotune measured.")
+    parser.add_argument("--model", default=recipe.model, help="folder or hub id")
+    parser.add_argument("--data", default=recipe.dataset, help="file, folder or hub id")
+    parser.add_argument("--epochs", type=float, default=recipe.epochs)
+    parser.add_argument("--max-steps", type=int, help="optimizer steps, instead of epochs")
+    parser.add_argument("--output", type=Path, default=Path("output"), help="folder to save to")
+    parser.add_argument("--save-every", type=int, default=500, help="optimizer steps between checkpoints")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --output")
+    parser.add_argument("--log", type=Path, help="file for one JSON line a step")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args(argv)
+
+
+def locate(source: str, recipe: Recipe) -> Path:
+    """The dataset's file or folder, downloaded from the hub if `source` is a hub id."""
+    if recipe.dataset_is_local or Path(source).exists():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    patterns = [f"*{ending}" for ending in recipe.formats]
+    options: dict[str, Any] = {"repo_type": "dataset", "revision": recipe.dataset_revision}
+    return Path(snapshot_download(source, allow_patterns=patterns, **options))
+
+
+def load_data(source: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], list[Sample]]:
+    """(training samples, validation samples), without samples that have no term of the loss."""
+    parts = []
+    for rows in read_splits(locate(source, recipe), recipe):
+        if not rows:
+            raise TrainingError("the dataset has no rows to train on, or none to validate with")
+        encoded = task_of(recipe).encode(rows, tokenizer, recipe)
+        parts.append([sample for sample in encoded if len(sample[0]) and task_of(recipe).loss_terms(sample)])
+    if not parts[0]:
+        raise TrainingError("the dataset has no row with anything to learn from within max_length")
+    return parts[0], parts[1] or parts[0][:1]
+
+
+def train(
+    model: Any,
+    samples: list[Sample],
+    pad: int,
+    args: argparse.Namespace,
+    report: Callable[..., None],
+    evaluate_now: Callable[[int], float],
+    recipe: Recipe,
+) -> int:
+    """Run the optimizer steps that are left, with checkpoints; return how many steps the whole run has."""
+    device, lengths = torch.device(args.device), [len(ids) for ids, _ in samples]
+    optimizer = make_optimizer(model, recipe)
+    scaler = gradient_scaler(device, recipe)
+    total = args.max_steps or math.ceil(args.epochs * len(epoch_steps(lengths, 0, recipe)))
+    schedule = get_scheduler(recipe.schedule, optimizer, math.ceil(total * recipe.warmup_ratio), total)
+    kept = {"optimizer": optimizer, "schedule": schedule}
+    if recipe.loss_scaling:
+        kept["scaler"], skipped = scaler, 0
+    first = resume(model, kept, args.output / CHECKPOINT) if args.resume else 0
+    plan = (step for epoch in itertools.count() for step in epoch_steps(lengths, epoch, recipe))
+    steps = prepared(itertools.islice(plan, first, None), samples, pad, recipe)
+    batches, terms, tokens = next(steps)
+    seen, since = 0, time.perf_counter()
+    bar = tqdm(range(first + 1, total + 1), initial=first, total=total)
+    for number in bar:
+        rate, seen = schedule.get_last_lr()[0], seen + tokens
+        results = optimizer_step(model, optimizer, scaler, batches, terms, device, recipe)
+        batches, terms, tokens = next(steps)  # the next step's, made while the device computes
+        loss, norm = map(float, results)  # this waits for the device
+        if recipe.loss_scaling and overflowed(loss, norm, skipped):
+            skipped += 1
+        else:
+            check_numbers(number, loss, norm)
+            schedule.step()
+            if recipe.loss_scaling:
+                skipped = 0
+        seconds = time.perf_counter() - since
+        report(step=number, loss=loss, grad_norm=norm, learning_rate=rate, tokens=seen, seconds=seconds)
+        bar.set_postfix_str(f"loss {loss:.4f}, gradient norm {norm:.3g}, {seen / seconds:,.0f} non-padding tokens/s")
+        if number % args.save_every == 0:
+            save_checkpoint(model, kept, number, args.output / CHECKPOINT)
+        if recipe.evaluation_steps and number % recipe.evaluation_steps == 0 and number < total:
+            paused = time.perf_counter()
+            evaluate_now(number)
+            since += time.perf_counter() - paused
+    return total
+
+
+CHECKPOINT = "checkpoint.pt"
+
+
+def save_checkpoint(model: Any, kept: dict[str, Any], step: int, path: Path) -> None:
+    """Save what --resume needs, to another file that is then renamed, so that a checkpoint is always complete."""
+    state: dict[str, Any] = {name: part.state_dict() for name, part in kept.items()}
+    state |= {"weights": [one.data for one in trained_parameters(model)], "step": step, "random": torch.get_rng_state()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(state, path.with_suffix(".partial"))
+    path.with_suffix(".partial").replace(path)
+
+
+def resume(model: Any, kept: dict[str, Any], path: Path) -> int:
+    """Load a checkpoint's state; return the number of steps that were done."""
+    if not path.exists():
+        raise TrainingError(f"--resume: there is no checkpoint {path}")
+    state = torch.load(path, weights_only=True)
+    for name, part in kept.items():
+        part.load_state_dict(state[name])
+    for parameter, weight in zip(trained_parameters(model), state["weights"], strict=True):
+        parameter.data.copy_(weight)
+    torch.set_rng_state(state["random"])
+    return int(state["step"])
+
+
+def save(model: Any, tokenizer: Any, source: str, output: Path, recipe: Recipe) -> None:
+    """Save the adapter, or the whole model where there is none, with the tokenizer."""
+    if recipe.lora is None:
+        model.config.use_cache = True  # the KV cache is off while training only
+    else:
+        model.peft_config["default"].base_model_name_or_path = source
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+
+
+def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
+    """Load, train, save, evaluate."""
+    args = arguments(argv, recipe)
+    device = torch.device(args.device)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    tokenizer = AutoTokenizer.from_pretrained(args.model, **recipe.source_options)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    samples, held_out = load_data(args.data, tokenizer, recipe)
+    model = build_model(args.model, tokenizer, samples + held_out, device, recipe)
+    compile_model(model, recipe)
+    if args.log and not args.resume:
+        args.log.unlink(missing_ok=True)
+
+    def report(**line: float) -> None:
+        if args.log:
+            with args.log.open("a", encoding="utf-8") as log:
+                log.write(json.dumps(line) + "\n")
+
+    def evaluate_now(step: int) -> float:
+        scores = evaluate(model, held_out, tokenizer, device, recipe)
+        report(step=step, **{f"evaluation_{name}": score for name, score in scores.items()})
+        text = ", ".join(f"{name} {score:.4f}" for name, score in scores.items())
+        tqdm.write(f"evaluation on {len(held_out)} samples after {step} steps: {text}")
+        return scores["loss"]
+
+    steps = train(model, samples, tokenizer.pad_token_id, args, report, evaluate_now, recipe)
+    save(model, tokenizer, args.model, args.output, recipe)  # before the evaluation, which may run out of memory
+    tqdm.write(f"saved to {args.output}")
+    if not math.isfinite(loss := evaluate_now(steps)):
+        raise TrainingError(f"the evaluation loss is {loss}: what was saved is of no use", "numbers")
+
+
+if __name__ == "__main__":
+    try:
+        main()  # type: ignore[call-arg]  # the export gives every function its recipe
+    except (TrainingError, OSError) as problem:
+        sys.exit(f"train.py: {problem}")
