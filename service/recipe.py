@@ -15,12 +15,11 @@ from service.contract.measurement import DatasetFacts
 from service.contract.rows import ENDINGS
 from service.levers import LEVERS
 from service.levers.adapter import ATTENTION
+from service.levers.attention import TOLD, TOLD_ALWAYS
 from service.levers.batching import GROUP_STEPS, PACKED, ROWS
 from service.levers.optimizer import WHOLE_STEP
 from service.tasks import TASKS
 
-# Attention kernels that are told where the samples of a packed row end; `varlen` also has to be told of padded rows.
-TOLD = ("varlen", "flash_attention_2", "flash_attention_3")
 SCHEDULES = {"constant": "constant_with_warmup"}  # transformers' `constant` would leave the warm-up out
 
 
@@ -83,7 +82,7 @@ def recipe_fields(
         # Plain padding passes the mask as Trainer's collator does; the others only where the task needs it.
         "masked": batching not in PACKED and (task.needs_mask or batching == LEVERS["batching"].baseline),
         "labels_are_classes": task.labels_are_classes,
-        "tells_where_samples_end": attention == "varlen" or (attention in TOLD and batching in PACKED),
+        "tells_where_samples_end": attention == TOLD_ALWAYS or (attention in TOLD and batching in PACKED),
         "pad_multiple": options["padding"]["multiple"],
         "group_steps": GROUP_STEPS[spec.search.verify],
         **arithmetic(method, options["precision"]),

@@ -7,6 +7,9 @@ from service.levers.precision import FULL_PRECISION
 SDPA = ("sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math")
 FLASH = ("flash-attention-2", "flash-attention-3")
 MASKED = ("eager", *SDPA, "flex")
+# transformers' names of the kernels that are told where the samples of packed rows end, the first also of padded rows.
+TOLD_ALWAYS = "varlen"
+TOLD = (TOLD_ALWAYS, "flash_attention_2", "flash_attention_3")
 
 LEVER = Lever(
     name="attention",

@@ -219,7 +219,8 @@ def _with_adapter(model: Any, recipe: Recipe) -> Any:
         return with_adapter(model, recipe)
     except ValueError as error:
         if recipe.lora is not None and recipe.lora["target_modules"] == list(ATTENTION):
-            raise TrainingError(f"adapter=attention-only: {first_line(error)}", "configuration") from error
+            sentence = f"the lever adapter names modules that this model lacks: {first_line(error)}"
+            raise TrainingError(sentence, "configuration") from error
         raise TrainingError(f"lora.target_modules: {first_line(error)}") from error
 
 

@@ -1,7 +1,7 @@
 """Times the job's work unit: every micro batch by device marks, counting the timings that no other process disturbed.
 
 The unit's time is the sum over its batches of the median of their clean timings; its interval is a bootstrap over
-them. Mean tokens over the median step's seconds would not do: where lengths vary, that flattered grouping by 72%.
+them. Mean tokens over the median step's seconds would not do: where lengths vary, that flatters grouping.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs each request in a child process with its own process group; every way in which it can end becomes an `Ending`.
 
-Children are forked from a server that has imported torch and transformers, so that a child starts in 0.3 s instead of
-4.5 s. The fork server is a child of this process and ends with it, and a running child ends with either of them. A
+Children are forked from a server that has imported torch and transformers, so that no child waits for these imports.
+The fork server is a child of this process and ends with it, and a running child ends with either of them. A
 child's messages are parsed as JSON and never unpickled, because it may run a model's own code.
 """
 
