@@ -22,7 +22,7 @@ FILES = {
     ("tests/levers/test_families.py", "compiled"): 150,
     ("tests/levers/test_optimizers.py", ""): 60,
     ("tests/levers/test_evaluation.py", ""): 60,
-    ("tests/child/test_loop.py", ""): 60,
+    ("tests/child/test_steps.py", ""): 60,
     ("tests/child/test_timing.py", ""): 60,
     ("tests/child/test_quantised.py", ""): 60,
     ("tests/child/test_soak.py", ""): 90,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.acceptance.conformance import FILES
 from tests.conftest import ROOT
 
 PARTS = (
@@ -56,6 +57,10 @@ def test_the_next_call_goes_on_and_tries_again_what_failed(tmp_path: Path) -> No
     results.write_text(json.dumps({"peak/matmul": {"reason": "it failed"}}))
     done, found = walked(tmp_path, "--dry-run", "--part", "peak")
     assert done.returncode == 0 and found["rows"]["peak/matmul"]["tflops"] > 0
+
+
+def test_the_conformance_part_names_files_that_exist() -> None:
+    assert [file for file, _ in FILES if not (ROOT / file).is_file()] == []
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The child process that runs one trial: it loads data and model, probes memory and times. It alone imports torch."""
+"""The child process that runs one trial: it loads data and model, probes memory and times. Only it and worker.devices import torch."""
