@@ -1,1 +1,1 @@
-"""The child process that runs one trial: it loads data and model, probes memory and times. Only it and worker.devices import torch."""
+"""The child process of one trial: loads data and model, probes memory, times. Only it and devices import torch."""
