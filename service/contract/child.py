@@ -51,7 +51,10 @@ class RunTrial(Contract):
 
 
 class RunBlock(Contract):
-    """Train the work unit once with a candidate of the verification, under the block's seed."""
+    """Train the work unit with a candidate of the verification, under the block's seed.
+
+    With `in_turns` the child trains a part of it at each `Turn` that it is told, and waits between them.
+    """
 
     kind: Literal["block"] = "block"
     workplace: Workplace
@@ -59,6 +62,7 @@ class RunBlock(Contract):
     candidate: Measurement
     block: int
     seed: int
+    in_turns: bool = False
 
 
 class RunSoak(Contract):
@@ -139,8 +143,24 @@ class Failed(Contract):
     unsafe: bool = Field(default=False, description="Memory would not last at this size; a smaller one may fit.")
 
 
+class Paused(Contract):
+    """A child that trains in turns is ready for its first turn, or has ended the one that it was given."""
+
+    kind: Literal["paused"] = "paused"
+
+
+class Turn(Contract):
+    """The only order that a running child takes: train until so many passes over the work unit are done, then pause.
+
+    A turn that is `last` is answered with the result.
+    """
+
+    passes: float = Field(gt=0)
+    last: bool = False
+
+
 ChildMessage = Annotated[
-    Progress | ProbeStarted | ProbeDone | Result | OutOfMemory | Failed, Field(discriminator="kind")
+    Progress | Paused | ProbeStarted | ProbeDone | Result | OutOfMemory | Failed, Field(discriminator="kind")
 ]
 REQUEST: TypeAdapter[ChildRequest] = TypeAdapter(ChildRequest)
 MESSAGE: TypeAdapter[ChildMessage] = TypeAdapter(ChildMessage)

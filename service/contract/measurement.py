@@ -171,6 +171,18 @@ class Measurement(Contract):
         return self.timing.seconds / self.timing.steps if self.timing else None
 
 
+class Slice(Contract):
+    """A turn of a candidate that was compared in turns with others: the seconds that it took.
+
+    `expected` seconds it would have taken at the candidate's own mean pace, by the shapes of its batches. A neighbour
+    that slows the machine slows the slices of all candidates that take turns then.
+    """
+
+    turn: int
+    seconds: float
+    expected: float
+
+
 class Block(Contract):
     """One candidate's run of the work unit in a block of the verification, in which all candidates take turns."""
 
@@ -181,6 +193,7 @@ class Block(Contract):
     reason: str = ""
     dropout: bool = Field(default=False, description="Dropout was active: losses differ by chance from run to run.")
     timing: Timing | None = None
+    slices: tuple[Slice, ...] = Field(default=(), description="Its turns, when the candidates were alive together.")
     losses: tuple[float, ...] = ()
     grad_norms: tuple[float | None, ...] = ()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from service.contract.child import Workplace
+from collections.abc import Callable
+
+from service.contract.child import ChildMessage, RunBlock, Turn, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome
 from worker.child import probe, steps
@@ -11,27 +13,38 @@ from worker.child.build import Bundle, build
 from worker.child.data import work_unit
 from worker.child.measure import unit_size
 from worker.child.timing import Unit, time_unit
+from worker.child.turns import Turns
 from worker.devices import Device
 
 
 def run_block(
-    spec: JobSpec, candidate: Measurement, block: int, seed: int, device: Device, workplace: Workplace
+    request: RunBlock, device: Device, tell: Callable[[ChildMessage], None], hear: Callable[[], Turn]
 ) -> Block:
-    """Train the work unit once under the block's seed, and return its losses and timing. Errors pass through."""
-    bundle, micro = ready(spec, candidate, seed, device, workplace)
-    samples = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), seed)
+    """Train the work unit under the block's seed, and return its losses and timing. Errors pass through."""
+    spec, candidate = request.spec, request.candidate
+    bundle, micro = ready(spec, candidate, request.seed, device, request.workplace)
+    samples = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), request.seed)
     unit = Unit(bundle, micro, plan_of(bundle, samples, micro))
     with steps.without_dropout(bundle.model) as dropout:
         pass  # only to learn whether the model has dropout: the timed steps keep it, as the user's run does
-    time_unit(unit, passes=1, extra=1)
+    if device.first_call_per_shape:
+        unit.run()  # each shape's first call selects kernels, which a real run pays for once
+        unit.forget_timings()
+    if request.in_turns:
+        unit.turns = Turns(unit.plan, bundle.data.lengths, tell, hear)
+        while not unit.turns.are_over:
+            unit.run()
+    else:
+        time_unit(unit, passes=1, extra=1)
     count = len(unit.plan)
     return Block(
         key=candidate.configuration.key,
-        block=block,
-        seed=seed,
+        block=request.block,
+        seed=request.seed,
         outcome=Outcome.ok,
         dropout=dropout,
         timing=unit.timing(),
+        slices=unit.slices() if request.in_turns else (),
         losses=tuple(unit.losses[:count]),
         grad_norms=tuple(unit.grad_norms[:count]),
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from service.contract.child import ChildMessage, ChildRequest, Failed, OutOfMemory, Result
+    from service.contract.child import ChildMessage, ChildRequest, Failed, OutOfMemory, Result, Turn
     from worker.devices import Device
 
 from worker.child.isolation import isolate
@@ -42,13 +42,20 @@ def main(request: bytes, messages: Connection, lifeline: Connection, scratch: st
     def tell(message: ChildMessage) -> None:
         messages.send_bytes(message.model_dump_json().encode())
 
-    tell(_answer(request, tell))
+    def hear() -> Turn:
+        from service.contract.child import Turn
+
+        return Turn.model_validate_json(messages.recv_bytes())
+
+    tell(_answer(request, tell, hear))
     messages.close()
     sys.stdout.flush()
     sys.stderr.flush()
 
 
-def _answer(request: bytes, tell: Callable[[ChildMessage], None]) -> Result | OutOfMemory | Failed:
+def _answer(
+    request: bytes, tell: Callable[[ChildMessage], None], hear: Callable[[], Turn]
+) -> Result | OutOfMemory | Failed:
     """Run the request; its result, or the message that describes whatever was raised, is the child's last message.
 
     This is the boundary of the process, so it also catches what is no `Exception`: a Rust library's panic, and the
@@ -58,7 +65,7 @@ def _answer(request: bytes, tell: Callable[[ChildMessage], None]) -> Result | Ou
 
     opened: list[Device] = []
     try:
-        return _run(REQUEST.validate_json(request), tell, opened)
+        return _run(REQUEST.validate_json(request), tell, hear, opened)
     except BaseException as error:  # noqa: BLE001 - see above
         # The memory cap is lifted from here on, because composing the message needs a little memory itself.
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -101,7 +108,12 @@ def _memory_of(opened: list[Device]) -> tuple[int | None, int]:
     return device.peak(), device.used_by_others() if device.has_own_memory else 0
 
 
-def _run(request: ChildRequest, tell: Callable[[ChildMessage], None], opened: list[Device]) -> Result:
+def _run(
+    request: ChildRequest,
+    tell: Callable[[ChildMessage], None],
+    hear: Callable[[], Turn],
+    opened: list[Device],
+) -> Result:
     """Run the request. The opened device is put into `opened`, so that a failure can be reported with its memory."""
     from service.contract.child import Result, RunBlock, RunEstimate, RunTrial
     from worker.devices import open_device
@@ -122,5 +134,5 @@ def _run(request: ChildRequest, tell: Callable[[ChildMessage], None], opened: li
         measured = measure.run_trial(spec, request.trial, device, place, tell, request.known, request.only_probe)
         return Result(measurement=measured)
     if isinstance(request, RunBlock):
-        return Result(block=block.run_block(spec, request.candidate, request.block, request.seed, device, place))
+        return Result(block=block.run_block(request, device, tell, hear))
     return Result(soak=soak.run_soak(spec, request.candidate, request.seed, device, place, request.seconds))

@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
-from service.contract.measurement import Timing
+from service.contract.measurement import Slice, Timing
 from training.batches import Prepared
 from training.samples import Step
 from worker.child import sizes, steps
 from worker.child.build import Bundle
+from worker.child.turns import Turns
 
 MOST_OTHERS = 0.10  # the share of the device that other processes may use while a timing counts as clean
 WINDOW_SECONDS = 0.3  # the shortest time over which other processes' share is judged (docs/decisions/0012)
@@ -95,13 +96,23 @@ def interval(
     return total, min(total, sums[int(0.025 * BOOTSTRAP)]), max(total, sums[int(0.975 * BOOTSTRAP)])
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A piece that was launched: the device's marks at its two ends, and the turn in which that was."""
+
+    piece: tuple[int, int]
+    begun: Any
+    ended: Any
+    turn: int
+
+
 @dataclass
 class Window:
     """The steps since the device was last waited for: their marks, and readings of what other processes used."""
 
     readings: list[tuple[int, Any]]
     began: float
-    marks: list[tuple[tuple[int, int], Any, Any]] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
     waits: list[tuple[int, Any, Any]] = field(default_factory=list)
     results: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
@@ -109,6 +120,18 @@ class Window:
         """Add a reading of the other processes' use, taken at the last mark."""
         self.readings.append((len(self.marks), reading))
         self.began = time.perf_counter()
+
+    def merge_short_end(self, before: Window | None) -> None:
+        """Have what is left since the last reading, which is too short to be judged alone, judged with what was before.
+
+        A pause between two turns is no part of any span: the readings before and after it have the same mark.
+        """
+        if self.is_long():
+            return
+        if len(self.readings) > 1 and self.readings[-1][0] > self.readings[-2][0]:
+            self.readings.pop()
+        elif len(self.readings) == 1 and before is not None:
+            self.readings[0] = (0, before.readings[-2][1])
 
     def is_long(self) -> bool:
         """Whether enough time has passed since the last reading for the share between two readings to mean anything."""
@@ -133,6 +156,8 @@ class Unit:
     shapes_of: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     waits: dict[int, list[float]] = field(default_factory=dict)
     clocks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    turns: Turns | None = None
+    turned: list[tuple[int, tuple[int, int], float]] = field(default_factory=list)
     passes: int = 0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -153,9 +178,14 @@ class Unit:
                     self._settle(window, before)
                     return False
                 upcoming = self._step(window, number, upcoming, made)
-                if window.is_long() or len(window.readings) > 1:
+                turn_is_over = self.turns is not None and self.turns.trained(number, len(self.plan[number]))
+                if turn_is_over or window.is_long() or len(window.readings) > 1:
                     self._settle(window, before)
-                    before, window = window, Window([(0, device.neighbours())], time.perf_counter())
+                    before = window
+                    if turn_is_over and self.turns is not None:
+                        self.turns.pause()
+                        before = None
+                    window = Window([(0, device.neighbours())], time.perf_counter())
         self._settle(window, before)
         self.passes += 1
         return True
@@ -170,9 +200,16 @@ class Unit:
         def mark() -> None:
             nonlocal last
             at, before, last = next(pieces), last, device.mark()
-            window.marks.append(((number, at), before, last))
-            # Readings within a step are right only where the host does not run ahead of the device.
-            if at < len(batches) and not device.runs_ahead and window.is_long():
+            window.marks.append(Mark((number, at), before, last, self.turns.number if self.turns else 0))
+            # Within a step, readings are right and a pause stops the work only where the host does not run ahead.
+            if at >= len(batches) or device.runs_ahead:
+                return
+            if self.turns is not None and at + 1 < len(batches) and self.turns.trained(number, at + 1):
+                window.read(device.neighbours())
+                self.turns.pause()
+                window.read(device.neighbours())
+                last = device.mark()
+            elif window.is_long():
                 window.read(device.neighbours())
 
         window.results.append(steps.optimizer_step(self.bundle, batches, terms, mark))
@@ -190,11 +227,7 @@ class Unit:
         device.synchronize()
         if not window.marks:
             return
-        short = not window.is_long()
-        if short and len(window.readings) > 1:
-            window.readings.pop()
-        elif short and before is not None:
-            window.readings[0] = (0, before.readings[-2][1])
+        window.merge_short_end(before)
         window.read(device.neighbours())
         self.clocks += filter(None, (device.clock(reading) for _, reading in window.readings))
         for loss, norm in window.results:
@@ -208,10 +241,16 @@ class Unit:
             self.waits.setdefault(number, []).append(seconds)
         for first, last, earlier, later in window.spans():
             share = device.others_share(earlier, later)
-            for piece, begun, ended in window.marks[first:last]:
-                number, at = piece
+            for mark in window.marks[first:last]:
+                number, at = mark.piece
                 wait = waited[number] if at == len(self.plan[number]) else 0.0
-                self.pieces.add(piece, device.between(begun, ended) + wait, share)
+                seconds = device.between(mark.begun, mark.ended) + wait
+                self.pieces.add(mark.piece, seconds, share)
+                self.turned.append((mark.turn, mark.piece, seconds))
+
+    def forget_timings(self) -> None:
+        """Drop the timings so far, but not the losses and gradient norms."""
+        self.pieces, self.waits, self.turned, self.clocks, self.passes = Pieces(), {}, [], [], 0
 
     def piece_count(self) -> int:
         """How many pieces (micro batches and updates) the unit has."""
@@ -243,6 +282,25 @@ class Unit:
             slowed_by=tuple(sorted({reason for _, reasons in self.clocks for reason in reasons})),
         )
 
+    def slices(self) -> tuple[Slice, ...]:
+        """What each turn took, and what it would have taken at the unit's mean pace by the shapes that it trained."""
+        shapes = self.shapes()
+        of_shape = dict(zip(shapes, sizes.predicted(sizes.cost_model(shapes), shapes), strict=True))
+        by_piece = dict(zip(self._micro_batches(), (of_shape[shape] for shape in shapes), strict=True))
+        updates = statistics.fmean(seconds for _, piece, seconds in self.turned if piece not in by_piece)
+        taken: dict[int, float] = {}
+        expected: dict[int, float] = {}
+        for turn, piece, seconds in self.turned:
+            taken[turn] = taken.get(turn, 0.0) + seconds
+            expected[turn] = expected.get(turn, 0.0) + by_piece.get(piece, updates)
+        pace = sum(taken.values()) / sum(expected.values())
+        return tuple(Slice(turn=turn, seconds=taken[turn], expected=expected[turn] * pace) for turn in sorted(taken))
+
+    def _micro_batches(self) -> list[tuple[int, int]]:
+        """The pieces of `shapes`, in its order."""
+        best = self.pieces.best()
+        return [(step, at) for step, ones in self.shapes_of.items() for at in range(len(ones)) if (step, at) in best]
+
     def _away(self) -> list[float]:
         """Relative distances of the timed micro batches from the seconds that the cost model predicts."""
         shapes = self.shapes()
@@ -252,12 +310,7 @@ class Unit:
     def shapes(self) -> list[tuple[int, int, float]]:
         """(rows, tokens of the longest, seconds) of every timed micro batch."""
         best = self.pieces.best()
-        return [
-            (*shape, statistics.median(best[(number, at)]))
-            for number, shapes in self.shapes_of.items()
-            for at, shape in enumerate(shapes)
-            if (number, at) in best
-        ]
+        return [(*self.shapes_of[step][at], statistics.median(best[step, at])) for step, at in self._micro_batches()]
 
 
 def time_unit(unit: Unit, passes: int, extra: int = 2, deadline: float | None = None) -> None:

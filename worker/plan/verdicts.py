@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from service.contract.configuration import Configuration
@@ -10,6 +11,7 @@ from service.contract.measurement import Block, Measurement, Outcome, Soak, Timi
 from service.contract.objective import score, smallest_within
 from service.contract.task import VerifyRequest
 from service.levers import chosen
+from worker.plan.ratios import ratio
 
 # The largest relative difference of a step's loss that still counts as stable. A 2% change of the learning rate made
 # 1.3e-2 at most over 40 steps; mixed precision with bf16 made 2.8e-4, and training in pure bf16 3.6e-2.
@@ -32,7 +34,7 @@ def judge(
     if spec.training.effective_batch_size is None:
         sizes = {one.configuration.key: one.configuration.effective_batch_size for one in candidates}
         order = smallest_within(order, cost, sizes)
-    tied = len(order) > 1 and _overlap(blocks, order[0], order[1])
+    tied = _tied(spec, blocks, [one for key in order[:2] for one in candidates if one.configuration.key == key])
     return Verification(
         baseline_key=baseline.configuration.key if baseline else None,
         blocks=blocks,
@@ -66,6 +68,11 @@ def _note(blocks: tuple[Block, ...], tied: bool) -> str:
     return note + "."
 
 
+def _tied(spec: JobSpec, blocks: tuple[Block, ...], first_two: list[Measurement]) -> bool:
+    found = ratio(spec, blocks, *first_two) if len(first_two) == 2 else None
+    return found is not None and found[1] <= 1.0
+
+
 def _of(blocks: tuple[Block, ...], key: str) -> list[Block]:
     return [block for block in blocks if block.key == key]
 
@@ -76,11 +83,7 @@ def _timings(blocks: tuple[Block, ...], key: str) -> list[Timing]:
 
 def _cost(spec: JobSpec, candidate: Measurement, blocks: tuple[Block, ...]) -> float:
     timings = _timings(blocks, candidate.configuration.key)
-    if not timings:
-        return float("inf")
-    # The trial's timing counts like a block's: on a noisy machine, each process's pace is a few per cent off, which its
-    # own interval does not show.
-    return statistics.median(score(spec, candidate, timing) for timing in (*timings, candidate.timing) if timing)
+    return statistics.median(score(spec, candidate, timing) for timing in timings) if timings else math.inf
 
 
 def _verdict(
@@ -180,33 +183,6 @@ def _difference(ours: tuple[float, ...], theirs: tuple[float, ...], same_steps: 
 def _speedup(
     spec: JobSpec, candidate: Measurement, baseline: Measurement | None, blocks: tuple[Block, ...]
 ) -> tuple[float | None, float | None, float | None]:
-    """(speed-up by the job's objective, the low end of its interval, the high end).
-
-    The speed-up is the median of the blocks' ratios; the interval is wide enough to contain each block's interval.
-    """
-    if baseline is None:
-        return None, None, None
-    pairs = [
-        (block.timing, other.timing)
-        for block in _of(blocks, candidate.configuration.key)
-        for other in _of(blocks, baseline.configuration.key)
-        if other.block == block.block and block.timing and other.timing
-    ]
-    if not pairs:
-        return None, None, None
-
-    def ratio(theirs: Timing, their_end: str, ours: Timing, our_end: str) -> float:
-        slow = theirs.model_copy(update={"seconds": getattr(theirs, their_end)})
-        fast = ours.model_copy(update={"seconds": getattr(ours, our_end)})
-        return score(spec, baseline, slow) / score(spec, candidate, fast)
-
-    return (
-        statistics.median(ratio(theirs, "seconds", ours, "seconds") for ours, theirs in pairs),
-        min(ratio(theirs, "low", ours, "high") for ours, theirs in pairs),
-        max(ratio(theirs, "high", ours, "low") for ours, theirs in pairs),
-    )
-
-
-def _overlap(blocks: tuple[Block, ...], first: str, second: str) -> bool:
-    ours, theirs = _timings(blocks, first), _timings(blocks, second)
-    return bool(ours and theirs) and max(one.high for one in ours) >= min(one.low for one in theirs)
+    """(speed-up over the baseline by the job's objective, the low end of its interval, the high end), None without."""
+    found = ratio(spec, blocks, candidate, baseline) if baseline else None
+    return found or (None, None, None)

@@ -7,6 +7,7 @@ child's messages are parsed as JSON and never unpickled, because it may run a mo
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -15,17 +16,17 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import reduction
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from service.contract.base import Contract
-from service.contract.child import MESSAGE, ChildMessage, EndingKind, Failed, OutOfMemory, Result
+from service.contract.child import MESSAGE, ChildMessage, EndingKind, Failed, OutOfMemory, Result, Turn
 from worker.runner import watchdog
 
 SCRATCH = "dynotune-trial-"
@@ -70,8 +71,96 @@ class Ending:
     log: str = ""
 
 
+class Child:
+    """A child that is running. It is spoken to through a pipe, and watched until it ends."""
+
+    def __init__(self, process: Any, pipe: Any, scratch: Path, messages: TypeAdapter[Any]) -> None:
+        self._process, self._pipe, self._scratch, self._messages = process, pipe, scratch, messages
+        self._seen: list[ChildMessage] = []
+        self._ending: Ending | None = None
+
+    def order(self, turn: Turn) -> None:
+        """Send an order to a child that trains in turns. One that has ended does not get it, which `watch` will say."""
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.send_bytes(turn.model_dump_json().encode())
+
+    def watch(
+        self,
+        seconds: float,
+        on_message: Callable[[ChildMessage], None],
+        ended: Callable[[], bool],
+        cap_bytes: int | None = None,
+    ) -> Ending:
+        """Wait until the child ends, and say how.
+
+        It has to end after `seconds`, as soon as `ended()` is true, when it takes more memory than its cap, or when it
+        sends something that is no message: its process group is then killed at the end of its context.
+        """
+        ending = self.until(seconds, on_message, ended, cap_bytes, lambda _: False)
+        assert ending is not None, "without a message to wait for, only its end ends the watch"
+        return ending
+
+    def until(
+        self,
+        seconds: float,
+        on_message: Callable[[ChildMessage], None],
+        ended: Callable[[], bool],
+        cap_bytes: int | None,
+        awaited: Callable[[ChildMessage], bool],
+    ) -> Ending | None:
+        """Like `watch`, but return None as soon as the child has sent a message that is `awaited`."""
+        deadline = time.monotonic() + seconds
+        while self._ending is None:
+            message = self._next(deadline, ended, cap_bytes)
+            if message is None:
+                continue
+            self._seen.append(message)
+            on_message(message)
+            if awaited(message):
+                return None
+        ending = self._ending
+        ending.log = _tail(self._scratch / OUTPUT)
+        if ending.kind is EndingKind.signal and (said := ABORTED_WITHOUT_MEMORY.search(ending.log)):
+            ending.kind, ending.reason = EndingKind.out_of_memory, said[0]
+        return ending
+
+    def _next(self, deadline: float, ended: Callable[[], bool], cap_bytes: int | None) -> ChildMessage | None:
+        """The next message; None when there is none yet, or when the child has ended, which sets `_ending`."""
+        process, seen = self._process, self._seen
+        if ended():
+            self._ending = Ending(EndingKind.ended, seen=seen)
+        elif time.monotonic() > deadline:
+            reason = "it ran past its time limit and was killed"
+            self._ending = Ending(EndingKind.timed_out, reason, seen=seen)
+        elif (too_much := watchdog.too_much(process.pid, cap_bytes)) is not None:
+            self._ending = Ending(EndingKind.out_of_memory, too_much, seen=seen)
+        elif self._pipe not in wait([self._pipe, process.sentinel], POLL_SECONDS):
+            if process.exitcode is not None:
+                self._ending = _by_exit_code(process.exitcode, seen)
+        else:
+            return self._read()
+        return None
+
+    def _read(self) -> ChildMessage | None:
+        process, seen = self._process, self._seen
+        try:
+            message: Any = self._messages.validate_json(self._pipe.recv_bytes(MOST_MESSAGE_BYTES))
+        except ValidationError as error:
+            self._ending = Ending(EndingKind.malformed, _unreadable(error), seen=seen)
+            return None
+        except (EOFError, OSError):
+            process.join(GRACE_SECONDS)
+            self._ending = _by_exit_code(process.exitcode, seen)
+            return None
+        if message.kind in FINAL:
+            process.join(GRACE_SECONDS)
+            self._ending = Ending(EndingKind(message.kind), getattr(message, "reason", ""), message, seen)
+            return None
+        return cast(ChildMessage, message)
+
+
 class Sandbox:
-    """Runs children, one at a time, on a device that has its own memory or, without `own_memory`, uses the host's.
+    """Runs children on a device that has its own memory or, without `own_memory`, uses the host's.
 
     In the child, `entry` is called, which sends messages of the union `messages`. The fork server imports `preload`,
     by default what a trial needs, and writes what these imports print to `log`.
@@ -102,12 +191,17 @@ class Sandbox:
         lock_fd: int | None = None,
         cap_bytes: int | None = None,
     ) -> Ending:
-        """Run one request in a child, and say how that ended.
+        """Run one request in a child, and say how that ended. See `Child.watch` for what ends it early."""
+        with self.started(request, lock_fd) as child:
+            return child.watch(seconds, on_message, ended, cap_bytes)
 
-        The child's process group is killed after `seconds`, as soon as `ended()` is true, when it takes more memory
-        than its cap, or when it sends something that is no message. The child inherits the device's lock, `lock_fd`.
+    @contextlib.contextmanager
+    def started(self, request: Contract, lock_fd: int | None = None) -> Iterator[Child]:
+        """A child that runs the request; its process group is killed at the end of the context.
+
+        Several may be alive at once. The child inherits the device's lock, `lock_fd`.
         """
-        messages, theirs = self._context.Pipe(duplex=False)
+        pipe, theirs = self._context.Pipe()
         their_lifeline, lifeline = self._context.Pipe(duplex=False)
         scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
         inherited = _Inherited(lock_fd) if lock_fd is not None else None
@@ -115,55 +209,16 @@ class Sandbox:
         process = self._context.Process(
             target=_enter, args=(self._entry, asked, theirs, their_lifeline, str(scratch), inherited), daemon=False
         )
-        started = time.monotonic()
         try:
             process.start()
             theirs.close()
             their_lifeline.close()
-            ending = self._watch(process, messages, started + seconds, on_message, ended, cap_bytes)
-            ending.log = _tail(scratch / OUTPUT)
-            if ending.kind is EndingKind.signal and (said := ABORTED_WITHOUT_MEMORY.search(ending.log)):
-                ending.kind, ending.reason = EndingKind.out_of_memory, said[0]
-            return ending
+            yield Child(process, pipe, scratch, self._messages)
         finally:
             _kill_group(process)
-            messages.close()
+            pipe.close()
             lifeline.close()
             shutil.rmtree(scratch, ignore_errors=True)
-
-    def _watch(
-        self,
-        process: Any,
-        messages: Any,
-        deadline: float,
-        on_message: Callable[[ChildMessage], None],
-        ended: Callable[[], bool],
-        cap_bytes: int | None,
-    ) -> Ending:
-        seen: list[ChildMessage] = []
-        while True:
-            if ended():
-                return Ending(EndingKind.ended, seen=seen)
-            if time.monotonic() > deadline:
-                return Ending(EndingKind.timed_out, "it ran past its time limit and was killed", seen=seen)
-            if (reason := watchdog.too_much(process.pid, cap_bytes)) is not None:
-                return Ending(EndingKind.out_of_memory, reason, seen=seen)
-            if messages not in wait([messages, process.sentinel], POLL_SECONDS):
-                if process.exitcode is not None:
-                    return _by_exit_code(process.exitcode, seen)
-                continue
-            try:
-                message = self._messages.validate_json(messages.recv_bytes(MOST_MESSAGE_BYTES))
-            except ValidationError as error:
-                return Ending(EndingKind.malformed, _unreadable(error), seen=seen)
-            except (EOFError, OSError):
-                process.join(GRACE_SECONDS)
-                return _by_exit_code(process.exitcode, seen)
-            if message.kind in FINAL:
-                process.join(GRACE_SECONDS)
-                return Ending(EndingKind(message.kind), getattr(message, "reason", ""), message, seen)
-            seen.append(message)
-            on_message(message)
 
     def close(self) -> None:
         """End the fork server, so that nothing outlives the worker."""

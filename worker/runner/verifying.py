@@ -13,8 +13,10 @@ from service.contract.task import VerifyRequest
 from service.levers.optimizer import WHOLE_STEP
 from worker.runner.measuring import Bench, JobFailed, outcome_of
 from worker.runner.sandbox import Ending
+from worker.runner.together import fit_together, take_turns
 
 SOAK_SHARE = 0.25  # of the verification's time, kept for the soak
+LEAST_BLOCKS = 2  # before a verification may end early: what one pair of processes shows, another may not
 
 
 class _Ended(Exception):
@@ -38,11 +40,10 @@ class Verifier:
         self._workplace = bench.workplace_of(job_id)
         self._progress, self._ended, self._lock_fd = on_progress, ended, lock_fd
         self._started = time.monotonic()
-        self._quick = spec.search.verify == "quick"
         self._blocks: list[Block] = []
         self._soaks: dict[str, Soak | str] = {}
         self._numbers = 0
-        self._unsafe = False
+        self._unsafe, self._may_be_together = False, True
         self.log = ""
 
     def run(self) -> Verification | None:
@@ -61,29 +62,69 @@ class Verifier:
         return self._judged().model_copy(update={"seconds": time.monotonic() - self._started})
 
     def _run_blocks(self) -> None:
-        """Run blocks of all candidates until there are enough of them, or the time that is left is the soak's."""
-        request = self._request
-        candidates = [one for one in (request.baseline, request.reference) if one is not None] + [*request.finalists]
-        took: dict[str, float] = {}
+        """Run blocks until the order and the speed-up are settled, or the time that is left is the soak's.
+
+        Finalists that are certainly slower than another are left out of further blocks.
+        """
+        from worker.plan.ratios import certainly_slower, settled
+
+        request, took = self._request, 0.0
         while self._numbers < request.blocks:
-            # Every other block runs in reverse order, so that a drift of the machine's pace favours no candidate. A
-            # quick verification leaves the slow baseline out of these, since they are there to order the finalists.
-            backwards = list(request.finalists[::-1]) if self._quick else candidates[::-1]
-            block = candidates if self._numbers % 2 == 0 else backwards
-            expected = sum(took[candidate.configuration.key] for candidate in block) if took else 0.0
-            if took and self._left() - expected < request.seconds_limit * SOAK_SHARE:
+            if self._numbers and self._left() - took < request.seconds_limit * SOAK_SHARE:
                 break
-            for candidate in block:
-                began = time.monotonic()
-                self._add(candidate, self._numbers)
-                took[candidate.configuration.key] = time.monotonic() - began
+            if self._numbers >= LEAST_BLOCKS and settled(self._spec, request, tuple(self._blocks)):
+                break
+            slower = certainly_slower(self._spec, request, tuple(self._blocks)) if self._numbers else set()
+            finalists = [one for one in request.finalists if one.configuration.key not in slower]
+            began = time.monotonic()
+            self._run_block([one for one in (request.baseline, *finalists) if one is not None])
+            if request.reference and self._numbers == 0:
+                self._add(request.reference, 0)
+            took = time.monotonic() - began
             self._numbers += 1
 
-    def _add(self, candidate: Measurement, number: int) -> None:
-        """Run a candidate's block, unless the candidate has failed in a block before."""
+    def _run_block(self, candidates: list[Measurement]) -> None:
+        """Run one block of the candidates that have not failed: together and in turns where their memory allows that.
+
+        Otherwise they run one after another, every other block in reverse order, so that a drift of the machine's pace
+        favours no candidate.
+        """
+        running = [one for one in candidates if self._runs(one)]
+        facts = self._bench.facts
+        if (
+            self._may_be_together
+            and len(running) > 1
+            and fit_together(running, facts.memory_bytes, facts.has_own_memory)
+        ):
+            blocks = self._together(running)
+            if all(block.outcome is not Outcome.infeasible for block in blocks):
+                self._blocks += blocks
+                return
+            self._may_be_together = False  # one of them ran out of memory, which it may not do alone
+        for candidate in running if self._numbers % 2 == 0 else running[::-1]:
+            self._add(candidate, self._numbers)
+
+    def _runs(self, candidate: Measurement) -> bool:
+        """Whether a candidate has not failed in a block."""
         key = candidate.configuration.key
-        if all(block.outcome is Outcome.ok for block in self._blocks if block.key == key):
+        return all(block.outcome is Outcome.ok for block in self._blocks if block.key == key)
+
+    def _add(self, candidate: Measurement, number: int) -> None:
+        """Run a candidate's block alone, unless the candidate has failed in a block before."""
+        if self._runs(candidate):
             self._blocks.append(self._block(candidate, number))
+
+    def _together(self, candidates: list[Measurement]) -> list[Block]:
+        """One block of candidates that are alive at the same time."""
+        titles = ", ".join(one.configuration.title(self._against()) for one in candidates)
+        self._progress(f"block {self._numbers + 1}, in turns: {titles}")
+        asked = [self._asked(one, self._numbers).model_copy(update={"in_turns": True}) for one in candidates]
+        limits = [self._limit(one) for one in candidates]
+        cap = self._bench.host_cap(self._spec)
+        endings = take_turns(self._bench.sandbox, asked, limits, self._ended, self._lock_fd, cap)
+        for ending in endings:
+            self._check(ending)
+        return [_block_of(request, ending) for request, ending in zip(asked, endings, strict=True)]
 
     def _soak_fastest(self) -> None:
         """Soak the candidates, fastest first, until a soak succeeds.
@@ -125,16 +166,13 @@ class Verifier:
         return self._request.seconds_limit - (time.monotonic() - self._started)
 
     def _block(self, candidate: Measurement, number: int) -> Block:
-        key = candidate.configuration.key
-        seed = self._spec.training.seed + 1 + number
         self._progress(f"block {number + 1}: {candidate.configuration.title(self._against())}")
-        ending = self._run(
-            RunBlock(workplace=self._workplace, spec=self._spec, candidate=candidate, block=number, seed=seed)
-        )
-        if isinstance(ending.last, Result) and ending.last.block is not None:
-            return ending.last.block
-        outcome, reason = _failure(ending)
-        return Block(key=key, block=number, seed=seed, outcome=outcome, reason=reason)
+        request = self._asked(candidate, number)
+        return _block_of(request, self._run(request))
+
+    def _asked(self, candidate: Measurement, number: int) -> RunBlock:
+        seed = self._spec.training.seed + 1 + number
+        return RunBlock(workplace=self._workplace, spec=self._spec, candidate=candidate, block=number, seed=seed)
 
     def _soak(self, candidate: Measurement) -> Soak | str:
         """The soak's result, or a sentence that says why it failed."""
@@ -155,17 +193,36 @@ class Verifier:
         return self._request.baseline.configuration if self._request.baseline else None
 
     def _run(self, request: RunBlock | RunSoak) -> Ending:
-        # A block does once what its trial did several times, so a process that takes four times the trial's time hangs.
-        limit = 120.0 + 4 * sum(request.candidate.time_spent.values()) + self._request.seconds_limit * SOAK_SHARE
         ending = self._bench.sandbox.run(
-            request, limit, lambda _: None, self._ended, self._lock_fd, self._bench.host_cap(self._spec)
+            request,
+            self._limit(request.candidate),
+            lambda _: None,
+            self._ended,
+            self._lock_fd,
+            self._bench.host_cap(self._spec),
         )
+        self._check(ending)
+        return ending
+
+    def _limit(self, candidate: Measurement) -> float:
+        # A block does once what its trial did several times, so a process that takes four times the trial's time hangs.
+        return 120.0 + 4 * sum(candidate.time_spent.values()) + self._request.seconds_limit * SOAK_SHARE
+
+    def _check(self, ending: Ending) -> None:
+        """Keep a child's log; _Ended or JobFailed when its end is that of the whole verification."""
         self.log += ending.log
         if ending.kind is EndingKind.ended:
             raise _Ended
         if isinstance(ending.last, Failed) and ending.last.whole_job:
             raise JobFailed(ending.reason, self.log)
-        return ending
+
+
+def _block_of(request: RunBlock, ending: Ending) -> Block:
+    if isinstance(ending.last, Result) and ending.last.block is not None:
+        return ending.last.block
+    outcome, reason = _failure(ending)
+    key = request.candidate.configuration.key
+    return Block(key=key, block=request.block, seed=request.seed, outcome=outcome, reason=reason)
 
 
 def lowered(candidate: Measurement) -> Measurement | None:

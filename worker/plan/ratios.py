@@ -1,0 +1,88 @@
+"""How many times faster one candidate of a verification is than another, with an interval, and when that is settled."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from service.contract.job import JobSpec
+from service.contract.measurement import Block, Measurement
+from service.contract.objective import score
+from service.contract.task import VerifyRequest
+
+# The standard deviation of the logarithm of a ratio from one pair of processes to the next, which no spread within a
+# process shows. It is assumed where fewer than three blocks tell it.
+PROCESS_SPREAD = 0.02
+NORMAL = 1.96  # standard errors to each side that hold 95%
+SURE_WITHIN = 0.05  # half the width of the speed-up's interval at which it is settled
+TIED_WITHIN = 0.01  # candidates whose ratio is surely this close to 1 count as tied
+
+Ratio = tuple[float, float, float]
+
+
+def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: Measurement) -> Ratio | None:
+    """(their cost divided by ours in the blocks that both ran in, low, high): the 95% interval. None without a block.
+
+    The cost is the job's objective. The variance has two parts: that within a block, from its turns or, where the
+    candidates were not alive together, from the intervals of their timings; and that between blocks.
+    """
+    logs, within = [], []
+    for block in blocks:
+        for other in blocks:
+            if (block.key, other.key) != (ours.configuration.key, theirs.configuration.key):
+                continue
+            if other.block == block.block and block.timing and other.timing:
+                logs.append(math.log(score(spec, theirs, other.timing) / score(spec, ours, block.timing)))
+                within.append(standard_error(block, other))
+    if not logs:
+        return None
+    count, mean = len(logs), statistics.fmean(logs)
+    between = max(PROCESS_SPREAD, statistics.stdev(logs)) if count > 2 else PROCESS_SPREAD
+    error = math.sqrt((statistics.fmean(one**2 for one in within) + between**2) / count)
+    return math.exp(mean), math.exp(mean - NORMAL * error), math.exp(mean + NORMAL * error)
+
+
+def standard_error(ours: Block, theirs: Block) -> float:
+    """The standard error of the logarithm of two candidates' ratio within a block.
+
+    Of candidates that took turns, by how their slices differ from what is expected of them: a turn in which both are
+    slow says nothing of their ratio, so only the difference counts.
+    """
+    mine = {one.turn: math.log(one.seconds / one.expected) for one in ours.slices}
+    other = {one.turn: math.log(one.seconds / one.expected) for one in theirs.slices}
+    both = [mine[turn] - other[turn] for turn in mine.keys() & other.keys()]
+    if len(both) > 2:
+        # Student's t is wider than the normal distribution where there are few turns.
+        wider = 1 + 1.2 / (len(both) - 1)
+        return wider * statistics.stdev(both) / math.sqrt(len(both))
+    widths = (math.log(one.timing.high / one.timing.low) for one in (ours, theirs) if one.timing)
+    return math.hypot(*widths) / (2 * NORMAL)
+
+
+def settled(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -> bool:
+    """Whether the fastest finalist is known for sure, or tied within 1%, and its speed-up within 5%."""
+    running = [one for one in request.finalists if _mean_cost(spec, one, blocks) < math.inf]
+    if not running:
+        return True
+    best = min(running, key=lambda one: _mean_cost(spec, one, blocks))
+    speedup = ratio(spec, blocks, best, request.baseline) if request.baseline else None
+    if speedup and speedup[2] / speedup[0] > 1 + SURE_WITHIN:
+        return False
+    others = [ratio(spec, blocks, best, one) for one in running if one is not best]
+    return all(found is None or found[1] > 1.0 or found[2] < 1 + TIED_WITHIN for found in others)
+
+
+def certainly_slower(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -> set[str]:
+    """The keys of the finalists that are slower than another one for sure: no more blocks are spent on them."""
+    found = set()
+    for one in request.finalists:
+        for other in request.finalists:
+            times = ratio(spec, blocks, other, one) if other is not one else None
+            if times and times[1] > 1.0:
+                found.add(one.configuration.key)
+    return found
+
+
+def _mean_cost(spec: JobSpec, candidate: Measurement, blocks: tuple[Block, ...]) -> float:
+    timings = [block.timing for block in blocks if block.key == candidate.configuration.key and block.timing]
+    return statistics.fmean(score(spec, candidate, one) for one in timings) if timings else math.inf

@@ -1,0 +1,90 @@
+"""The worker's side of taking turns: candidates that are alive at the same time train in turns of about two seconds.
+
+What slows a shared machine then slows all of them alike, so their ratios hold where blocks of minutes would drift
+(worker/child/turns.py is the other side).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+
+from service.contract.child import ChildMessage, EndingKind, Paused, RunBlock, Turn
+from service.contract.hardware import HardwareFacts
+from service.contract.measurement import Measurement, Timing
+from worker.runner.sandbox import Child, Ending, Sandbox
+
+TURN_SECONDS = 2.0  # of the slowest candidate
+LEAST_TURNS = 8  # a pass: the interval of a ratio comes from the spread between the turns
+LEAST_SECONDS = 10.0  # that the slowest candidate is timed in a block, in up to MOST_PASSES passes
+MOST_PASSES = 5
+MOST_MEMORY = 0.85  # of the device's memory, for all candidates together
+CONTEXT_BYTES = 700 << 20  # what a process takes of a GPU beside its tensors: its CUDA context and kernels
+
+
+def fit_together(candidates: Sequence[Measurement], facts: HardwareFacts) -> bool:
+    """Whether the peaks of all candidates fit into the device's memory at once."""
+    if any(one.peak_bytes is None for one in candidates):
+        return False
+    extra = CONTEXT_BYTES if facts.has_own_memory else 0
+    return sum((one.peak_bytes or 0) + extra for one in candidates) <= MOST_MEMORY * facts.memory_bytes
+
+
+def course(timings: Sequence[Timing], micro_batches: Sequence[int]) -> tuple[int, int]:
+    """(passes, turns) of a block of candidates with these timings and numbers of micro batches a pass."""
+    slowest = max(timing.seconds for timing in timings)
+    passes = min(MOST_PASSES, max(1, math.ceil(LEAST_SECONDS / slowest)))
+    turns = max(LEAST_TURNS, math.ceil(passes * slowest / TURN_SECONDS))
+    return passes, max(1, min(turns, passes * min(micro_batches)))
+
+
+def take_turns(
+    sandbox: Sandbox,
+    asked: Sequence[RunBlock],
+    limits: Sequence[float],
+    ended: Callable[[], bool],
+    lock_fd: int | None,
+    cap_bytes: int | None,
+) -> list[Ending]:
+    """Run the blocks at the same time, in turns, and say how each child ended.
+
+    `limits` are the seconds that each child may take to get ready, and as long again for each of its turns. A child
+    that fails is out; the others go on.
+    """
+    passes, turns = _course(asked)
+    endings: dict[int, Ending] = {}
+    with contextlib.ExitStack() as stack:
+        children: list[Child] = []
+
+        def wait(number: int) -> None:
+            ending = children[number].until(limits[number], lambda _: None, ended, cap_bytes, _is_pause)
+            if ending is not None:
+                endings[number] = ending
+
+        for number, request in enumerate(asked):
+            children.append(stack.enter_context(sandbox.started(request, lock_fd)))
+            wait(number)
+        for turn in range(1, turns + 1):
+            # Every other round goes backwards, so that a pace that only falls favours no candidate.
+            for number in range(len(asked)) if turn % 2 else reversed(range(len(asked))):
+                if number not in endings:
+                    children[number].order(Turn(passes=passes * turn / turns, last=turn == turns))
+                    wait(number)
+            if any(ending.kind is EndingKind.ended for ending in endings.values()):
+                break
+    return [endings.get(number, Ending(EndingKind.ended)) for number in range(len(asked))]
+
+
+def _course(asked: Sequence[RunBlock]) -> tuple[int, int]:
+    timings = [request.candidate.timing for request in asked if request.candidate.timing]
+    counts = [
+        (request.candidate.gradient_accumulation_steps or 1) * request.candidate.timing.steps
+        for request in asked
+        if request.candidate.timing
+    ]
+    return course(timings, counts) if timings else (1, LEAST_TURNS)
+
+
+def _is_pause(message: ChildMessage) -> bool:
+    return isinstance(message, Paused)
