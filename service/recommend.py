@@ -192,10 +192,12 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
             stable=None,
             statement="Not verified: loss, gradients and memory held in its own trial only.",
         )
-    soak = verdict.soak
-    ran = "its losses could not be compared with the baseline's step by step"
-    if verdict.loss_steps:
-        ran = f"{verdict.loss_steps} optimizer steps compared with the baseline's under the same seeds"
+    soak, proof = verdict.soak, verdict.proof
+    ran = "it is the baseline itself, or was not compared with a reference"
+    if proof:
+        ran = f"{proof.steps} optimizer steps of the same {proof.samples} samples compared with a reference "
+        ran += f"({proof.reference}): losses at most {proof.largest_loss_difference or 0:.2%} away, the weights moved "
+        ran += f"{proof.movement or 0:.2f} times as far"
     if soak:
         ran += f"; then a soak of {soak.steps} of {soak.wanted_steps} steps at micro batch {soak.micro_batch_size}"
         ran += f", the longest samples first ({soak.worst_case_steps} times), an evaluation and a save in the middle"
@@ -203,7 +205,7 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
             ran += f"; memory held between steps grew by {soak.growth_bytes / 2**20:.1f} MiB"
         if verdict.micro_batch_size:
             ran += "; the micro batch first measured did not hold, so this is the next smaller one"
-    kind = "Quick" if spec.search.verify == "quick" else "Full"
+    kind = spec.search.verify.capitalize()
     note = f" {verification.note}" if verification.note else ""
     return Stability(
         stable=verdict.stable, reasons=verdict.reasons, verdict=verdict, statement=f"{kind} verification: {ran}.{note}"

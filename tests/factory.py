@@ -12,6 +12,7 @@ from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, DatasetFacts, Measurement, Outcome, Timing
+from service.contract.replay import Replay
 from service.contract.states import Origin
 from service.contract.task import TrialRecord, TrialRequest
 from service.levers import LEVERS
@@ -117,6 +118,21 @@ def block(
         losses=losses,
         grad_norms=(1.0,) * len(losses),
     )
+
+
+def replay(**changes: Any) -> Replay:
+    """Ten steps of four samples each, of a model with two trained tensors."""
+    values: dict[str, Any] = {
+        "given": tuple(range(40)),
+        "steps": tuple(tuple(range(at, at + 4)) for at in range(0, 40, 4)),
+        "terms": (100,) * 10,
+        "losses": tuple(9.0 - 0.01 * at for at in range(10)),
+        "grad_norms": (1.0,) * 10,
+        "applied_norms": (0.5,) * 10,
+        "moved": {"first": 1e-3, "second": 2e-3},
+        "shrunk": 0.02,
+    }
+    return Replay(**(values | changes))
 
 
 def history(spec: JobSpec, *speeds: float) -> tuple[TrialRecord, ...]:

@@ -25,12 +25,13 @@ from service.contract.child import (
     Result,
     RunBlock,
     RunEstimate,
+    RunReplay,
     RunSoak,
     RunTrial,
 )
 from service.contract.estimate import Estimate
 from service.contract.measurement import Soak
-from tests.factory import block, measured
+from tests.factory import block, measured, replay
 from worker.child.isolation import isolate
 
 
@@ -61,6 +62,8 @@ def _answer(asked: bytes, messages: Connection) -> None:
     if isinstance(request, RunBlock):
         seconds = made.timing.seconds if made.timing else 1.0
         say(messages, Result(block=block(made, seconds, request.block)))
+    elif isinstance(request, RunReplay):
+        say(messages, Result(replay=replay()))
     elif isinstance(request, RunSoak):
         say(messages, Result(soak=Soak(steps=4, worst_case_steps=2)))
     else:

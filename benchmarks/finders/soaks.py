@@ -34,7 +34,8 @@ def sizes(largest: int) -> tuple[int, int]:
 def soak(machine: Machine, case: Case, micro: int, steps: int) -> Row:
     """One soak as a verification runs it; one that was interrupted goes on where it was."""
     spec = case.spec(machine.home)
-    spec = spec.model_copy(update={"search": spec.search.model_copy(update={"soak_steps": steps, "verify": "full"})})
+    search = spec.search.model_copy(update={"soak_steps": steps, "verify": "standard"})
+    spec = spec.model_copy(update={"search": search})
     configuration = case.configuration().model_copy(
         update={"effective_batch_size": ACCUMULATION * micro, "micro_batch_size": micro}
     )

@@ -17,6 +17,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Probe, Soak
 from service.contract.paths import Roots
+from service.contract.replay import Replay
 from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
 
@@ -76,6 +77,22 @@ class RunSoak(Contract):
     seconds: float
 
 
+class RunReplay(Contract):
+    """Train `count` optimizer steps from the first weights on, of `samples_a_step` samples or of those in `steps`.
+
+    The steps of a candidate's replay are given to the reference, which trains them one sample a row.
+    """
+
+    kind: Literal["replay"] = "replay"
+    workplace: Workplace
+    spec: JobSpec
+    candidate: Measurement
+    seed: int
+    count: int
+    samples_a_step: int
+    steps: tuple[tuple[int, ...], ...] = ()
+
+
 class RunEstimate(Contract):
     """Estimate a job's memory from shapes alone."""
 
@@ -86,7 +103,7 @@ class RunEstimate(Contract):
     known: tuple[Known, ...] = ()
 
 
-ChildRequest = Annotated[RunTrial | RunBlock | RunSoak | RunEstimate, Field(discriminator="kind")]
+ChildRequest = Annotated[RunTrial | RunBlock | RunSoak | RunReplay | RunEstimate, Field(discriminator="kind")]
 
 
 class Progress(Contract):
@@ -118,6 +135,7 @@ class Result(Contract):
     measurement: Measurement | None = None
     block: Block | None = None
     soak: Soak | None = None
+    replay: Replay | None = None
     estimate: Estimate | None = None
 
 

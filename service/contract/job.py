@@ -155,10 +155,19 @@ class SearchSpec(Asked):
     trials: int = Field(default=30, ge=2, le=1000)
     minutes: float = Field(default=60.0, gt=0, le=10_000)
     quality: Literal["preserve", "allow"] = "preserve"
-    verify: Literal["quick", "full"] = "full"
+    verify: Literal["quick", "standard", "strict"] = Field(
+        default="standard", description="How deeply the answer is verified: compared steps, blocks, length of the soak."
+    )
     max_micro_batch_size: Positive | None = Field(default=None, description="Never probe or use a larger micro batch.")
-    soak_steps: Positive | None = Field(default=None, description="Steps of the soak; 200, or 8 with verify: quick.")
+    soak_steps: Positive | None = Field(
+        default=None, description="Steps of the soak; when not given 200, or 40 with verify: quick, 1,000 with strict."
+    )
     seed: Seed = 0
+
+    @field_validator("verify", mode="before")
+    @classmethod
+    def _older_name(cls, value: object) -> object:
+        return "standard" if value == "full" else value
 
 
 class HardwareSpec(Asked):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from service.contract.base import Contract
+from service.contract.base import Contract, without_former
 from service.contract.configuration import Configuration
+from service.contract.replay import Proof
 from service.contract.states import ProbePhase
 
 LEAST_CLEAN = 0.5  # a timing with a smaller share of clean timings counts as disturbed
@@ -234,8 +235,8 @@ class Verdict(Contract):
     speedup: float | None = None
     speedup_low: float | None = None
     speedup_high: float | None = None
-    largest_loss_difference: float | None = None
-    loss_steps: int = Field(default=0, description="Steps whose losses were compared with the reference's.")
+    _former = model_validator(mode="before")(without_former("largest_loss_difference", "loss_steps"))
+    proof: Proof | None = Field(default=None, description="The comparison with a reference, step by step.")
     soak: Soak | None = None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, model_validator
 
-from service.contract.base import Contract
+from service.contract.base import Contract, without_former
 from service.contract.configuration import Configuration
 from service.contract.estimate import EstimateRequest, Known
 from service.contract.hardware import HardwareFacts
@@ -63,11 +63,9 @@ class VerifyRequest(Contract):
     baseline: Measurement | None
     finalists: tuple[Measurement, ...]
     reserves: tuple[Measurement, ...] = Field(default=(), description="Run in turn when no finalist is stable.")
-    reference: Measurement | None = Field(
-        default=None, description="Run for its losses, to compare with, where the baseline has no fp32 master weights."
-    )
     blocks: int
     seconds_limit: float
+    _former = model_validator(mode="before")(without_former("reference"))
 
 
 class Leased(Contract):

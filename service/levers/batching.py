@@ -6,7 +6,7 @@ from service.levers.compile import GRAPHS, WHOLE
 from service.levers.optimizer import WHOLE_STEP
 
 # Steps over which `grouped` sorts, by how thorough the job's verification is: what is timed is what is exported.
-GROUP_STEPS = {"quick": 2, "full": 8}
+GROUP_STEPS = {"quick": 2, "standard": 8, "strict": 8}
 ROWS = ("packed", "packed-global")  # rows of max_length
 PACKED = (*ROWS, "padding-free")  # rows of several samples
 BUDGETED = ("token-budget", "padding-free")  # micro batches of a number of tokens

@@ -35,7 +35,7 @@ class Case:
 
     def plan(self, batching: str, seed: int = 0) -> list[Step]:
         """Arranged."""
-        spec = tiny.job(Path("model"), Path("data.jsonl"), ROW_LENGTH, search={"verify": "full"})
+        spec = tiny.job(Path("model"), Path("data.jsonl"), ROW_LENGTH, search={"verify": "standard"})
         recipe = recipe_of(spec, configuration("lora", self.effective, batching=batching))
         return arranged(self.order, self.lengths, seed, replace(recipe, micro_batch_size=self.micro))
 

@@ -201,14 +201,14 @@ def test_a_trial_that_others_disturbed_is_repeated_but_not_one_that_nobody_can_t
 
 def test_finalists_are_the_fast_ones(spec: Spec, facts: Facts) -> None:
     records = history(spec(), 5.0, 5.2, 9.0)
-    decision = plan(known(spec(search={"trials": 4, "verify": "full"}), facts(), records))
+    decision = plan(known(spec(search={"trials": 4, "verify": "standard"}), facts(), records))
     assert decision.verify and decision.verify.baseline
     assert [one.timing.seconds for one in decision.verify.finalists if one.timing] == [5.0, 5.2]
 
 
 @pytest.mark.parametrize(
     ("verify", "other", "finalists"),
-    [("quick", 5.0, [4.0, 4.5, 5.0]), ("quick", 5.1, [4.0, 4.1, 4.5]), ("full", 5.0, [4.0, 4.1, 4.5])],
+    [("quick", 5.0, [4.0, 4.5, 5.0]), ("quick", 5.1, [4.0, 4.1, 4.5]), ("standard", 5.0, [4.0, 4.1, 4.5])],
 )
 def test_other_batchings_are_finalists_where_drift_may_have_slowed_them(
     spec: Spec, facts: Facts, verify: str, other: float, finalists: list[float]

@@ -115,7 +115,7 @@ def _run(
     opened: list[Device],
 ) -> Result:
     """Run the request. The opened device is put into `opened`, so that a failure can be reported with its memory."""
-    from service.contract.child import Result, RunBlock, RunEstimate, RunTrial
+    from service.contract.child import Result, RunBlock, RunEstimate, RunReplay, RunTrial
     from worker.devices import open_device
 
     place = request.workplace
@@ -123,7 +123,7 @@ def _run(
         from worker.child.memory_estimate import estimate
 
         return Result(estimate=estimate(request.request, request.facts, request.known, place))
-    from worker.child import block, measure, soak
+    from worker.child import block, measure, replay, soak
 
     spec = request.spec
     device = open_device(place.device, place.index)
@@ -135,4 +135,6 @@ def _run(
         return Result(measurement=measured)
     if isinstance(request, RunBlock):
         return Result(block=block.run_block(request, device, tell, hear))
+    if isinstance(request, RunReplay):
+        return Result(replay=replay.run_replay(request, device))
     return Result(soak=soak.run_soak(spec, request.candidate, request.seed, device, place, request.seconds))

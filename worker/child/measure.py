@@ -92,7 +92,7 @@ def run_trial(
     # and an evaluation may generate or copy weights. Then it has a probe of its own, which begins at one sample.
     levers = request.configuration.levers
     apart = any(lever.changes_evaluation and levers[name] != lever.baseline for name, lever in LEVERS.items())
-    if apart or (request.confirm_largest and found.largest and spec.search.verify == "full"):
+    if apart or (request.confirm_largest and found.largest and spec.search.verify != "quick"):
         first = 1 if apart else found.largest
         evaluation = probe.evaluation(bundle, tell, first, learnt, request.confirm_largest)
     bundle.new_optimizer()

@@ -29,8 +29,8 @@ from worker.child.block import ready
 from worker.child.build import Bundle
 from worker.devices import Device
 
-STEPS = {"quick": 8, "full": 200}  # where the job does not set search.soak_steps
-MOST_EVALUATED = {"quick": 64, "full": 1024}  # validation samples
+STEPS = {"quick": 40, "standard": 200, "strict": 1000}  # where the job does not set search.soak_steps
+MOST_EVALUATED = {"quick": 64, "standard": 1024, "strict": 4096}  # validation samples
 LEAST_FOR_GROWTH = 30  # steps, before memory between steps can be said to grow
 NOISE_BYTES = 4 << 20  # differences of memory between steps that are not taken for growth
 SAVE_EVERY = 20  # steps

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from service.contract.measurement import Measurement
 from service.contract.task import VerifyRequest
-from worker.plan.reference import reference_of
 from worker.plan.view import View
 
 FINALISTS = 3
-NEAREST = {"quick": 1, "full": 2}  # finalists that are chosen by their trials' speed alone (docs/decisions/0013)
+# How many finalists are chosen by their trials' speed alone (docs/decisions/0013).
+NEAREST = {"quick": 1, "standard": 2, "strict": 2}
 RESERVES = 3  # candidates that are verified if no finalist is stable
 DRIFT = 1.25  # by how much a shared machine's pace may differ between two trials (docs/decisions/0013)
 
@@ -45,7 +45,6 @@ def verification(left: list[View]) -> VerifyRequest | None:
             baseline=baseline,
             finalists=tuple(best),
             reserves=tuple(others[:RESERVES]),
-            reference=reference_of(baseline) if baseline else None,
             blocks=4 if view.spec.search.verify == "quick" else 5,
             seconds_limit=view.budget.verify_seconds(len(left)),
         )

@@ -36,10 +36,10 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
                 within.append(standard_error(block, other))
     if not logs:
         return None
-    count, mean = len(logs), statistics.fmean(logs)
+    count, middle = len(logs), statistics.median(logs)
     between = max(PROCESS_SPREAD, statistics.stdev(logs)) if count > 2 else PROCESS_SPREAD
     error = math.sqrt((statistics.fmean(one**2 for one in within) + between**2) / count)
-    return math.exp(mean), math.exp(mean - NORMAL * error), math.exp(mean + NORMAL * error)
+    return math.exp(middle), math.exp(middle - NORMAL * error), math.exp(middle + NORMAL * error)
 
 
 def standard_error(ours: Block, theirs: Block) -> float:

@@ -5,29 +5,25 @@ from __future__ import annotations
 import math
 import statistics
 
-from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Timing, Verdict, Verification
 from service.contract.objective import score, smallest_within
+from service.contract.replay import Proof
 from service.contract.task import VerifyRequest
-from service.levers import chosen
 from worker.plan.ratios import ratio
-
-# The largest relative difference of a step's loss that still counts as stable. A 2% change of the learning rate made
-# 1.3e-2 at most over 40 steps; mixed precision with bf16 made 2.8e-4, and training in pure bf16 3.6e-2.
-MOST_LOSS_DIFFERENCE = 1.3e-2
-# The same for the mean loss of the work unit. Only means can be compared where the steps have other samples than the
-# reference's steps, or where dropout is on.
-MOST_MEAN_DIFFERENCE = 5e-2
 
 
 def judge(
-    spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...], soaks: dict[str, Soak | str]
+    spec: JobSpec,
+    request: VerifyRequest,
+    blocks: tuple[Block, ...],
+    soaks: dict[str, Soak | str],
+    proofs: dict[str, Proof | str],
 ) -> Verification:
-    """The verification from its blocks and soaks. An entry of `soaks` that is a sentence says why that soak failed."""
+    """The verification from its blocks, soaks and proofs. A sentence in place of one says why it failed."""
     baseline = request.baseline
     candidates = [*([baseline] if baseline else []), *_run(request, blocks)]
-    verdicts = [_verdict(spec, candidate, request, blocks, soaks) for candidate in candidates]
+    verdicts = [_verdict(spec, candidate, request, blocks, soaks, proofs) for candidate in candidates]
     cost = {candidate.configuration.key: _cost(spec, candidate, blocks) for candidate in candidates}
     stable = [verdict.key for verdict in verdicts if verdict.stable]
     order = sorted(stable, key=lambda key: cost[key])
@@ -92,18 +88,17 @@ def _verdict(
     request: VerifyRequest,
     blocks: tuple[Block, ...],
     soaks: dict[str, Soak | str],
+    proofs: dict[str, Proof | str],
 ) -> Verdict:
     key = candidate.configuration.key
     own = _of(blocks, key)
     reasons = [f"block {block.block + 1}: {block.reason}" for block in own if block.outcome is not Outcome.ok]
     if not own:
         reasons.append("it was not run")
-    difference, compared, reason = _compare(candidate, request, own, blocks)
-    reasons += [reason] if reason else []
-    soak = soaks.get(key)
+    proof, soak = proofs.get(key), soaks.get(key)
+    reasons += [proof] if isinstance(proof, str) else proof.reasons if proof else []
     lowered = isinstance(soak, Soak) and soak.micro_batch_size not in (None, candidate.micro_batch_size)
-    if isinstance(soak, str):
-        reasons.append(soak)
+    reasons += [soak] if isinstance(soak, str) else []
     speedup, low, high = _speedup(spec, candidate, request.baseline, blocks)
     timings = sorted(_timings(blocks, key), key=lambda timing: timing.seconds / timing.tokens)
     return Verdict(
@@ -115,69 +110,9 @@ def _verdict(
         speedup=speedup,
         speedup_low=low,
         speedup_high=high,
-        largest_loss_difference=difference,
-        loss_steps=compared,
+        proof=proof if isinstance(proof, Proof) else None,
         soak=soak if isinstance(soak, Soak) else None,
     )
-
-
-def _reference(request: VerifyRequest, blocks: tuple[Block, ...]) -> Measurement | None:
-    """The measurement whose losses the others are compared with: the fp32 reference if it ran, else the baseline."""
-    reference = request.reference
-    ran = reference and any(block.outcome is Outcome.ok for block in _of(blocks, reference.configuration.key))
-    return reference if ran else request.baseline
-
-
-def _compare(
-    candidate: Measurement, request: VerifyRequest, own: list[Block], blocks: tuple[Block, ...]
-) -> tuple[float | None, int, str | None]:
-    """(largest relative difference of losses, number of steps compared, why the difference is too large, or None)."""
-    reference = _reference(request, blocks)
-    if reference is None or candidate in (reference, request.baseline):
-        return None, 0, None
-    ours, theirs = candidate.configuration, reference.configuration
-    pairs = [
-        (block, other)
-        for block in own
-        for other in _of(blocks, theirs.key)
-        if other.block == block.block and block.losses and other.losses
-    ]
-    # With another effective batch, the same samples make another number of updates, so the losses are not comparable.
-    if not pairs or ours.effective_batch_size != theirs.effective_batch_size:
-        return None, 0, None
-    same_steps = _same_steps(ours, theirs) and not any(block.dropout for block in own) and not _learns_otherwise(ours)
-    most = MOST_LOSS_DIFFERENCE if same_steps else MOST_MEAN_DIFFERENCE
-    difference = max(_difference(block.losses, other.losses, same_steps) for block, other in pairs)
-    if _learns_otherwise(ours):
-        # The user allowed another optimizer or adapter. Its losses may differ, so they only must not be higher.
-        difference = max(0.0, *(_above(block.losses, other.losses) for block, other in pairs))
-    steps = sum(len(block.losses) for block, _ in pairs)
-    if difference <= most:
-        return difference, steps, None
-    what = "a step's loss" if same_steps else "the mean loss"
-    name = "baseline's" if reference is request.baseline else "fp32 reference's"
-    return difference, steps, f"{what} is {difference:.1%} away from the {name} under the same seed; {most:.1%} allowed"
-
-
-def _learns_otherwise(configuration: Configuration) -> bool:
-    return any(choice.changes_learning for choice in chosen(configuration.levers))
-
-
-def _above(ours: tuple[float, ...], theirs: tuple[float, ...]) -> float:
-    mean = statistics.fmean(theirs)
-    return (statistics.fmean(ours) - mean) / abs(mean)
-
-
-def _same_steps(ours: Configuration, theirs: Configuration) -> bool:
-    """Whether both take the same samples in the same optimizer steps."""
-    return not any(choice.changes_order for choice in chosen(ours.levers) + chosen(theirs.levers))
-
-
-def _difference(ours: tuple[float, ...], theirs: tuple[float, ...], same_steps: bool) -> float:
-    if same_steps and len(ours) == len(theirs):
-        return max(abs(one - other) / abs(other) for one, other in zip(ours, theirs, strict=True))
-    mean = statistics.fmean(theirs)
-    return abs(statistics.fmean(ours) - mean) / abs(mean)
 
 
 def _speedup(

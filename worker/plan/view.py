@@ -10,12 +10,18 @@ from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import ranked, score
 from service.contract.states import Origin
 from service.contract.task import PlanInput, TrialRequest
+from service.levers import chosen
 from worker.plan.budget import Budget
 from worker.plan.expected_memory import expected
-from worker.plan.reference import precise
 from worker.plan.space import effective_choices, space, without
 
 WITHIN = 1.15  # times the best's score: how near to the best `near` is
+
+
+def precise(measurement: Measurement) -> bool:
+    """Whether a measurement was computed in fp32 throughout, so that only other trials' rounding makes them differ."""
+    rounded = any(choice.changes_numerics for choice in chosen(measurement.configuration.levers))
+    return not rounded and measurement.weights_dtype in (None, "float32")
 
 
 class View:

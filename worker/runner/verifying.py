@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from service.contract.child import EndingKind, Failed, Result, RunBlock, RunSoak
+from service.contract.child import EndingKind, Failed, Result, RunBlock, RunReplay, RunSoak
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Verification
+from service.contract.replay import Proof
 from service.contract.task import VerifyRequest
 from service.levers.optimizer import WHOLE_STEP
-from worker.runner.measuring import Bench, JobFailed, outcome_of
+from worker.runner.measuring import Bench, JobFailed
+from worker.runner.proving import Prover, failure
 from worker.runner.sandbox import Ending
 from worker.runner.together import fit_together, take_turns
 
@@ -42,6 +44,8 @@ class Verifier:
         self._started = time.monotonic()
         self._blocks: list[Block] = []
         self._soaks: dict[str, Soak | str] = {}
+        self._proofs: dict[str, Proof | str] = {}
+        self._prover = Prover(spec, self._workplace, on_progress, self._run)
         self._numbers = 0
         self._unsafe, self._may_be_together = False, True
         self.log = ""
@@ -50,13 +54,13 @@ class Verifier:
         """Run the blocks and soaks; the verification, or None when `ended` stopped it."""
         try:
             self._run_blocks()
-            self._soak_fastest()
+            self._hold_fastest()
             for reserve in self._request.reserves:
                 if self._held() or self._left() <= 0:
                     break
                 for number in range(0, self._numbers, 2):
                     self._add(reserve, number)
-                self._soak_fastest()
+                self._hold_fastest()
         except _Ended:
             return None
         return self._judged().model_copy(update={"seconds": time.monotonic() - self._started})
@@ -78,8 +82,6 @@ class Verifier:
             finalists = [one for one in request.finalists if one.configuration.key not in slower]
             began = time.monotonic()
             self._run_block([one for one in (request.baseline, *finalists) if one is not None])
-            if request.reference and self._numbers == 0:
-                self._add(request.reference, 0)
             took = time.monotonic() - began
             self._numbers += 1
 
@@ -90,12 +92,7 @@ class Verifier:
         favours no candidate.
         """
         running = [one for one in candidates if self._runs(one)]
-        facts = self._bench.facts
-        if (
-            self._may_be_together
-            and len(running) > 1
-            and fit_together(running, facts.memory_bytes, facts.has_own_memory)
-        ):
+        if self._may_be_together and len(running) > 1 and fit_together(running, self._bench.facts):
             blocks = self._together(running)
             if all(block.outcome is not Outcome.infeasible for block in blocks):
                 self._blocks += blocks
@@ -126,10 +123,11 @@ class Verifier:
             self._check(ending)
         return [_block_of(request, ending) for request, ending in zip(asked, endings, strict=True)]
 
-    def _soak_fastest(self) -> None:
-        """Soak the candidates, fastest first, until a soak succeeds.
+    def _hold_fastest(self) -> None:
+        """Prove and soak the candidates, fastest first, until one of them holds.
 
-        A candidate whose soak ran out of memory, or came close to that, is soaked again at a smaller micro batch.
+        A candidate whose soak ran out of memory, or came close to that, is soaked again at a smaller micro batch. The
+        baseline is what the others are compared with, so it is only soaked.
         """
         request = self._request
         known = {one.configuration.key: one for one in (*request.finalists, *request.reserves)}
@@ -138,6 +136,10 @@ class Verifier:
             key = ranking[0]
             if isinstance(self._soaks.get(key), Soak):
                 return
+            is_baseline = request.baseline is not None and key == request.baseline.configuration.key
+            if not is_baseline and key not in self._proofs:
+                self._proofs[key] = self._prover.proof(known[key])
+                continue
             self._soaks[key] = self._soak(known[key])
             if self._unsafe and (lower := lowered(known[key])):
                 again = self._soak(lower)
@@ -155,7 +157,7 @@ class Verifier:
     def _judged(self) -> Verification:
         from worker.plan.verdicts import judge  # imported here because worker.plan imports Optuna, which takes a second
 
-        return judge(self._spec, self._request, tuple(self._blocks), self._soaks)
+        return judge(self._spec, self._request, tuple(self._blocks), self._soaks, self._proofs)
 
     def _held(self) -> bool:
         """Whether a candidate other than the baseline is stable."""
@@ -186,13 +188,13 @@ class Verifier:
         self._unsafe = ending.kind is EndingKind.out_of_memory or unsafe
         if isinstance(ending.last, Result) and ending.last.soak is not None:
             return ending.last.soak
-        outcome, reason = _failure(ending)
+        outcome, reason = failure(ending)
         return f"the soak failed ({outcome}): {reason}"
 
     def _against(self) -> Configuration | None:
         return self._request.baseline.configuration if self._request.baseline else None
 
-    def _run(self, request: RunBlock | RunSoak) -> Ending:
+    def _run(self, request: RunBlock | RunSoak | RunReplay) -> Ending:
         ending = self._bench.sandbox.run(
             request,
             self._limit(request.candidate),
@@ -220,7 +222,7 @@ class Verifier:
 def _block_of(request: RunBlock, ending: Ending) -> Block:
     if isinstance(ending.last, Result) and ending.last.block is not None:
         return ending.last.block
-    outcome, reason = _failure(ending)
+    outcome, reason = failure(ending)
     key = request.candidate.configuration.key
     return Block(key=key, block=request.block, seed=request.seed, outcome=outcome, reason=reason)
 
@@ -233,9 +235,3 @@ def lowered(candidate: Measurement) -> Measurement | None:
         return None
     steps = -(-(candidate.gradient_accumulation_steps or 1) * micro // smaller[-1])
     return candidate.model_copy(update={"micro_batch_size": smaller[-1], "gradient_accumulation_steps": steps})
-
-
-def _failure(ending: Ending) -> tuple[Outcome, str]:
-    if ending.kind is EndingKind.out_of_memory:
-        return Outcome.infeasible, f"memory ran out at a batch that had fitted: {ending.reason}"
-    return outcome_of(ending), ending.reason

@@ -1,0 +1,41 @@
+"""Replays: a candidate and a reference train the same samples step by step, and what each of them did is compared."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from service.contract.base import Contract
+
+
+class Replay(Contract):
+    """What a configuration did over some optimizer steps from its first weights on, without dropout."""
+
+    given: tuple[int, ...] = Field(description="The samples that it was given, as indices into the training split.")
+    steps: tuple[tuple[int, ...], ...] = Field(description="The samples of each optimizer step that it took.")
+    terms: tuple[int, ...] = Field(description="Labels in each step's batches: tokens that are learnt, or classes.")
+    losses: tuple[float, ...]
+    grad_norms: tuple[float | None, ...] = Field(description="Before clipping. Null where a scaler skipped the step.")
+    applied_norms: tuple[float | None, ...] = Field(
+        default=(), description="Of the gradients with which the optimizer was called, so after clipping."
+    )
+    still: tuple[int, ...] = Field(default=(), description="Steps, from 0, after which no trained weight had changed.")
+    moved: dict[str, float] = Field(
+        description="Trained tensor -> root mean square of how far its weights are from where they began."
+    )
+    shrunk: float | None = Field(
+        default=None, description="By what share the matrices became smaller along their first values: weight decay."
+    )
+
+
+class Proof(Contract):
+    """What the comparison of a candidate's replay with the reference's came to. Shares are of the reference's value."""
+
+    reasons: tuple[str, ...] = Field(default=(), description="What is wrong with the candidate; none if it passed.")
+    steps: int = 0
+    samples: int = 0
+    terms: int = Field(default=0, description="Labels that were learnt, as many as in the reference's batches.")
+    largest_loss_difference: float | None = None
+    allowed_loss_difference: float | None = None
+    movement: float | None = Field(default=None, description="How far the weights moved, over the reference's way.")
+    allowed_movement: float | None = Field(default=None, description="How far from 1 `movement` may be.")
+    reference: str = Field(default="", description="The reference's configuration.")

@@ -1,0 +1,72 @@
+"""Ratios of candidates: what slows both drops out, and the interval says how sure they are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from service.contract.job import JobSpec
+from service.contract.measurement import Block, Slice
+from service.contract.task import VerifyRequest
+from tests.factory import block, configuration, measured
+from worker.plan.ratios import certainly_slower, ratio, settled, standard_error
+
+Spec = Callable[..., JobSpec]
+BASE, FAST = measured(configuration(micro=8), 10.0), measured(configuration(batching="sorted"), 5.0)
+NEAR = measured(configuration(batching="grouped"), 5.02)
+
+
+def sliced(one: Block, slow: list[float], seed: int, noise: float = 0.01) -> Block:
+    """The block in turns: in each, the machine is so many times slower, and the candidate's own noise comes on top."""
+    rng = random.Random(seed)
+    assert one.timing is not None
+    expected = one.timing.seconds / len(slow)
+    slices = [
+        Slice(turn=turn, seconds=expected * pace * rng.gauss(1, noise), expected=expected)
+        for turn, pace in enumerate(slow)
+    ]
+    return one.model_copy(update={"slices": tuple(slices)})
+
+
+def test_what_slows_both_candidates_drops_out() -> None:
+    bursts = [1.0, 1.0, 3.0, 1.0, 2.0, 1.0, 1.0, 2.5]
+    ours, theirs = sliced(block(FAST, 5.0), bursts, 1), sliced(block(BASE, 10.0), bursts, 2)
+    assert standard_error(ours, theirs) < 0.01
+    assert standard_error(ours, sliced(block(BASE, 10.0), [1.0] * 8, 2)) > 0.1, "a burst that only one of them had"
+
+
+def test_without_slices_the_intervals_of_the_timings_count() -> None:
+    assert standard_error(block(FAST, 5.0), block(BASE, 10.0)) == pytest.approx(0.0144, rel=0.05)
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says(spec: Spec) -> None:
+    """200 verifications of two blocks, where pairs of processes differ by 2% and turns by 3%."""
+    job, rng, held = spec(search={"objective": "throughput"}), random.Random(0), 0
+    for trial in range(200):
+        blocks: tuple[Block, ...] = ()
+        for number in range(2):
+            away = rng.gauss(0, 0.02)
+            measured_twice = block(BASE, 10.0 * (1 + away + rng.gauss(0, 0.015)), number), block(FAST, 5.0, number)
+            blocks += tuple(sliced(one, [1.0] * 8, rng.randrange(1 << 30), 0.03) for one in measured_twice)
+        found = ratio(job, blocks, FAST, BASE)
+        assert found is not None, trial
+        held += found[1] <= 2.0 <= found[2]
+    assert held >= 180
+
+
+def test_a_verification_is_settled_when_order_and_speedup_are_sure(spec: Spec) -> None:
+    job = spec(search={"objective": "throughput"})
+    request = VerifyRequest(method="lora", baseline=BASE, finalists=(FAST, NEAR), blocks=9, seconds_limit=60)
+
+    def blocks(count: int, near: float) -> tuple[Block, ...]:
+        return tuple(
+            sliced(block(one, seconds, number), [1.0] * 8, 10 * number + at, 0.001)
+            for number in range(count)
+            for at, (one, seconds) in enumerate(((BASE, 10.0), (FAST, 5.0), (NEAR, near)))
+        )
+
+    assert settled(job, request, blocks(2, 6.0)) and certainly_slower(job, request, blocks(2, 6.0))
+    assert not settled(job, request, blocks(2, 5.02)), "which of them is faster is not known yet"
+    assert certainly_slower(job, request, blocks(2, 5.02)) == set()

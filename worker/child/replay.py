@@ -1,0 +1,146 @@
+"""Replays optimizer steps: from the first weights on, without dropout, watching what happens to the trained weights.
+
+A candidate arranges samples by its own batching. The reference then trains the same samples in each step, one sample a
+row, so that batchings which put other samples in a step are compared as exactly as the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from service.contract.child import RunReplay
+from service.contract.replay import Replay
+from training.samples import IGNORED, Batch, Step
+from worker.child import steps
+from worker.child.arrange import plan_of
+from worker.child.build import Bundle, build
+from worker.child.data import work_unit
+from worker.devices import Device
+
+WATCHED = 4096  # weights of each trained tensor, spread over it: a copy of all weights might not fit
+LONGEST = 0.1  # of the samples are the longest of the data, because faults often show on long rows only
+
+
+def run_replay(request: RunReplay, device: Device) -> Replay:
+    """Train the request's steps and say what happened. TrainingError and out of memory pass."""
+    bundle = build(request.spec, request.candidate.configuration, device, request.workplace, request.seed)
+    micro = request.candidate.micro_batch_size or 1
+    if request.steps:
+        given = [sample for step in request.steps for sample in step]
+        plan = [_padded(list(step), micro) for step in request.steps]
+    else:
+        given = samples(bundle.data.lengths, request.count * request.samples_a_step, request.seed)
+        plan = plan_of(bundle, given, micro, effective=request.samples_a_step)
+    if bundle.compiled:
+        bundle.compile()
+    return replay(bundle, plan, given)
+
+
+def samples(lengths: list[int], count: int, seed: int) -> list[int]:
+    """So many samples, the longest of the data among them, in random order."""
+    longest = sorted(range(len(lengths)), key=lambda one: (-lengths[one], one))[: max(1, int(LONGEST * count))]
+    drawn = [one for one in work_unit(lengths, count, seed) if one not in set(longest)]
+    mixed = (longest + drawn)[: min(count, len(lengths))]
+    return [mixed[at] for at in torch.randperm(len(mixed), generator=torch.Generator().manual_seed(seed)).tolist()]
+
+
+def _padded(step: list[int], micro: int) -> Step:
+    return [[[sample] for sample in step[at : at + micro]] for at in range(0, len(step), micro)]
+
+
+def replay(bundle: Bundle, plan: list[Step], given: list[int]) -> Replay:
+    """Train a plan's steps on a bundle with untouched weights."""
+    watch, arrived = Watch(bundle.model), Arrived(bundle)
+    losses, norms, terms, still = [], [], [], []
+    with steps.without_dropout(bundle.model):
+        for number, step in enumerate(plan):
+            batches, count, _ = steps.prepare(bundle, step)
+            terms.append(sum(map(_labels, batches)))
+            result = steps.StepResult(*map(float, steps.optimizer_step(bundle, batches, count)))
+            steps.check(bundle, result, number)
+            losses.append(result.loss)
+            norms.append(result.grad_norm if math.isfinite(result.grad_norm) else None)
+            if not watch.has_moved() and bundle.skipped == 0:
+                still.append(number)
+    arrived.end()
+    return Replay(
+        given=tuple(given),
+        steps=tuple(tuple(sample for micro in step for row in micro for sample in row) for step in plan),
+        terms=tuple(terms),
+        losses=tuple(losses),
+        grad_norms=tuple(norms),
+        applied_norms=tuple(arrived.norms),
+        still=tuple(still),
+        moved=watch.moved(),
+        shrunk=watch.shrunk(),
+    )
+
+
+def _labels(batch: Batch) -> int:
+    return int((batch["labels"] != IGNORED).sum())
+
+
+class Watch:
+    """A few thousand weights of each trained tensor: where they began, and where they were last."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._tensors = {
+            name.replace("_orig_mod.", ""): weight for name, weight in model.named_parameters() if weight.requires_grad
+        }
+        self._first = {name: self._some(weight) for name, weight in self._tensors.items()}
+        self._last = dict(self._first)
+
+    @staticmethod
+    def _some(weight: torch.Tensor) -> torch.Tensor:
+        flat = weight.detach().flatten()
+        return flat[:: max(1, flat.numel() // WATCHED)].float().cpu()
+
+    def has_moved(self) -> bool:
+        """Whether any weight has changed since the last call."""
+        now = {name: self._some(weight) for name, weight in self._tensors.items()}
+        moved = any(not torch.equal(now[name], self._last[name]) for name in now)
+        self._last = now
+        return moved
+
+    def moved(self) -> dict[str, float]:
+        """The root mean square of each tensor's way from its first values."""
+        return {name: float((self._last[name] - first).square().mean().sqrt()) for name, first in self._first.items()}
+
+    def shrunk(self) -> float | None:
+        """The share by which the matrices became smaller along their first values, None if all of them began at 0."""
+        along = squares = 0.0
+        for name, first in self._first.items():
+            if self._tensors[name].ndim >= 2:
+                along -= float(((self._last[name] - first) * first).sum())
+                squares += float(first.square().sum())
+        return along / squares if squares else None
+
+
+@dataclass
+class Arrived:
+    """The norms of the gradients with which the optimizer is called.
+
+    None of an optimizer without hooks, or one that steps in the backward pass: it has dropped the gradients by then.
+    """
+
+    bundle: Bundle
+    norms: list[float | None] = field(default_factory=list)
+    _hook: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.bundle.recipe.steps_in_backward:
+            self._hook = self.bundle.optimizer.register_step_pre_hook(self._read)
+
+    def _read(self, *_: Any) -> None:
+        gradients = [one.grad for group in self.bundle.optimizer.param_groups for one in group["params"]]
+        norm = float(torch.nn.utils.get_total_norm([one for one in gradients if one is not None]))
+        self.norms.append(norm if math.isfinite(norm) else None)
+
+    def end(self) -> None:
+        """Take the hook off."""
+        if self._hook is not None:
+            self._hook.remove()

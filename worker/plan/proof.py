@@ -1,0 +1,174 @@
+"""Judges a candidate's replay against the reference's: the same samples, the same labels, the same way of the weights.
+
+The replays run under a weight decay and a clipping that are strong enough to be seen, because at the job's own values
+ten steps would not tell whether either took effect. How far a candidate may be from the reference is measured in the
+job itself: by the reference once more with a learning rate 2% higher, and once more under another seed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+
+from service.contract.configuration import Configuration
+from service.contract.job import JobSpec
+from service.contract.measurement import Measurement
+from service.contract.replay import Proof, Replay
+from service.levers import LEVERS, chosen
+from worker.plan.view import precise
+
+STEPS = {"quick": 10, "standard": 20, "strict": 50}
+LEAST_SAMPLES = 4  # a step
+RATE_CHANGE = 1.02  # of the learning rate, by which a candidate's losses may be judged
+SHRINKAGE = 0.02  # by which the replay's weight decay makes the weights smaller over all its steps
+CLIPPED_TO = 0.5  # times the norm of step 0's gradients
+# Relative differences of a step's loss that rounding explains, where both compute in fp32 and where either rounds to
+# fewer bits: ten times what step 0 is allowed to differ by (worker/child/measure.py), as rounding adds up over steps.
+EXACT, ROUNDED = 1e-3, 2e-2
+LEAST_MOVEMENT = {False: 0.05, True: 0.15}  # how far from 1 the movement may be at least, by whether either rounds
+SEEDS = 3.0  # times the difference that another seed makes to the reference's movement
+HIGHER = 1.05  # times the reference's mean loss: so much higher may it be under another optimizer or adapter
+HARDLY = 0.1  # of the reference's movement: a tensor that moves less does not learn
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What the reference shows of the job: its losses at a rate 2% higher, and its movement under another seed."""
+
+    loss: float
+    movement: float
+
+
+def exposed(spec: JobSpec, candidate: Measurement) -> JobSpec:
+    """The job with weight decay and clipping strong enough to be seen in a replay; what is off stays off."""
+    training, steps = spec.training, STEPS[spec.search.verify]
+    changes: dict[str, float] = {}
+    if training.weight_decay:
+        changes["weight_decay"] = SHRINKAGE / (candidate.configuration.learning_rate * steps)
+    if training.max_grad_norm and candidate.check_grad_norm:
+        changes["max_grad_norm"] = CLIPPED_TO * candidate.check_grad_norm
+    return spec.model_copy(update={"training": training.model_copy(update=changes)})
+
+
+def reference_of(candidate: Measurement) -> Measurement:
+    """The candidate's configuration with every lever at its most precise, plainest choice, and fp32 throughout."""
+    configuration = candidate.configuration
+    plain = {name: lever.reference or lever.baseline for name, lever in LEVERS.items()} | {"precision": "fp32"}
+    if configuration.method == "qlora":  # what is quantised has other weights, so the reference has the same ones
+        plain["quantization"] = configuration.levers["quantization"]
+    made = configuration.model_copy(update={"levers": plain})
+    return candidate.model_copy(update={"configuration": made, "micro_batch_size": 1})
+
+
+def samples_a_step(candidate: Measurement) -> int:
+    """Enough for two micro batches a step, so that gradients are accumulated, and a divisor or multiple of them."""
+    micro, effective = candidate.micro_batch_size or 1, candidate.configuration.effective_batch_size
+    return min(effective, max(2 * micro, LEAST_SAMPLES // micro * micro))
+
+
+def noise(reference: Replay, faster: Replay, other_seed: Replay) -> Noise:
+    """How much the reference's own losses and movement differ where nothing is wrong."""
+    return Noise(
+        loss=max(_differences(faster, reference), default=0.0),
+        movement=abs(_movement(other_seed, reference) - 1),
+    )
+
+
+def prove(spec: JobSpec, candidate: Measurement, ours: Replay, reference: Replay, noise: Noise) -> Proof:
+    """Compare a candidate's replay with the reference's; `spec` is the exposed one that both ran under."""
+    rounds = not precise(candidate)
+    allowed_loss = max(noise.loss, ROUNDED if rounds else EXACT)
+    allowed_movement = max(LEAST_MOVEMENT[rounds], SEEDS * noise.movement)
+    differences = _differences(ours, reference)
+    movement = _movement(ours, reference)
+    reasons = [*_counted(candidate.configuration, ours, reference), *_stood_still(ours, reference)]
+    if not any(choice.changes_learning for choice in chosen(candidate.configuration.levers)):
+        if not reasons and abs(movement - 1) > allowed_movement:
+            reasons.append(
+                f"its weights moved {movement:.2f} times as far as the reference's in {len(ours.steps)} steps of the "
+                f"same samples ({1 - allowed_movement:.2f} to {1 + allowed_movement:.2f} allowed): it does not train "
+                "at the learning rate that was asked for"
+            )
+        reasons += [*_decay(spec, ours, reference), *_clipping(spec, ours)]
+        largest = max(differences, default=0.0)
+        if not reasons and largest > allowed_loss:
+            reasons.append(
+                f"a step's loss is {largest:.1%} away from the reference's on the same samples; {allowed_loss:.1%} "
+                "allowed, by rounding and by what a learning rate 2% higher changes"
+            )
+    elif not reasons and statistics.fmean(ours.losses) > statistics.fmean(reference.losses) * (
+        1 + max(allowed_loss, 0.05)
+    ):
+        reasons.append("its losses are higher than the reference's on the same samples")
+    return Proof(
+        reasons=tuple(reasons),
+        steps=len(ours.steps),
+        samples=len(ours.given),
+        terms=sum(ours.terms),
+        largest_loss_difference=max(differences, default=None),
+        allowed_loss_difference=allowed_loss,
+        movement=movement,
+        allowed_movement=allowed_movement,
+        reference="fp32, one sample a row, every other lever at its baseline",
+    )
+
+
+def _differences(ours: Replay, theirs: Replay) -> list[float]:
+    pairs = zip(ours.losses, theirs.losses, strict=False)
+    return [abs(one - other) / max(abs(other), 1e-9) for one, other in pairs]
+
+
+def _movement(ours: Replay, theirs: Replay) -> float:
+    """The total way of the weights that both train, as a share of theirs."""
+    both = ours.moved.keys() & theirs.moved.keys()
+    mine, other = (sum(one.moved[name] ** 2 for name in both) ** 0.5 for one in (ours, theirs))
+    return mine / other if other else 1.0
+
+
+def _counted(configuration: Configuration, ours: Replay, reference: Replay) -> list[str]:
+    """What is wrong with the samples, steps and labels: every sample has to be there once, with all its labels."""
+    given, trained = Counter(ours.given), Counter(sample for step in ours.steps for sample in step)
+    left_out, twice = (given - trained).total(), (trained - given).total()
+    if left_out or twice:
+        return [f"its batching leaves out {left_out} of {given.total()} samples and trains {twice} too often"]
+    if not any(choice.changes_order for choice in chosen(configuration.levers)):
+        size = max(map(len, ours.steps))
+        wanted = -(-given.total() // size)
+        if len(ours.steps) != wanted:
+            return [f"it takes {len(ours.steps)} optimizer steps for {given.total()} samples, not {wanted}"]
+    wrong = [at for at, (one, other) in enumerate(zip(ours.terms, reference.terms, strict=True)) if one != other]
+    if wrong:
+        at = wrong[0]
+        return [f"step {at} learns {ours.terms[at]} labels, where its samples have {reference.terms[at]}"]
+    return []
+
+
+def _stood_still(ours: Replay, reference: Replay) -> list[str]:
+    """What does not move although the reference's weights do: whole steps, or single tensors."""
+    still = [step for step in ours.still if step not in reference.still]
+    if still:
+        some = ", ".join(map(str, still[:5])) + (", ..." if len(still) > 5 else "")
+        return [f"in {len(still)} of {len(ours.steps)} steps (from 0: {some}) no trained weight changed"]
+    both = ours.moved.keys() & reference.moved.keys()
+    stuck = sorted(name for name in both if ours.moved[name] < HARDLY * reference.moved[name])
+    if stuck:
+        return [f"{len(stuck)} of {len(both)} trained tensors hardly move, {stuck[0]} among them"]
+    return []
+
+
+def _decay(spec: JobSpec, ours: Replay, reference: Replay) -> list[str]:
+    if not spec.training.weight_decay or ours.shrunk is None or reference.shrunk is None:
+        return []
+    if abs(ours.shrunk - reference.shrunk) <= SHRINKAGE / 4:
+        return []
+    sentence = f"its weights shrank by {ours.shrunk:.2%} where the reference's shrank by {reference.shrunk:.2%}"
+    return [f"{sentence}: the weight decay that was asked for did not take effect"]
+
+
+def _clipping(spec: JobSpec, ours: Replay) -> list[str]:
+    most = spec.training.max_grad_norm
+    above = [norm for norm in ours.applied_norms if most and norm is not None and norm > 1.05 * most]
+    if not above:
+        return []
+    return [f"the optimizer was given gradients of norm {max(above):.3g} where they are to be clipped to {most:.3g}"]

@@ -1,0 +1,79 @@
+"""Has a candidate and the reference replay the same optimizer steps in children, and what they did compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from service.contract.child import EndingKind, Result, RunReplay, Workplace
+from service.contract.job import JobSpec
+from service.contract.measurement import Measurement, Outcome
+from service.contract.replay import Proof, Replay
+from worker.runner.measuring import outcome_of
+from worker.runner.sandbox import Ending
+
+if TYPE_CHECKING:
+    from worker.plan.proof import Noise
+
+
+class Prover:
+    """Proofs of one verification's candidates. How much the reference itself differs is measured once."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        workplace: Workplace,
+        on_progress: Callable[[str], None],
+        run: Callable[[RunReplay], Ending],
+    ) -> None:
+        self._spec, self._workplace, self._progress, self._run = spec, workplace, on_progress, run
+        self._noise: Noise | None = None
+
+    def proof(self, candidate: Measurement) -> Proof | str:
+        """The proof, or a sentence that says why there is none."""
+        from worker.plan import proof as judged  # imported here because worker.plan imports Optuna
+
+        spec = judged.exposed(self._spec, candidate)
+        seed, reference = spec.training.seed + 201, judged.reference_of(candidate)
+        base = RunReplay(
+            workplace=self._workplace,
+            spec=spec,
+            candidate=candidate,
+            seed=seed,
+            count=judged.STEPS[spec.search.verify],
+            samples_a_step=judged.samples_a_step(candidate),
+        )
+        ours = self._replay(base, "candidate")
+        if isinstance(ours, str):
+            return ours
+        followed = base.model_copy(update={"candidate": reference, "steps": ours.steps})
+        theirs = self._replay(followed, "reference")
+        if isinstance(theirs, str):
+            return f"the reference to compare with did not run: {theirs}"
+        if self._noise is None:
+            faster = reference.configuration.learning_rate * judged.RATE_CHANGE
+            configuration = reference.configuration.model_copy(update={"learning_rate": faster})
+            changed = reference.model_copy(update={"configuration": configuration})
+            others = (
+                self._replay(followed.model_copy(update={"candidate": changed}), "reference at a 2% higher rate"),
+                self._replay(followed.model_copy(update={"seed": seed + 1}), "reference under another seed"),
+            )
+            if isinstance(others[0], str) or isinstance(others[1], str):
+                return f"the reference to compare with did not run twice: {others[0]}; {others[1]}"
+            self._noise = judged.noise(theirs, others[0], others[1])
+        return judged.prove(spec, candidate, ours, theirs, self._noise)
+
+    def _replay(self, request: RunReplay, whose: str) -> Replay | str:
+        self._progress(f"replaying {request.count} steps: {whose}")
+        ending = self._run(request)
+        if isinstance(ending.last, Result) and ending.last.replay is not None:
+            return ending.last.replay
+        outcome, reason = failure(ending)
+        return f"its replay failed ({outcome}): {reason}"
+
+
+def failure(ending: Ending) -> tuple[Outcome, str]:
+    """The outcome and the reason of a child of a verification that ended without a result."""
+    if ending.kind is EndingKind.out_of_memory:
+        return Outcome.infeasible, f"memory ran out at a batch that had fitted: {ending.reason}"
+    return outcome_of(ending), ending.reason
