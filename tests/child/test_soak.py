@@ -96,3 +96,12 @@ def test_growth(live: list[int], grows: bool) -> None:
             soak.check_growth(live)
     else:
         soak.check_growth(live)
+
+
+def test_steps_that_become_slower_do_not_pass() -> None:
+    steady = [1.0, 1.1, 0.9, 1.0, 1.2] * 5
+    soak.check_pace(steady)
+    soak.check_pace([one * (1 + at / 100) for at, one in enumerate(steady)])
+    with pytest.raises(TrainingError, match="2.0 times slower over 25 steps"):
+        soak.check_pace([one * (1 if at < 8 else 2) for at, one in enumerate(steady)])
+    soak.check_pace([1.0] * 4 + [2.0] * 8)  # too few to tell

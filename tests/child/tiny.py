@@ -138,16 +138,25 @@ def device() -> Any:
     return open_device(DEVICE)
 
 
-def bundle(spec: JobSpec, method: str = "lora", on: Any = None, effective: int = 8, **levers: Any) -> Bundle:
+def bundle(
+    spec: JobSpec,
+    method: str = "lora",
+    on: Any = None,
+    effective: int = 8,
+    seed: int = 0,
+    rate: float = 2e-4,
+    **levers: Any,
+) -> Bundle:
     """What a trial trains, in fp32 unless said otherwise."""
     made = configuration(method, effective, **({"precision": "fp32"} | levers))
+    made = made.model_copy(update={"learning_rate": rate})
     folders = (Path(spec.model.source), Path(spec.dataset.source).parent)
     trained_on = on or device()
     torch.set_num_threads(1)  # the device takes all cores
     with warnings.catch_warnings():
         # peft 0.21 and the lever use the names that transformers before 5.23 has; 5.23 calls them deprecated.
         warnings.filterwarnings("ignore", ".(is_)?gradient_checkpointing(_enable)?. is deprecated", FutureWarning)
-        return build(spec, made, trained_on, workplace(*folders), seed=0)
+        return build(spec, made, trained_on, workplace(*folders), seed)
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:

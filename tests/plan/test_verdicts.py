@@ -8,6 +8,7 @@ import pytest
 
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome, Soak
+from service.contract.replay import Proof
 from service.contract.task import VerifyRequest
 from tests.factory import block, configuration, measured
 from worker.plan.verdicts import judge
@@ -16,7 +17,6 @@ Spec = Callable[..., JobSpec]
 BASE = measured(configuration(micro=8), 10.0)
 FAST = measured(configuration(batching="sorted"), 5.0)
 SLOW = measured(configuration(batching="packed"), 6.0)
-GROUPED = measured(configuration(batching="grouped"), 5.0)
 REQUEST = VerifyRequest(method="lora", baseline=BASE, finalists=(FAST, SLOW), blocks=2, seconds_limit=60)
 
 
@@ -26,7 +26,7 @@ def test_speedup_is_the_median_of_the_blocks(spec: Spec) -> None:
         for number in range(3)
         for one, seconds in ((BASE, 10.0 + number), (FAST, 5.0), (SLOW, 6.0))
     )
-    found = judge(spec(), REQUEST, blocks, {})
+    found = judge(spec(), REQUEST, blocks, {}, {})
     verdict = next(one for one in found.verdicts if one.key == FAST.configuration.key)
     assert verdict.stable and verdict.speedup == pytest.approx(
         (1.0 + 3 * 1000 / 64 * 11) / (1.0 + 3 * 1000 / 64 * 5)
@@ -36,26 +36,27 @@ def test_speedup_is_the_median_of_the_blocks(spec: Spec) -> None:
     assert found.ranking == tuple(one.configuration.key for one in (FAST, SLOW, BASE)) and not found.tied
 
 
-def test_a_diverging_loss_is_not_stable(spec: Spec) -> None:
-    blocks = (block(BASE, 10.0), block(FAST, 5.0, losses=(9.0, 9.1)), block(SLOW, 6.0))
-    found = judge(spec(), REQUEST, blocks, {})
+def test_a_candidate_that_fails_its_proof_is_not_stable(spec: Spec) -> None:
+    blocks = (block(BASE, 10.0), block(FAST, 5.0), block(SLOW, 6.0))
+    proofs: dict[str, Proof | str] = {FAST.configuration.key: Proof(reasons=("its weights moved 0.50 times as far",))}
+    found = judge(spec(), REQUEST, blocks, {}, proofs)
     verdict = next(one for one in found.verdicts if one.key == FAST.configuration.key)
-    assert not verdict.stable and "away from the baseline's" in verdict.reasons[0]
+    assert not verdict.stable and verdict.reasons == ("its weights moved 0.50 times as far",)
+    assert found.ranking[0] == SLOW.configuration.key
+    found = judge(spec(), REQUEST, blocks, {}, {FAST.configuration.key: "its replay failed (crashed): no"})
     assert found.ranking[0] == SLOW.configuration.key
 
 
-def test_grouped_steps_hold_other_samples_so_means_are_compared(spec: Spec) -> None:
-    request = REQUEST.model_copy(update={"finalists": (GROUPED,)})
-    blocks = (block(BASE, 10.0, losses=(9.0, 8.0)), block(GROUPED, 5.0, losses=(8.1, 8.9)))
-    assert judge(spec(), request, blocks, {}).ranking[0] == GROUPED.configuration.key
-    blocks = (block(BASE, 10.0, losses=(9.0, 8.0)), block(GROUPED, 5.0, losses=(9.5, 9.5)))
-    assert judge(spec(), request, blocks, {}).ranking == (BASE.configuration.key,)
+def test_a_candidate_slower_than_the_baseline_comes_after_it(spec: Spec) -> None:
+    """Its trial was faster, but the blocks decide."""
+    blocks = (block(BASE, 10.0), block(FAST, 11.0), block(SLOW, 12.0))
+    assert judge(spec(), REQUEST, blocks, {}, {}).ranking[0] == BASE.configuration.key
 
 
 def test_a_failed_block_or_soak_is_a_reason(spec: Spec) -> None:
     bad = block(FAST, 5.0, outcome=Outcome.unstable, reason="the loss of step 1 is nan")
     found = judge(
-        spec(), REQUEST, (block(BASE, 10.0), bad, block(SLOW, 6.0)), {SLOW.configuration.key: "the soak failed"}
+        spec(), REQUEST, (block(BASE, 10.0), bad, block(SLOW, 6.0)), {SLOW.configuration.key: "the soak failed"}, {}
     )
     reasons = {one.key: one.reasons for one in found.verdicts}
     assert "nan" in reasons[FAST.configuration.key][0] and reasons[SLOW.configuration.key] == ("the soak failed",)
@@ -63,7 +64,7 @@ def test_a_failed_block_or_soak_is_a_reason(spec: Spec) -> None:
 
 
 def test_what_was_not_run_is_not_stable(spec: Spec) -> None:
-    found = judge(spec(), REQUEST, (block(BASE, 10.0), block(FAST, 5.0)), {FAST.configuration.key: Soak(steps=3)})
+    found = judge(spec(), REQUEST, (block(BASE, 10.0), block(FAST, 5.0)), {FAST.configuration.key: Soak(steps=3)}, {})
     verdicts = {one.key: one for one in found.verdicts}
     assert verdicts[SLOW.configuration.key].reasons == ("it was not run",)
     soak = verdicts[FAST.configuration.key].soak
@@ -72,7 +73,7 @@ def test_what_was_not_run_is_not_stable(spec: Spec) -> None:
 
 def test_overlapping_intervals_are_a_tie(spec: Spec) -> None:
     blocks = (block(BASE, 10.0), block(FAST, 5.0), block(SLOW, 5.1))
-    found = judge(spec(), REQUEST, blocks, {})
+    found = judge(spec(), REQUEST, blocks, {}, {})
     assert found.tied and "tied" in found.note
 
 
@@ -80,16 +81,16 @@ def test_compile_time_counts_in_the_order(spec: Spec) -> None:
     compiled = FAST.model_copy(update={"compile_seconds": 1e6})
     request = REQUEST.model_copy(update={"finalists": (compiled, SLOW)})
     blocks = (block(BASE, 10.0), block(FAST, 5.0), block(SLOW, 6.0))
-    assert judge(spec(), request, blocks, {}).ranking[0] == SLOW.configuration.key
+    assert judge(spec(), request, blocks, {}, {}).ranking[0] == SLOW.configuration.key
     throughput = spec(search={"objective": "throughput"})
-    assert judge(throughput, request, blocks, {}).ranking[0] == FAST.configuration.key
+    assert judge(throughput, request, blocks, {}, {}).ranking[0] == FAST.configuration.key
 
 
 def test_blocks_that_others_disturbed_are_told(spec: Spec) -> None:
     quiet, loud = block(BASE, 10.0), block(FAST, 5.0)
     assert loud.timing is not None
     noisy = loud.timing.model_copy(update={"clean_share": 0.2, "largest_share_of_others": 0.5})
-    found = judge(spec(), REQUEST, (quiet, loud.model_copy(update={"timing": noisy})), {})
+    found = judge(spec(), REQUEST, (quiet, loud.model_copy(update={"timing": noisy})), {}, {})
     assert "others used up to 50% of the device in 1 of 2 runs" in found.note
     assert "did not tell" not in found.note
 
@@ -98,6 +99,6 @@ def test_blocks_of_which_nobody_can_tell_are_not_called_clean(spec: Spec) -> Non
     quiet, silent = block(BASE, 10.0), block(FAST, 5.0)
     assert silent.timing is not None
     unknown = silent.timing.model_copy(update={"clean_share": None, "largest_share_of_others": None})
-    found = judge(spec(), REQUEST, (quiet, silent.model_copy(update={"timing": unknown})), {})
+    found = judge(spec(), REQUEST, (quiet, silent.model_copy(update={"timing": unknown})), {}, {})
     assert "in 1 of 2 runs the device did not tell whether others used it" in found.note
     assert "others used up to" not in found.note

@@ -97,7 +97,7 @@ class Watch:
     @staticmethod
     def _some(weight: torch.Tensor) -> torch.Tensor:
         flat = weight.detach().flatten()
-        return flat[:: max(1, flat.numel() // WATCHED)].float().cpu()
+        return flat[:: max(1, flat.numel() // WATCHED)].to("cpu", torch.float32, copy=True)
 
     def has_moved(self) -> bool:
         """Whether any weight has changed since the last call."""
@@ -107,8 +107,8 @@ class Watch:
         return moved
 
     def moved(self) -> dict[str, float]:
-        """The root mean square of each tensor's way from its first values."""
-        return {name: float((self._last[name] - first).square().mean().sqrt()) for name, first in self._first.items()}
+        """The root mean square of each tensor's way from its first values, but for what weight decay did to it."""
+        return {name: _beside(self._last[name] - first, first) for name, first in self._first.items()}
 
     def shrunk(self) -> float | None:
         """The share by which the matrices became smaller along their first values, None if all of them began at 0."""
@@ -118,6 +118,13 @@ class Watch:
                 along -= float(((self._last[name] - first) * first).sum())
                 squares += float(first.square().sum())
         return along / squares if squares else None
+
+
+def _beside(way: torch.Tensor, first: torch.Tensor) -> float:
+    """The root mean square of `way` without its part along `first`, which is where weight decay goes."""
+    square = float(first.square().sum())
+    along = float((way * first).sum()) / square if square else 0.0
+    return float((way - along * first).square().mean().sqrt())
 
 
 @dataclass

@@ -13,6 +13,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -27,11 +28,15 @@ from worker.child import steps as optimizer_steps
 from worker.child.arrange import plan_of
 from worker.child.block import ready
 from worker.child.build import Bundle
+from worker.child.timing import MOST_OTHERS
 from worker.devices import Device
 
 STEPS = {"quick": 40, "standard": 200, "strict": 1000}  # where the job does not set search.soak_steps
 MOST_EVALUATED = {"quick": 64, "standard": 1024, "strict": 4096}  # validation samples
 LEAST_FOR_GROWTH = 30  # steps, before memory between steps can be said to grow
+LEAST_SECONDS, MOST_STEPS = 30.0, 5000  # of a soak whose steps the job does not give
+MOST_SLOWING = 1.3  # times the seconds a padded token, in the last third of the steps over those in the first
+LEAST_FOR_PACE = 15  # undisturbed steps, before their pace can be said to change
 NOISE_BYTES = 4 << 20  # differences of memory between steps that are not taken for growth
 SAVE_EVERY = 20  # steps
 
@@ -81,6 +86,12 @@ class State:
             partial.rename(file)
 
 
+def steps_of(spec: JobSpec, candidate: Measurement) -> int:
+    """How many steps a soak has where the job does not say: enough for LEAST_SECONDS at the candidate's pace."""
+    enough = math.ceil(LEAST_SECONDS / candidate.step_seconds) if candidate.step_seconds else 0
+    return max(STEPS[spec.search.verify], min(enough, MOST_STEPS))
+
+
 def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[Step], int]:
     """(the optimizer steps, the number of the step before which the evaluation and the save come)."""
     lengths, effective = bundle.data.lengths, bundle.configuration.effective_batch_size
@@ -103,7 +114,7 @@ def run_soak(
 ) -> Soak:
     """Soak a candidate until its steps are done or `seconds` have passed. TrainingError and out of memory pass."""
     bundle, micro = ready(spec, candidate, seed, device, workplace)
-    steps = spec.search.soak_steps or STEPS[spec.search.verify]
+    steps = spec.search.soak_steps or steps_of(spec, candidate)
     name = f"soak-{candidate.configuration.key}-{micro}-{steps}.json"
     file = workplace.job_cache / name if workplace.job_cache else None
     return soak(bundle, micro, steps, seed, candidate.evaluation_batch_size or micro, seconds, file)
@@ -117,6 +128,7 @@ def soak(
     state.segments += 1
     plan, middle = soak_plan(bundle, micro, steps, seed)
     first, rising = state.done, 0
+    paces: list[float] = []
     prepared = optimizer_steps.prepared(bundle, plan[first:])
     for number in range(first, len(plan)):
         if number > first and state.evaluation and time.perf_counter() - started > seconds:
@@ -124,8 +136,12 @@ def soak(
         if state.evaluation is None and (number >= middle or time.perf_counter() - started > seconds / 2):
             state.evaluation = evaluate(bundle, evaluation_size)
             state.saved = save(bundle)
-        before = device.retries()
-        _step(bundle, next(prepared), number, state)
+        before, began, around = device.retries(), time.perf_counter(), device.neighbours()
+        step = next(prepared)
+        _step(bundle, step, number, state)
+        share = device.others_share(around, device.neighbours())
+        if share is None or share <= MOST_OTHERS:
+            paces.append((time.perf_counter() - began) / sum(batch["input_ids"].numel() for batch in step[0]))
         rising = rising + 1 if device.retries() > before else 0
         state.retries += device.retries() - before
         if rising >= 2:
@@ -135,6 +151,7 @@ def soak(
             state.save(file)
     prepared.close()
     state.save(file)
+    check_pace(paces)
     seen = state.evaluation or evaluate(bundle, evaluation_size)
     return Soak(
         micro_batch_size=micro,
@@ -168,13 +185,25 @@ def _step(bundle: Bundle, step: Prepared, number: int, state: State) -> None:
     state.live.append(bundle.device.live())
 
 
-def _thirds(live: list[int]) -> tuple[float, float, float]:
+def _thirds(live: Sequence[float]) -> tuple[float, float, float]:
     third = len(live) // 3
     return (
         statistics.median(live[:third]),
         statistics.median(live[third : 2 * third]),
         statistics.median(live[2 * third :]),
     )
+
+
+def check_pace(paces: list[float]) -> None:
+    """TrainingError when the last third of the steps took clearly longer a padded token than the first third did.
+
+    `paces` are those of the steps during which no other process used the device.
+    """
+    if len(paces) < LEAST_FOR_PACE:
+        return
+    first, _, last = _thirds(paces)
+    if last > MOST_SLOWING * first:
+        raise TrainingError(f"its steps became {last / first:.1f} times slower over {len(paces)} steps", "numbers")
 
 
 def check_growth(live: list[int]) -> None:

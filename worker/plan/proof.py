@@ -26,6 +26,7 @@ CLIPPED_TO = 0.5  # times the norm of step 0's gradients
 # Relative differences of a step's loss that rounding explains, where both compute in fp32 and where either rounds to
 # fewer bits: ten times what step 0 is allowed to differ by (worker/child/measure.py), as rounding adds up over steps.
 EXACT, ROUNDED = 1e-3, 2e-2
+FIRST_LOSS, FIRST_NORM = {False: 1e-4, True: 5e-3}, {False: 2e-3, True: 5e-2}  # of step 0, by whether either rounds
 LEAST_MOVEMENT = {False: 0.05, True: 0.15}  # how far from 1 the movement may be at least, by whether either rounds
 SEEDS = 3.0  # times the difference that another seed makes to the reference's movement
 HIGHER = 1.05  # times the reference's mean loss: so much higher may it be under another optimizer or adapter
@@ -82,8 +83,10 @@ def prove(spec: JobSpec, candidate: Measurement, ours: Replay, reference: Replay
     allowed_movement = max(LEAST_MOVEMENT[rounds], SEEDS * noise.movement)
     differences = _differences(ours, reference)
     movement = _movement(ours, reference)
-    reasons = [*_counted(candidate.configuration, ours, reference), *_stood_still(ours, reference)]
-    if not any(choice.changes_learning for choice in chosen(candidate.configuration.levers)):
+    learns_otherwise = any(choice.changes_learning for choice in chosen(candidate.configuration.levers))
+    reasons = _counted(candidate.configuration, ours, reference) or _stood_still(ours, reference)
+    reasons = reasons or _first_step(ours, reference, rounds, learns_otherwise)
+    if not learns_otherwise:
         if not reasons and abs(movement - 1) > allowed_movement:
             reasons.append(
                 f"its weights moved {movement:.2f} times as far as the reference's in {len(ours.steps)} steps of the "
@@ -142,6 +145,18 @@ def _counted(configuration: Configuration, ours: Replay, reference: Replay) -> l
         at = wrong[0]
         return [f"step {at} learns {ours.terms[at]} labels, where its samples have {reference.terms[at]}"]
     return []
+
+
+def _first_step(ours: Replay, reference: Replay, rounds: bool, learns_otherwise: bool) -> list[str]:
+    """What is wrong with step 0, whose weights nothing has touched yet: its loss, or its gradients' norm."""
+    away = _differences(ours, reference)[0]
+    if away > FIRST_LOSS[rounds]:
+        share = f"{away:.2%} away from the reference's, {FIRST_LOSS[rounds]:.2%} allowed"
+        return [f"step 0's loss on the untouched weights is {share}: it computes another loss"]
+    mine, other = ours.grad_norms[0], reference.grad_norms[0]
+    if mine is None or other is None or learns_otherwise or abs(mine / other - 1) <= FIRST_NORM[rounds]:
+        return []
+    return [f"step 0's gradients have norm {mine:.4g} where the reference's have {other:.4g}: it computes others"]
 
 
 def _stood_still(ours: Replay, reference: Replay) -> list[str]:

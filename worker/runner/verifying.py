@@ -18,6 +18,7 @@ from worker.runner.sandbox import Ending
 from worker.runner.together import fit_together, take_turns
 
 SOAK_SHARE = 0.25  # of the verification's time, kept for the soak
+LEAST_SOAK_SECONDS = 30.0  # even if the verification's time is up
 LEAST_BLOCKS = 2  # before a verification may end early: what one pair of processes shows, another may not
 
 
@@ -179,7 +180,7 @@ class Verifier:
     def _soak(self, candidate: Measurement) -> Soak | str:
         """The soak's result, or a sentence that says why it failed."""
         self._progress(f"soak of {candidate.micro_batch_size}: {candidate.configuration.title(self._against())}")
-        seconds = max(5.0, min(self._left(), self._request.seconds_limit * SOAK_SHARE))
+        seconds = max(LEAST_SOAK_SECONDS, min(self._left(), self._request.seconds_limit * SOAK_SHARE))
         seed = self._spec.training.seed + 101
         ending = self._run(
             RunSoak(workplace=self._workplace, spec=self._spec, candidate=candidate, seed=seed, seconds=seconds)
