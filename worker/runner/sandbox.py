@@ -180,7 +180,8 @@ class Sandbox:
             preload = () if not entry.startswith("worker.") else PRELOAD if own_memory else PRELOAD_CPU
         if log is not None:
             os.environ["DYNOTUNE_WORKER_LOG"] = str(log)
-        self._context.set_forkserver_preload(["worker.runner.quiet", "service.contract.child", *preload])
+        own = entry.partition(":")[0]
+        self._context.set_forkserver_preload(["worker.runner.quiet", "service.contract.child", own, *preload])
 
     def run(
         self,
