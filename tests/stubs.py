@@ -20,6 +20,7 @@ from typing import Any
 from service.contract.child import (
     REQUEST,
     ChildMessage,
+    Paused,
     ProbeStarted,
     Progress,
     Result,
@@ -28,6 +29,7 @@ from service.contract.child import (
     RunReplay,
     RunSoak,
     RunTrial,
+    Turn,
 )
 from service.contract.estimate import Estimate
 from service.contract.measurement import Soak
@@ -73,6 +75,25 @@ def _answer(asked: bytes, messages: Connection) -> None:
 def quick(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Answers at once."""
     isolate(lifeline, scratch)
+    _answer(request, messages)
+
+
+def turning(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Takes turns and writes them down. The candidate with packed rows dies in its second turn."""
+    isolate(lifeline, scratch)
+    asked = REQUEST.validate_json(request)
+    assert isinstance(asked, RunBlock) and asked.in_turns
+    batching = asked.candidate.configuration.levers["batching"]
+    say(messages, Paused())
+    for number in range(1, 1000):
+        turn = Turn.model_validate_json(messages.recv_bytes())
+        with (Path(os.environ["DYNOTUNE_LOCKS"]) / "turns").open("a") as turns:
+            turns.write(f"{batching} {turn.passes:.2f}\n")
+        if batching == "packed" and number == 2:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if turn.last:
+            break
+        say(messages, Paused())
     _answer(request, messages)
 
 

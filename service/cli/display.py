@@ -160,7 +160,8 @@ def result_table(recommendation: Recommendation) -> Table:
                 judged = (_ratio(one, against), "not verified")
             else:
                 ratio = f"{verdict.speedup:.2f}x" if verdict.speedup is not None else "-"
-                judged = (ratio, "; ".join(("yes" if verdict.stable else "no", *verdict.reasons)))
+                held = "yes" if verdict.soak else "timed only"
+                judged = (ratio, "; ".join((held if verdict.stable else "no", *verdict.reasons)))
             cells = (*_measured(one, verdict), *judged)
             table.add_row(f"{method}: {title}", *cells, style="dim")
     for rejected in recommendation.rejected:

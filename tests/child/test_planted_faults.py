@@ -16,8 +16,9 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.replay import Proof, Replay
 from tests.child import tiny
-from tests.factory import measured
+from tests.factory import configuration, measured
 from training import batches, optimization, step
+from training.recipe import task_of
 from training.samples import IGNORED
 from worker.child import replay as replays
 from worker.child.arrange import plan_of
@@ -32,18 +33,10 @@ def replayed(
     spec: JobSpec, candidate: Measurement, steps: tuple[tuple[int, ...], ...] = (), seed: int = SEED, rate: float = 1.0
 ) -> Replay:
     made = candidate.configuration
-    bundle = tiny.bundle(
-        spec.model_copy(update={"training": spec.training.model_copy(update={"learning_rate": 1e-3 * rate})}),
-        made.method,
-        effective=made.effective_batch_size,
-        seed=seed,
-        rate=1e-3 * rate,
-        **made.levers,
-    )
+    bundle = tiny.built(spec, made.model_copy(update={"learning_rate": made.learning_rate * rate}), seed=seed)
     if steps:
-        return replays.replay(
-            bundle, [[[[one] for one in step]] for step in steps], [one for step in steps for one in step]
-        )
+        plan = [[[[one] for one in step]] for step in steps]
+        return replays.replay(bundle, plan, [one for step in steps for one in step])
     size = proof.samples_a_step(candidate)
     given = replays.samples(bundle.data.lengths, proof.STEPS[spec.search.verify] * size, seed)
     return replays.replay(bundle, plan_of(bundle, given, candidate.micro_batch_size or 1, effective=size), given)
@@ -57,9 +50,8 @@ def proved(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     job = tiny.job(llama, data, training=training, search={"verify": "quick"})
 
     def prove(plant: Plant | None = None, method: str = "lora", **levers: str) -> Proof:
-        from tests.factory import configuration
-
-        made = configuration(method, 8, **({"precision": "fp32"} | levers)).model_copy(update={"learning_rate": 1e-3})
+        plain = configuration(method, 8).model_copy(update={"learning_rate": 1e-3})
+        made = plain.model_copy(update={"levers": plain.levers | {"precision": "fp32"} | levers})
         candidate = measured(made, micro_batch_size=2, check_grad_norm=1.0)
         spec, reference = proof.exposed(job, candidate), proof.reference_of(candidate)
         with monkeypatch.context() as patch:
@@ -150,7 +142,7 @@ def norm_of(gradients: list[torch.Tensor | None]) -> torch.Tensor:
 
 def half_of_the_labels(patch: pytest.MonkeyPatch) -> None:
     """As a head that cuts rows off: the loss of what is left is a mean over what is left."""
-    real = step.task_of
+    real = task_of
 
     def cut(recipe: Any) -> Any:
         task = real(recipe)

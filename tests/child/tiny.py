@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from service.contract.child import Workplace
+from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from tests.conftest import ROOT
 from tests.factory import configuration
@@ -138,18 +139,13 @@ def device() -> Any:
     return open_device(DEVICE)
 
 
-def bundle(
-    spec: JobSpec,
-    method: str = "lora",
-    on: Any = None,
-    effective: int = 8,
-    seed: int = 0,
-    rate: float = 2e-4,
-    **levers: Any,
-) -> Bundle:
+def bundle(spec: JobSpec, method: str = "lora", on: Any = None, effective: int = 8, **levers: Any) -> Bundle:
     """What a trial trains, in fp32 unless said otherwise."""
-    made = configuration(method, effective, **({"precision": "fp32"} | levers))
-    made = made.model_copy(update={"learning_rate": rate})
+    return built(spec, configuration(method, effective, **({"precision": "fp32"} | levers)), on)
+
+
+def built(spec: JobSpec, made: Configuration, on: Any = None, seed: int = 0) -> Bundle:
+    """What a trial of this configuration trains."""
     folders = (Path(spec.model.source), Path(spec.dataset.source).parent)
     trained_on = on or device()
     torch.set_num_threads(1)  # the device takes all cores

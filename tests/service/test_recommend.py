@@ -35,7 +35,7 @@ def test_verification_decides(spec: Spec, facts: Facts) -> None:
     base, one, two = (record.measurement for record in records)
     request = VerifyRequest(method="lora", baseline=base, finalists=(two, one), blocks=1, seconds_limit=60)
     blocks = (block(base, 12.0), block(one, 5.0), block(two, 4.0, losses=(9.0, 20.0)))
-    best = recommend("j", spec(), facts(), records, {"lora": judge(spec(), request, blocks, {})})
+    best = recommend("j", spec(), facts(), records, {"lora": judge(spec(), request, blocks, {}, {})})
     assert best and best.configuration.levers["batching"] == "sorted" and best.stability.stable is True
     assert best.evidence.speedup == pytest.approx(12.0 / 5.0, rel=0.01) and "verification" in best.evidence.speedup_from
     assert any(rejected.outcome == "unstable" for rejected in best.rejected)
