@@ -9,6 +9,7 @@ from pydantic import Field
 
 from service.contract.base import Contract
 from service.contract.configuration import Configuration
+from service.contract.form import DataForm
 from service.contract.states import ProbePhase
 
 LEAST_CLEAN = 0.5  # a timing with a smaller share of clean timings counts as disturbed
@@ -80,6 +81,8 @@ class DatasetFacts(Contract):
     formats: tuple[str, ...] = Field(default=(), description="Endings of the files that were read.")
     is_folder: bool = False
     is_local: bool = Field(default=True, description="A path, not a hub id.")
+    form: DataForm = DataForm()
+    notes: tuple[str, ...] = Field(default=(), description="What was assumed to read the data, and what was left out.")
 
 
 class Timing(Contract):
