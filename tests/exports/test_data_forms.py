@@ -45,8 +45,8 @@ def test_it_reads_what_the_trial_read(form: str, tmp_path: Path, facts: Callable
     source.write_text(text, encoding="utf-8")
     made = configuration(method="full", effective=8, precision="fp32")
     dataset = {"source": str(source), "max_length": 64} | dataset
-    model = {"source": str(folder), "weights": "random"}
-    spec = tiny.job(folder, source, model=model, dataset=dataset, method="full", **changes)
+    spec = tiny.job(folder, source, dataset=dataset, method="full", **changes)
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"weights": "random"})})
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ours = data.load(spec, recipe_of(spec, made), tokenizer, tiny.workplace(tmp_path))
     found = recommend("j", spec, facts(), (record(measured(made, dataset=ours.facts)),), {})
