@@ -20,6 +20,7 @@ from worker.child import data
 from worker.child.build import recipe_of
 
 TALK = [{"from": "human", "value": "name"}, {"from": "gpt", "value": "path"}]
+COUNTED = [{"prompt": "count", "completion": at if at % 3 else ""} for at in range(24)]
 CLASSIFY = {"task": "sequence-classification"}
 # The kind of model, the data's file and text, what the job says of them.
 FORMS: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
@@ -31,9 +32,7 @@ FORMS: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "names": ("bert", "a.csv", "\ufefftext;label\n" + "return, self;pos\nvalue;neg\n" * 12, {}, CLASSIFY),
-    "gaps": ("bert", "a.csv", "text\tlabel\n" + "return, self\t7\nvalue\t0\nkey\t2\n" * 8, {}, CLASSIFY),
-    "array": ("llama", "a.json", json.dumps([{"prompt": "count", "completion": at} for at in range(24)]), {}, {}),
-    "empty": ("llama", "a.csv", "prompt,completion\n" + "return,\nself,value\n" * 12, {}, {}),
+    "array": ("llama", "a.json", json.dumps(COUNTED), {}, {}),
 }
 
 

@@ -77,7 +77,7 @@ def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
                 learnt[len(asked) : len(done)] = [True] * (len(done) - len(asked))
     except Exception as error:  # noqa: BLE001 - a template is a program, which may raise whatever it likes
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        shown = f"{str(messages)[:80]!r} is no chat for the chat template: {reason}"
+        shown = f"{str(messages)[:80]!r} does not fit the chat template: {reason}"
         raise TrainingError(f"dataset.columns.messages: {shown}") from error
     return whole, learnt
 

@@ -17,8 +17,9 @@ def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[S
     """Token ids with the tokenizer's special tokens, and the class's number."""
     texts = texts_of(rows, recipe.columns["text"], recipe)
     ids = tokenizer(texts, truncation=True, max_length=recipe.max_length)["input_ids"]
-    numbers = [class_of(row[recipe.columns["label"]], recipe) for row in rows]
-    return [sample_of(one, [number]) for one, number in zip(ids, numbers, strict=True)]
+    return [
+        sample_of(one, [class_of(row[recipe.columns["label"]], recipe)]) for one, row in zip(ids, rows, strict=True)
+    ]
 
 
 def class_of(label: Any, recipe: Recipe) -> int:
