@@ -40,7 +40,7 @@ class Recipe:
     dataset_is_local: bool
     formats: tuple[str, ...]  # file name endings
     columns: Mapping[str, str]
-    csv_options: Mapping[str, str]  # arguments of csv.DictReader
+    csv_options: Mapping[str, Any]  # arguments of csv.DictReader
     json_arrays: bool  # a .json file may hold one array of rows
     numbers_as_text: bool  # a text column holds numbers
     sharegpt: bool  # the turns of conversations have `from` and `value`, not `role` and `content`

@@ -28,7 +28,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         raise ValueError(sentence) from error
 
 
-def csv_options(path: Path) -> dict[str, str]:
+def csv_options(path: Path) -> dict[str, Any]:
     """What csv.DictReader has to be told of a file: nothing for commas, else what its header is separated by.
 
     ValueError when two columns have one name, as one of them would be lost.
@@ -64,7 +64,7 @@ def is_array(path: Path) -> bool:
     if path.suffix != ".json":
         return False
     with path.open(encoding=UTF8) as stream:
-        return next((line.lstrip()[0] for line in stream if line.strip()), "") == "["
+        return stream.read(4096).lstrip().startswith("[")
 
 
 def _json_array(path: Path) -> Iterator[dict[str, Any]]:

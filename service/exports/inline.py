@@ -19,8 +19,9 @@ import libcst.matchers as m
 # What may be written several times, or before what the function does: computing it later, or again, changes nothing.
 SIMPLE = m.Name() | m.SimpleString() | m.Integer() | m.Float() | m.Attribute(value=m.Name())
 # Expressions that need no parentheses wherever they are put.
-WHOLE = m.Call() | m.Name() | m.Attribute() | m.Subscript() | m.List() | m.Dict() | m.ListComp() | m.SimpleString()
-WHOLE |= m.Integer()
+WHOLE = m.OneOf(
+    *(m.Call(), m.Name(), m.Attribute(), m.Subscript(), m.List(), m.Dict(), m.ListComp(), m.SimpleString(), m.Integer())
+)
 SHORT = 72  # characters of an expression that may stand in several places
 
 

@@ -64,6 +64,19 @@ def test_a_turn_of_sharegpt_that_cannot_be_read_is_shown(tmp_path: Path, tokeniz
     assert "conversations" in sentence and "human, user, gpt, assistant" in sentence
 
 
+def test_an_assistant_that_says_nothing_teaches_nothing(tmp_path: Path, tokenizer: Any) -> None:
+    """Not even to end at once; what it says in other turns is learnt."""
+    silent = [TALK[0], {"role": "assistant", "content": ""}]
+    found = load(
+        tiny.write(tmp_path / "rows.jsonl", [{"messages": silent + TALK}] * 4 + [{"messages": silent}]), tokenizer
+    )
+    assert found.facts.rows == 4 and "1 of 5 training rows" in notes(found)
+    assert tokenizer.decode([label for label in found.train[0][1] if label != -100]) == "path</s>"
+    for none in (silent, []):
+        path = tiny.write(tmp_path / "rows.jsonl", [{"messages": none}] * 4)
+        assert "no training row has anything to learn" in refused(load, path, tokenizer)
+
+
 def plain() -> Any:
     """The example's tokenizer, which has no chat template."""
     from transformers import AutoTokenizer
@@ -188,6 +201,11 @@ def test_csv_may_be_separated_otherwise(tmp_path: Path, tokenizer: Any, mark: st
     assert every(tmp_path / "rows.csv")[0] == {"text": f"a{mark} b, c", "label": "0"}
     file(tmp_path, "other.csv", "text,label\na,0\n")
     assert "other.csv" in refused(every, tmp_path)
+
+
+def test_fields_that_the_header_has_no_column_for_are_counted(tmp_path: Path, tokenizer: Any) -> None:
+    text = "prompt,completion\n" + "return,self\n" * 20 + "name,a comma, unquoted\n" * 3 + "value,path,,\n"
+    assert "3 csv rows have more fields than the header" in notes(load(file(tmp_path, "rows.csv", text), tokenizer))
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

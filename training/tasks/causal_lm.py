@@ -57,10 +57,11 @@ def turns_of(conversation: Any, recipe: Recipe) -> Any:
 
 
 def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
-    """(tokens of a conversation by the model's chat template, for each whether it is learnt: the assistant's are).
+    """(tokens of a conversation by the chat template, for each whether it is learnt: the assistant's are).
 
-    A turn's tokens are those that it adds to the turns before it. Some templates write the last turn in another way
-    (they drop earlier turns' thoughts): then only the last turn is learnt, as where no role is `assistant`.
+    A turn's tokens are those that it adds to the turns before it. An empty turn is not learnt, not even its end. Some
+    templates write the last turn in another way (they drop earlier turns' thoughts): then only the last turn is learnt,
+    as where no role is `assistant`.
     """
 
     def ids_of(turns: Any, **options: bool) -> list[int]:
@@ -74,7 +75,8 @@ def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
         for at in [at for at, turn in enumerate(messages) if turn["role"] == "assistant"] or [last]:
             asked, done = ids_of(messages[:at], add_generation_prompt=True), ids_of(messages[: at + 1])
             if at == last or (whole[: len(done)] == done and done[: len(asked)] == asked):
-                learnt[len(asked) : len(done)] = [True] * (len(done) - len(asked))
+                said = at >= 0 and messages[at].get("content") != ""  # -1 is the last turn of no turns
+                learnt[len(asked) : len(done)] = [said] * (len(done) - len(asked))
     except Exception as error:  # noqa: BLE001 - a template is a program, which may raise whatever it likes
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         shown = f"{str(messages)[:80]!r} does not fit the chat template: {reason}"

@@ -6,10 +6,11 @@ import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from service.contract.form import form_of
 from service.contract.job import JobSpec
-from service.contract.rows import ENDINGS, SEPARATORS, csv_options, is_array, read
+from service.contract.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, read
 from service.tasks import TASKS
 from training.errors import TrainingError
 from training.reading import Record, files_of, read_splits
@@ -47,6 +48,10 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
         raise TrainingError(str(error)) from error
     if separator := options.get("delimiter"):
         notes.insert(0, f"The csv data was read as separated by {SEPARATORS[separator]}.")
+    if beyond := sum(any(row.get(BEYOND, ())) for row in (*train, *held_out)):
+        notes.append(
+            f"{beyond} csv rows have more fields than the header, which were not read; quote texts with commas."
+        )
     if recipe.chat_template and "messages" not in columns:
         fields["chat_template"] = None
         notes.append(
@@ -55,14 +60,13 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
     return train, held_out, replace(recipe, columns=columns, **fields), notes
 
 
-def _csv_options(files: Sequence[Path]) -> dict[str, str]:
+def _csv_options(files: Sequence[Path]) -> dict[str, Any]:
     """What csv.DictReader has to be told of all csv files; TrainingError where they are separated differently."""
-    found = {file: csv_options(file) for file in files if file.suffix == ".csv"}
-    first = next(iter(found), None)
-    for file, options in found.items():
-        if options != found[first]:
-            raise TrainingError(f"{first.name} and {file.name} are separated differently; separate both by commas")
-    return found[first] if first else {}
+    found = [(file.name, csv_options(file)) for file in files if file.suffix == ".csv"]
+    for name, options in found[1:]:
+        if options != found[0][1]:
+            raise TrainingError(f"{found[0][0]} and {name} are separated differently; separate both by commas")
+    return found[0][1] if found else {}
 
 
 def _explain(files: Sequence[Path], split_column: str | None) -> None:
