@@ -28,8 +28,7 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
     formats = tuple(ending for ending in ENDINGS if any(file.suffix == ending for file in files))
     recipe = replace(recipe, formats=formats, dataset_is_folder=source.is_dir())
     try:
-        options = _csv_options(files)
-        recipe = replace(recipe, csv_options=options, json_arrays=any(map(is_array, files)))
+        recipe = replace(recipe, csv_options=_csv_options(files), json_arrays=any(map(is_array, files)))
         train, held_out = read_splits(source, recipe)
     except (ValueError, TypeError, AttributeError, KeyError, ImportError, RecursionError, csv.Error) as error:
         _explain(files, recipe.split_column)
@@ -41,23 +40,27 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
         raise TrainingError(f"dataset {source.name} has no training rows (split {splits.train!r})")
     if splits.validation and not held_out:
         raise TrainingError(f"dataset {source.name} has no validation rows (split {splits.validation!r})")
-    columns = _columns(spec, train[0])
+    recipe, notes = _in_form(spec, recipe, train + held_out)
+    return train, held_out, recipe, notes
+
+
+def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Recipe, list[str]]:
+    """(the recipe with the columns and the form of the rows, notes on what was assumed of them)."""
+    columns = _columns(spec, rows[0])
     try:
-        fields, notes = form_of(TASKS[spec.task], columns, train + held_out)
+        fields, notes = form_of(TASKS[spec.task], columns, rows)
     except ValueError as error:
         raise TrainingError(str(error)) from error
-    if separator := options.get("delimiter"):
-        notes.insert(0, f"The csv data was read as separated by {SEPARATORS[separator]}.")
-    if beyond := sum(any(row.get(BEYOND, ())) for row in (*train, *held_out)):
+    if separator := recipe.csv_options.get("delimiter"):
+        notes.append(f"The csv data was read as separated by {SEPARATORS[separator]}.")
+    if beyond := sum(any(row.get(BEYOND, ())) for row in rows):
         notes.append(
-            f"{beyond} csv rows have more fields than the header, which were not read; quote texts with commas."
+            f"{beyond} csv rows have more fields than the header, which were left out: quote texts with commas."
         )
     if recipe.chat_template and "messages" not in columns:
         fields["chat_template"] = None
-        notes.append(
-            f"dataset.chat_template was not used, as the data has no messages: {', '.join(columns)} were read."
-        )
-    return train, held_out, replace(recipe, columns=columns, **fields), notes
+        notes.append(f"dataset.chat_template was not used: the data was read as {' and '.join(columns)}, not messages.")
+    return replace(recipe, columns=columns, **fields), notes
 
 
 def _csv_options(files: Sequence[Path]) -> dict[str, Any]:
