@@ -27,16 +27,13 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
 from service.levers import LEVERS
+from worker.child.sources import CHATML
 from worker.runner.main import discover, environment
 from worker.runner.measuring import Bench
 from worker.runner.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent
 EFFECTIVE = 32
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 # Batching, attention, micro batch (samples, rows of max_length, or rows of the longest): equal tokens at the longest.
 ARRANGEMENTS: dict[str, tuple[dict[str, str], int]] = {
     "padded": ({"batching": "padded"}, 4),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from service.contract.form import DataForm
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
 from service.contract.rows import ENDINGS
@@ -60,6 +61,7 @@ def recipe_fields(
         "dataset_is_local": dataset.is_local if dataset else True,
         "formats": dataset.formats if dataset and dataset.formats else ENDINGS,
         "columns": dict(dataset.columns) if dataset else {},
+        **(dataset.form if dataset else DataForm()).model_dump(),
         "split_column": splits.column,
         "train_split": splits.train,
         "validation_split": splits.validation,

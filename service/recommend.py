@@ -53,7 +53,7 @@ def recommend(
         job_name=spec.name,
         final=final,
         weights=_weights(spec),
-        notes=notes + _notes(spec, best),
+        notes=notes + (dataset.notes if dataset else ()) + _notes(spec, best),
         methods=winners,
         environment=_environment(facts),
         dataset=dataset,

@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from service.contract.form import form_of
 from service.contract.job import JobSpec
 from service.contract.paths import Roots, looks_local, outside
-from service.contract.rows import ENDINGS, class_number
+from service.contract.rows import ENDINGS, is_array
 from service.contract.rows import read as read_rows
 from service.errors import InvalidJob, invalid_job
 from service.jobtext import read
@@ -21,6 +22,7 @@ from service.settings import Settings
 from service.tasks import TASKS
 
 LOOKED_AT = 200  # rows of a dataset's file that are checked here; the worker checks all of them
+LARGEST = 64 << 20  # bytes of a .json file that is one array, which can only be read as a whole
 
 
 def parse(body: bytes) -> JobSpec:
@@ -42,6 +44,7 @@ def validate(spec: JobSpec, settings: Settings) -> None:
     mistakes = _levers(spec)
     mistakes += _readable("model.source", lambda: _model(spec, roots, settings))
     mistakes += _readable("dataset.source", lambda: _dataset(spec, roots))
+    mistakes += _readable("dataset.chat_template", lambda: _template(spec, roots))
     if mistakes:
         raise InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
 
@@ -178,12 +181,14 @@ def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
     if path.suffix not in ENDINGS:
         return [_mistake("/dataset/source", f"dataset.source: datasets are read from {', '.join(ENDINGS)} files")]
     try:
+        if path.stat().st_size > LARGEST and is_array(path):
+            return []  # only the worker reads that much
         rows = list(islice(read_rows(path), LOOKED_AT))
     except ValueError as error:
         return [_mistake("/dataset/source", f"dataset.source: {error}")]
     if not rows:
         return [_mistake("/dataset/source", f"dataset.source: {path.name} is empty")]
-    return _columns(spec, rows) or _labels(spec, rows)
+    return _columns(spec, rows) or _values(spec, rows)
 
 
 def _columns(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -202,20 +207,26 @@ def _columns(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     return found
 
 
-def _labels(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """The mistake of the first row whose label is missing or no class number, of the rows that the job reads."""
-    splits = spec.dataset.splits
-    label = (TASKS[spec.task].columns_in(spec.dataset.columns.model_dump(), rows[0]) or {}).get("label")
-    if label is None:
-        return []
-    for number, row in enumerate(rows, 1):
-        if splits.column and str(row.get(splits.column)) not in (splits.train, splits.validation):
-            continue
-        if label not in row:
-            text = f"dataset.columns.label: row {number} lacks the column {label!r}"
-        elif class_number(row[label]) is None:
-            text = f"dataset.columns.label: column {label!r} holds {row[label]!r:.80}; labels are numbers from 0 on"
-        else:
-            continue
-        return [_mistake("/dataset/columns/label", text)]
+def _values(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The mistake of the first value that the worker could not read either, of the rows that the job reads."""
+    splits, task = spec.dataset.splits, TASKS[spec.task]
+    columns = task.columns_in(spec.dataset.columns.model_dump(), rows[0]) or {}
+    if splits.column:
+        rows = [row for row in rows if str(row.get(splits.column)) in (splits.train, splits.validation)]
+    for kind, column in columns.items():
+        try:
+            form_of(task, {kind: column}, rows)
+        except ValueError as error:
+            return [_mistake(f"/dataset/columns/{kind}", str(error))]
     return []
+
+
+def _template(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
+    """The mistake in the path of the job's chat template, if it names one."""
+    if spec.dataset.template_file is None:
+        return []
+    path = roots.resolve(spec.dataset.template_file)
+    sentence = outside("dataset.chat_template", path, roots)
+    if not path.is_file():
+        sentence = f"dataset.chat_template: {path} does not exist"
+    return [_mistake("/dataset/chat_template", sentence)] if sentence else []

@@ -44,6 +44,9 @@ def model_config(source: str | Path, tokenizer: Any, samples: list[Sample], reci
     config.use_cache = False  # with a cache, transformers would not see where packed samples begin
     config.pad_token_id = tokenizer.pad_token_id
     task_of(recipe).set_up(config, samples)
+    if recipe.classes:
+        config.label2id = recipe.classes
+        config.id2label = {number: label for label, number in recipe.classes.items()}
     return config
 
 

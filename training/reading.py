@@ -19,16 +19,25 @@ def read_file(path: Path, recipe: Recipe) -> list[Record]:
     if ".parquet" in recipe.formats and path.suffix == ".parquet":
         return read_parquet(path)
     if ".csv" in recipe.formats and path.suffix == ".csv":
-        return read_csv(path)
-    with path.open(encoding="utf-8") as lines:
+        return read_csv(path, recipe)
+    with path.open(encoding="utf-8-sig") as lines:  # as utf-8, but for a byte order mark at the beginning
+        if recipe.json_arrays and path.suffix == ".json":
+            return read_json(lines.read())
         return [json.loads(line) for line in lines if line.strip()]
 
 
-def read_csv(path: Path) -> list[Record]:
+def read_csv(path: Path, recipe: Recipe) -> list[Record]:
     """The rows of a csv file with a header."""
     csv.field_size_limit(sys.maxsize)
-    with path.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream, restkey="(beyond the header)"))
+    with path.open(newline="", encoding="utf-8-sig") as stream:
+        return list(csv.DictReader(stream, restkey="(beyond the header)", strict=True, **recipe.csv_options))
+
+
+def read_json(text: str) -> list[Record]:
+    """The rows of a .json file: one array of them, or one row a line."""
+    if text.lstrip().startswith("["):
+        return json.loads(text)
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
 def read_parquet(path: Path) -> list[Record]:
@@ -67,3 +76,10 @@ def read_splits(source: Path, recipe: Recipe) -> tuple[list[Record], list[Record
     out = [int((at + 1) * share) != int(at * share) for at in range(len(train))]
     held = [row for row, taken in zip(train, out, strict=True) if taken] or train[:1]
     return [row for row, taken in zip(train, out, strict=True) if not taken], held
+
+
+def texts_of(rows: list[Record], column: str, recipe: Recipe) -> list[str]:
+    """The column's texts: a number is written out where the data has some, and a text that is null is empty."""
+    if recipe.numbers_as_text:
+        return ["" if row[column] is None else str(row[column]) for row in rows]
+    return [row[column] or "" for row in rows]

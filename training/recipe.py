@@ -40,6 +40,12 @@ class Recipe:
     dataset_is_local: bool
     formats: tuple[str, ...]  # file name endings
     columns: Mapping[str, str]
+    csv_options: Mapping[str, Any]  # arguments of csv.DictReader
+    json_arrays: bool  # a .json file may hold one array of rows
+    numbers_as_text: bool  # a text column holds numbers
+    sharegpt: bool  # the turns of conversations have `from` and `value`, not `role` and `content`
+    classes: Mapping[str, int]  # a label, as text -> its class number; empty where labels are the class numbers
+    chat_template: str | None  # in place of the tokenizer's
     split_column: str | None
     train_split: str
     validation_split: str | None

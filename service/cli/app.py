@@ -155,7 +155,7 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
 
     console = screen()
     console.print(f"{found.name} ({found.id}): {found.status}, {display.status_line(found)}")
-    for line in (found.error, *found.notes):
+    for line in (found.error, *(best.notes if best else found.notes)):
         if line:
             console.print(line, soft_wrap=True)
     if best:

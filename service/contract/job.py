@@ -106,6 +106,25 @@ class DatasetSpec(Asked):
     columns: Columns = Columns()
     max_length: int = Field(default=1024, ge=8, le=10_000_000, description="Tokens; longer samples are cut.")
     splits: Splits = Splits()
+    chat_template: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=100_000,
+        description="For conversations, in place of the tokenizer's: a template's text, a .jinja file, or chatml.",
+    )
+
+    @field_validator("chat_template")
+    @classmethod
+    def _text_file_or_name(cls, value: str | None) -> str | None:
+        if value is None or value == "chatml" or "{" in value or value.endswith(".jinja"):
+            return value
+        raise ValueError(f"must be a template's text, a path that ends in .jinja, or chatml, not {value!r:.80}")
+
+    @property
+    def template_file(self) -> str | None:
+        """The path of the chat template, where the job names a file."""
+        template = self.chat_template or ""
+        return template if template.endswith(".jinja") and "{" not in template else None
 
 
 class LoraSpec(Asked):

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from service.contract.base import Contract, without_former
 from service.contract.configuration import Configuration
+from service.contract.form import DataForm
 from service.contract.replay import Proof
 from service.contract.states import ProbePhase
 
@@ -81,6 +82,8 @@ class DatasetFacts(Contract):
     formats: tuple[str, ...] = Field(default=(), description="Endings of the files that were read.")
     is_folder: bool = False
     is_local: bool = Field(default=True, description="A path, not a hub id.")
+    form: DataForm = DataForm()
+    notes: tuple[str, ...] = Field(default=(), description="What was assumed to read the data, and what was left out.")
 
 
 class Timing(Contract):

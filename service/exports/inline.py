@@ -19,7 +19,9 @@ import libcst.matchers as m
 # What may be written several times, or before what the function does: computing it later, or again, changes nothing.
 SIMPLE = m.Name() | m.SimpleString() | m.Integer() | m.Float() | m.Attribute(value=m.Name())
 # Expressions that need no parentheses wherever they are put.
-WHOLE = m.Call() | m.Name() | m.Attribute() | m.List() | m.Dict() | m.ListComp() | m.SimpleString() | m.Integer()
+WHOLE = m.OneOf(
+    *(m.Call(), m.Name(), m.Attribute(), m.Subscript(), m.List(), m.Dict(), m.ListComp(), m.SimpleString(), m.Integer())
+)
 SHORT = 72  # characters of an expression that may stand in several places
 
 
@@ -152,7 +154,7 @@ class _Substitute(cst.CSTTransformer):
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
         """A parameter is its argument."""
         found = self._arguments.get(original_node.value)
-        if found is None or isinstance(found, cst.Name | cst.SimpleString | cst.Integer | cst.Attribute | cst.Call):
+        if found is None or m.matches(found, WHOLE):
             return found or updated_node
         return found if found.lpar else found.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.child import tiny
+from tests.conftest import ROOT
 
 SDPA = ("flash", "mem_efficient", "cudnn", "math")
 
@@ -48,3 +50,16 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """48 texts with labels."""
     return tiny.write(tmp_path_factory.mktemp("data") / "reviews.jsonl", tiny.classes(48))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """The example's tokenizer, with a chat template that refuses robots."""
+    from transformers import AutoTokenizer
+
+    made = AutoTokenizer.from_pretrained(ROOT / "examples" / "llama-13m")
+    made.chat_template = (
+        "{% for m in messages %}{% if m.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    return made

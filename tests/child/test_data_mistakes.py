@@ -19,19 +19,6 @@ from worker.child.build import recipe_of
 TALK = [{"role": "user", "content": "name a word"}, {"role": "assistant", "content": "path"}]
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    """The example's tokenizer, with a chat template that refuses robots."""
-    from transformers import AutoTokenizer
-
-    made = AutoTokenizer.from_pretrained(ROOT / "examples" / "llama-13m")
-    made.chat_template = (
-        "{% for m in messages %}{% if m.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
-        "<{{ m.role }}>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    return made
-
-
 def load(source: Path, tokenizer: Any, task: str = "causal-lm", **changes: Any) -> data.Data:
     """The data of a source, as a trial loads it."""
     training = changes.pop("training", {})
@@ -102,12 +89,13 @@ def test_text_that_is_no_text_is_named_also_when_it_is_empty(tmp_path: Path, tok
 def test_an_empty_field_does_not_hide_a_wrong_one(tmp_path: Path, tokenizer: Any) -> None:
     table = [*tiny.pairs(20), {"prompt": "ask", "completion": None}]
     path = tiny.write(tmp_path / "rows.jsonl", table)
-    assert load(path, tokenizer).facts.rows + load(path, tokenizer).facts.validation_rows == 21, "null is empty text"
-    tiny.write(path, [*table, {"prompt": "ask", "completion": 5}])
-    assert "int" in refused(load, path, tokenizer)
+    found = load(path, tokenizer).facts
+    assert found.rows + found.validation_rows == 20 and "an empty completion" in found.notes[0], "null is empty text"
+    tiny.write(path, [*table, {"prompt": "ask", "completion": 5.5}])
+    assert "float" in refused(load, path, tokenizer)
 
 
-@pytest.mark.parametrize("text", [None, 5, 0])
+@pytest.mark.parametrize("text", [None, 5.5, []])
 def test_a_classifiers_text_must_be_text(tmp_path: Path, tokenizer: Any, text: object) -> None:
     path = tiny.write(tmp_path / "rows.jsonl", [*tiny.classes(6), {"text": text, "label": 1}])
     assert "text" in refused(load, path, tokenizer, task="sequence-classification")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import random
 import statistics
 from pathlib import Path
@@ -158,14 +157,6 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     assert "rows.jsonl, line 3" in problem(error) and says in problem(error)
 
 
-def test_a_json_file_that_is_one_array_is_told_how_it_should_look(tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    file.write_text(json.dumps(ROWS, indent=1))
-    with pytest.raises(TrainingError) as error:
-        read_file(file)
-    assert "rows.json, line 1" in problem(error)
-
-
 @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
 def test_bytes_that_are_not_the_format_are_a_job_problem(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"rows{ending}"
@@ -254,7 +245,7 @@ def test_a_row_that_lacks_the_column(tmp_path: Path) -> None:
     assert "completion" in problem(error)
 
 
-@pytest.mark.parametrize("value", [7, 0, ["a"], False])
+@pytest.mark.parametrize("value", [1.5, ["a"], False])
 def test_a_text_that_is_none(tmp_path: Path, value: Any) -> None:
     source = write_as(".jsonl", tmp_path / "rows", [*ROWS, {"prompt": "a", "completion": value}])
     with pytest.raises(TrainingError) as error:

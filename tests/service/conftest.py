@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
     (root / "model" / "config.json").write_text(json.dumps(LLAMA))
     rows = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
     (root / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (root / "labels.csv").write_text("text,label\ngood,positive\nbad,negative\n")
+    (root / "labels.csv").write_text("text,label\ngood,1\nbad,negative\n")
     (root / "empty.jsonl").write_text("")
     (root / "broken.jsonl").write_text('{"prompt": "a"}\nnot json\n')
     return root

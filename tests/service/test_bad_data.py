@@ -24,8 +24,8 @@ def refused(api: TestClient, job: Make, root: Path) -> Callable[..., str | None]
 
     def go(name: str, content: str, **changes: Any) -> str | None:
         (root / name).write_text(content)
-        splits = {"splits": changes.pop("splits")} if "splits" in changes else {}
-        answer = api.post("/v1/jobs", json=job(dataset={"source": name, **splits}, **changes))
+        more = {field: changes.pop(field) for field in ("splits", "chat_template") if field in changes}
+        answer = api.post("/v1/jobs", json=job(dataset={"source": name, **more}, **changes))
         assert answer.status_code in (202, 422), answer.text
         return str(answer.json()["detail"]) if answer.status_code == 422 else None
 
@@ -60,7 +60,7 @@ def test_labels_are_looked_at_under_every_usual_name(refused: Refused, name: str
 
 def test_a_later_row_without_the_label(refused: Refused) -> None:
     content = '{"text": "a", "label": 1}\n{"text": "b"}\n'
-    assert "row 2 lacks the column 'label'" in str(refused("a.jsonl", content, task=LABELLED))
+    assert "lacks the column 'label': {'text': 'b'}" in str(refused("a.jsonl", content, task=LABELLED))
 
 
 def test_labels_of_rows_that_are_not_read(refused: Refused) -> None:
@@ -73,6 +73,52 @@ def test_no_column_that_the_task_can_read(refused: Refused) -> None:
     assert "needs prompt and completion, messages, or text; the data has: foo, bar" in str(refused("a.jsonl", content))
     assert "needs text and label" in str(refused("a.jsonl", content, task=LABELLED))
     assert refused("b.jsonl", '{"instruction": "a", "output": "b"}\n') is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "changes"),
+    [
+        ("a.jsonl", '\ufeff{"prompt": "a", "completion": "b"}\n', {}),
+        ("a.json", '\ufeff[{"prompt": "a", "completion": 7}]', {}),
+        ("a.csv", "\ufeffprompt;completion\na, b;c\n", {}),
+        ("a.jsonl", '{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}', {}),
+        ("a.csv", "text,label\na,neg\nb,pos\n", {"task": LABELLED}),
+        ("a.csv", "text,label\na,7\nb,0\n", {"task": LABELLED}),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "a"}]}', {"chat_template": "chatml"}),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "a"}]}', {"chat_template": "{{ messages }}"}),
+    ],
+)
+def test_ordinary_data(refused: Refused, name: str, content: str, changes: dict[str, Any]) -> None:
+    assert refused(name, content, **changes) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "prompt,completion,prompt\na,b,c\n", "names 'prompt' twice"),
+        ("a.csv", 'prompt,completion\na,b\n"a,b\n' + "a,b\n" * 50, "line 3: a quoted field begins"),
+        ("a.json", '{\n"prompt": "a"}', "one JSON object a line, or one array of them"),
+        ("a.jsonl", '{"prompt": "a", "completion": ["b"]}', "holds ['b'] (list), which is not text"),
+        ("a.jsonl", '{"conversations": [{"from": "robot", "value": "a"}]}', "must be one of human, user"),
+    ],
+)
+def test_data_that_nobody_can_read_as_it_is_meant(refused: Refused, name: str, content: str, words: str) -> None:
+    assert words in str(refused(name, content))
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("llama", "must be a template's text, a path that ends in .jinja, or chatml, not 'llama'"),
+        ("none.jinja", "none.jinja does not exist"),
+        ("../outside.jinja", "outside the allowed folders"),
+    ],
+)
+def test_a_chat_template_that_is_none(refused: Refused, root: Path, template: str, words: str) -> None:
+    (root.parent / "outside.jinja").write_text("{{ messages }}")
+    content = '{"messages": [{"role": "user", "content": "a"}]}'
+    sentence = str(refused("a.jsonl", content, chat_template=template))
+    assert "dataset.chat_template" in sentence and words in sentence
 
 
 @pytest.mark.parametrize("content", ["[" * 5000, '{"a": ' + "9" * 5000 + "}"])

@@ -36,7 +36,7 @@ MODEL = {"source": "model", "weights": "random"}
         (
             {"dataset": {"source": "labels.csv"}, "task": "sequence-classification"},
             "/dataset/columns/label",
-            "'positive'; labels are numbers",
+            "'negative' beside '1'; labels are all",
         ),
         ({"dataset": {"source": "data.jsonl", "max_length": 4096}}, "/dataset/max_length", "1024 tokens only"),
         ({"dataset": {"source": "data.jsonl", "max_length": 0}}, "/dataset/max_length", "greater than or equal to 8"),

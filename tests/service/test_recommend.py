@@ -13,7 +13,7 @@ from service.contract.recommendation import Recommendation
 from service.contract.states import Origin
 from service.contract.task import VerifyRequest
 from service.recommend import recommend
-from tests.factory import block, configuration, failed, history, measured, record
+from tests.factory import DATASET, block, configuration, failed, history, measured, record
 from worker.plan.verdicts import judge
 
 Facts = Callable[..., HardwareFacts]
@@ -108,3 +108,12 @@ def test_it_survives_json(spec: Spec, facts: Facts) -> None:
     assert best and Recommendation.model_validate_json(best.model_dump_json()) == best
     assert best.schema_version == "1" and best.configuration.gradient_accumulation_steps == 4
     assert best.TrainingArguments["per_device_train_batch_size"] == best.configuration.micro_batch_size
+
+
+def test_what_was_assumed_of_the_data_is_said_once(spec: Spec, facts: Facts) -> None:
+    records = history(spec(), 5.0, 4.0)
+    note = "Column 'text' holds whole numbers in 3 of 9 rows, read as text."
+    dataset = DATASET.model_copy(update={"notes": (note,)})
+    told = tuple(record(one.measurement.model_copy(update={"dataset": dataset})) for one in records)
+    best = recommend("j", spec(), facts(), told, {})
+    assert best and best.notes.count(note) == 1

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from training.errors import TrainingError
+from training.reading import texts_of
 from training.recipe import Recipe
 from training.samples import IGNORED, Batch, Sample, sample_of
 
@@ -17,24 +18,26 @@ def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[S
     begin = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     if "messages" in recipe.columns:
-        pairs = [chat(row[recipe.columns["messages"]], tokenizer) for row in rows]
+        if recipe.chat_template is not None:
+            tokenizer.chat_template = recipe.chat_template
+        pairs = [chat(turns_of(row[recipe.columns["messages"]], recipe), tokenizer) for row in rows]
     elif "text" in recipe.columns:
-        pairs = [answered(begin, ids + end) for ids in token_ids(rows, recipe.columns["text"], tokenizer)]
+        pairs = [answered(begin, ids, end) for ids in token_ids(rows, recipe.columns["text"], tokenizer, recipe)]
     else:
-        prompts = token_ids(rows, recipe.columns["prompt"], tokenizer)
-        completions = token_ids(rows, recipe.columns["completion"], tokenizer)
-        pairs = [answered(begin + asked, answer + end) for asked, answer in zip(prompts, completions, strict=True)]
+        prompts = token_ids(rows, recipe.columns["prompt"], tokenizer, recipe)
+        completions = token_ids(rows, recipe.columns["completion"], tokenizer, recipe)
+        pairs = [answered(begin + asked, answer, end) for asked, answer in zip(prompts, completions, strict=True)]
     return [labelled(ids, learnt, recipe) for ids, learnt in pairs]
 
 
-def token_ids(rows: list[dict[str, Any]], column: str, tokenizer: Any) -> list[list[int]]:
-    """Token ids of the column's texts without special tokens; a text that is null is empty."""
-    return list(tokenizer([row[column] or "" for row in rows], add_special_tokens=False)["input_ids"])
+def token_ids(rows: list[dict[str, Any]], column: str, tokenizer: Any, recipe: Recipe) -> list[list[int]]:
+    """Token ids of the column's texts without special tokens."""
+    return list(tokenizer(texts_of(rows, column, recipe), add_special_tokens=False)["input_ids"])
 
 
-def answered(asked: list[int], answer: list[int]) -> tuple[list[int], list[bool]]:
-    """(the tokens of both, for each whether it is learnt): the tokens of the answer are."""
-    return asked + answer, [False] * len(asked) + [True] * len(answer)
+def answered(asked: list[int], answer: list[int], end: list[int]) -> tuple[list[int], list[bool]]:
+    """(all tokens, for each whether it is learnt): those of the answer and its end are, unless the answer is empty."""
+    return asked + answer + end, [False] * len(asked) + [bool(answer)] * len(answer + end)
 
 
 def labelled(ids: list[int], learnt: list[bool], recipe: Recipe) -> Sample:
@@ -45,11 +48,20 @@ def labelled(ids: list[int], learnt: list[bool], recipe: Recipe) -> Sample:
     return sample_of(ids[: recipe.max_length], [IGNORED, *labels[1 : recipe.max_length]])
 
 
-def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
-    """(tokens of a conversation by the model's chat template, for each whether it is learnt: the assistant's are).
+def turns_of(conversation: Any, recipe: Recipe) -> Any:
+    """The conversation's turns as chat templates take them: each with `role` and `content`."""
+    if recipe.sharegpt:
+        roles = {"human": "user", "gpt": "assistant"}
+        return [{"role": roles.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in conversation]
+    return conversation
 
-    A turn's tokens are those that it adds to the turns before it. Some templates write the last turn in another way
-    (they drop earlier turns' thoughts): then only the last turn is learnt, as where no role is `assistant`.
+
+def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
+    """(tokens of a conversation by the chat template, for each whether it is learnt: the assistant's are).
+
+    A turn's tokens are those that it adds to the turns before it. An empty turn is not learnt, not even its end. Some
+    templates write the last turn in another way (they drop earlier turns' thoughts): then only the last turn is learnt,
+    as where no role is `assistant`.
     """
 
     def ids_of(turns: Any, **options: bool) -> list[int]:
@@ -63,10 +75,11 @@ def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
         for at in [at for at, turn in enumerate(messages) if turn["role"] == "assistant"] or [last]:
             asked, done = ids_of(messages[:at], add_generation_prompt=True), ids_of(messages[: at + 1])
             if at == last or (whole[: len(done)] == done and done[: len(asked)] == asked):
-                learnt[len(asked) : len(done)] = [True] * (len(done) - len(asked))
+                said = at >= 0 and messages[at].get("content") != ""  # -1 is the last turn of no turns
+                learnt[len(asked) : len(done)] = [said] * (len(done) - len(asked))
     except Exception as error:  # noqa: BLE001 - a template is a program, which may raise whatever it likes
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        shown = f"{str(messages)[:80]!r} is no chat for the model's template: {reason}"
+        shown = f"{str(messages)[:80]!r} does not fit the chat template: {reason}"
         raise TrainingError(f"dataset.columns.messages: {shown}") from error
     return whole, learnt
 

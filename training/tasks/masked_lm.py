@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from training.errors import TrainingError
+from training.reading import texts_of
 from training.recipe import Recipe
 from training.samples import IGNORED, Batch, Sample, sample_of
 
@@ -20,7 +21,7 @@ def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[S
     """Token ids, some of them masked, and labels that are IGNORED everywhere else."""
     if tokenizer.mask_token_id is None:
         raise TrainingError("model.source: its tokenizer has no mask token, so it cannot be trained on masked-lm")
-    texts = [row[recipe.columns["text"]] for row in rows]
+    texts = texts_of(rows, recipe.columns["text"], recipe)
     return [
         masked(ids, tokenizer) for ids in tokenizer(texts, truncation=True, max_length=recipe.max_length)["input_ids"]
     ]

@@ -7,15 +7,28 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from training.errors import TrainingError
+from training.reading import texts_of
 from training.recipe import Recipe
 from training.samples import Batch, Sample, sample_of
 
 
 def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[Sample]:
     """Token ids with the tokenizer's special tokens, and the class's number."""
-    texts = [row[recipe.columns["text"]] for row in rows]
+    texts = texts_of(rows, recipe.columns["text"], recipe)
     ids = tokenizer(texts, truncation=True, max_length=recipe.max_length)["input_ids"]
-    return [sample_of(one, [int(row[recipe.columns["label"]])]) for one, row in zip(ids, rows, strict=True)]
+    return [
+        sample_of(one, [class_of(row[recipe.columns["label"]], recipe)]) for one, row in zip(ids, rows, strict=True)
+    ]
+
+
+def class_of(label: Any, recipe: Recipe) -> int:
+    """The number of a label's class."""
+    if recipe.classes:
+        if str(label) not in recipe.classes:
+            raise TrainingError(f"the data has a label {label!r}, which is none of {', '.join(recipe.classes)}")
+        return recipe.classes[str(label)]
+    return int(label)
 
 
 def loss_terms(sample: Sample) -> int:

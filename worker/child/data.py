@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from service.contract.child import Workplace
+from service.contract.form import DataForm
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
 from training.errors import TrainingError
@@ -47,27 +48,46 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
         return _unpack(file)
     source = sources.dataset_path(spec.dataset, workplace)
     recipe = replace(recipe, dataset_is_local=sources.local(spec.dataset.source, workplace).exists())
-    train_rows, validation_rows, recipe = read_rows(spec, recipe, source)
-    if "messages" in recipe.columns and tokenizer.chat_template is None:
-        raise TrainingError("dataset.columns.messages: this model's tokenizer has no chat template")
-    train, validation = (_learnable(rows, tokenizer, recipe) for rows in (train_rows, validation_rows))
+    recipe = replace(recipe, chat_template=sources.chat_template(spec.dataset, workplace))
+    train_rows, validation_rows, recipe, notes = read_rows(spec, recipe, source)
+    if "messages" in recipe.columns and not (recipe.chat_template or tokenizer.chat_template):
+        raise TrainingError(
+            f"dataset.columns.messages: the tokenizer of {spec.model.source} has no chat template; "
+            "dataset.chat_template can bring one: its text, a .jinja file, or chatml"
+        )
+    train, train_note = _learnable(train_rows, "training", tokenizer, recipe)
+    validation, validation_note = _learnable(validation_rows, "validation", tokenizer, recipe)
     if not train:
-        raise TrainingError("dataset: no training row has anything to learn from within max_length")
-    lengths = [len(ids) for ids, _ in train]
-    data = Data(train, validation or train[:1], lengths, _facts(train, validation or train[:1], recipe))
+        raise TrainingError(f"dataset: no training row has anything to learn: {train_note.rstrip('.')}")
+    notes += filter(None, (train_note, validation_note))
+    if not validation:
+        notes.append("No validation row is left, so the evaluation takes a row that is trained on.")
+    validation = validation or train[:1]
+    data = Data(train, validation, [len(ids) for ids, _ in train], _facts(train, validation, recipe, notes))
     if file:
         _pack(file, data)
     return data
 
 
-def _learnable(rows: list[Record], tokenizer: Any, recipe: Recipe) -> list[Sample]:
-    """The rows' samples, without those in which no token or label counts for the loss."""
+def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], str]:
+    """(the rows' samples in which a token or label counts for the loss, a sentence on the others if there are any)."""
     task = task_of(recipe)
     samples = task.encode(rows, tokenizer, recipe)
-    return [sample for sample in samples if len(sample[0]) and task.loss_terms(sample)]
+    learnt = [len(sample[0]) > 0 and task.loss_terms(sample) > 0 for sample in samples]
+    kept = [sample for sample, counts in zip(samples, learnt, strict=True) if counts]
+    left_out = [len(ids) for (ids, _), counts in zip(samples, learnt, strict=True) if not counts]
+    cut = sum(length >= recipe.max_length for length in left_out)
+    reasons = []
+    if cut:
+        limit = f"max_length ({recipe.max_length} tokens)"
+        reasons.append(f"in {cut}, what is learnt begins beyond {limit}, which dataset.max_length can raise")
+    if len(left_out) > cut:
+        reasons.append(f"{len(left_out) - cut} hold nothing to learn, such as an empty completion")
+    note = f"{len(left_out)} of {len(rows)} {part} rows were left out: {'; '.join(reasons)}." if left_out else ""
+    return kept, note
 
 
-def _facts(train: list[Sample], validation: list[Sample], recipe: Recipe) -> DatasetFacts:
+def _facts(train: list[Sample], validation: list[Sample], recipe: Recipe, notes: list[str]) -> DatasetFacts:
     """The facts about the data that the user is shown, and those that the training code's recipe needs."""
     lengths = np.array([len(ids) for ids, _ in train])
     digest = hashlib.sha256()
@@ -95,6 +115,8 @@ def _facts(train: list[Sample], validation: list[Sample], recipe: Recipe) -> Dat
         formats=recipe.formats,
         is_folder=recipe.dataset_is_folder,
         is_local=recipe.dataset_is_local,
+        form=DataForm(**{name: getattr(recipe, name) for name in DataForm.model_fields}),
+        notes=tuple(notes),
     )
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from service.contract.form import form_of
 from service.contract.job import JobSpec
-from service.contract.rows import ENDINGS, class_number, read
+from service.contract.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, read
 from service.tasks import TASKS
 from training.errors import TrainingError
 from training.reading import Record, files_of, read_splits
 from training.recipe import Recipe
 
 
-def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record], list[Record], Recipe]:
-    """(training rows, validation rows, the recipe with the file formats and columns of the data).
+def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record], list[Record], Recipe, list[str]]:
+    """(training rows, validation rows, the recipe with the form and columns of the data, notes on what was assumed).
 
     TrainingError says in one sentence what is wrong with data that cannot be read.
     """
@@ -25,8 +28,9 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
     formats = tuple(ending for ending in ENDINGS if any(file.suffix == ending for file in files))
     recipe = replace(recipe, formats=formats, dataset_is_folder=source.is_dir())
     try:
+        recipe = replace(recipe, csv_options=_csv_options(files), json_arrays=any(map(is_array, files)))
         train, held_out = read_splits(source, recipe)
-    except (ValueError, TypeError, AttributeError, KeyError, ImportError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, ImportError, RecursionError, csv.Error) as error:
         _explain(files, recipe.split_column)
         raise TrainingError(f"dataset {source.name} cannot be read: {str(error)[:300]}") from error
     if not all(isinstance(row, dict) for row in (*train, *held_out)):
@@ -36,9 +40,36 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
         raise TrainingError(f"dataset {source.name} has no training rows (split {splits.train!r})")
     if splits.validation and not held_out:
         raise TrainingError(f"dataset {source.name} has no validation rows (split {splits.validation!r})")
-    recipe = replace(recipe, columns=_columns(spec, train[0]))
-    _check_values(spec, recipe, train + held_out)
-    return train, held_out, recipe
+    recipe, notes = _in_form(spec, recipe, train + held_out)
+    return train, held_out, recipe, notes
+
+
+def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Recipe, list[str]]:
+    """(the recipe with the columns and the form of the rows, notes on what was assumed of them)."""
+    columns = _columns(spec, rows[0])
+    try:
+        fields, notes = form_of(TASKS[spec.task], columns, rows)
+    except ValueError as error:
+        raise TrainingError(str(error)) from error
+    if separator := recipe.csv_options.get("delimiter"):
+        notes.append(f"The csv data was read as separated by {SEPARATORS[separator]}.")
+    if beyond := sum(any(row.get(BEYOND, ())) for row in rows):
+        notes.append(
+            f"{beyond} csv rows have more fields than the header, which were left out: quote texts with commas."
+        )
+    if recipe.chat_template and "messages" not in columns:
+        fields["chat_template"] = None
+        notes.append(f"dataset.chat_template was not used: the data was read as {' and '.join(columns)}, not messages.")
+    return replace(recipe, columns=columns, **fields), notes
+
+
+def _csv_options(files: Sequence[Path]) -> dict[str, Any]:
+    """What csv.DictReader has to be told of all csv files; TrainingError where they are separated differently."""
+    found = [(file.name, csv_options(file)) for file in files if file.suffix == ".csv"]
+    for name, options in found[1:]:
+        if options != found[0][1]:
+            raise TrainingError(f"{found[0][0]} and {name} are separated differently; separate both by commas")
+    return found[0][1] if found else {}
 
 
 def _explain(files: Sequence[Path], split_column: str | None) -> None:
@@ -87,22 +118,3 @@ def _columns(spec: JobSpec, row: Record) -> dict[str, str]:
     if columns is None:
         raise TrainingError(TASKS[spec.task].lacking(given, row) or "")
     return columns
-
-
-def _check_values(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> None:
-    """TrainingError for the first value that is not text where text is read, or no class number where labels are."""
-    for kind, column in recipe.columns.items():
-        for number, row in enumerate(rows, 1):
-            if column not in row:
-                raise TrainingError(f"dataset: some rows lack the column {column!r}")
-            value = row[column]
-            if kind == "label" and class_number(value) is None:
-                raise TrainingError(
-                    f"dataset.columns.label: column {column!r} holds {value!r}; labels are numbers from 0 on"
-                )
-            if kind in ("label", "messages") or isinstance(value, str):
-                continue
-            if value is not None or not TASKS[spec.task].null_is_empty_text:
-                raise TrainingError(
-                    f"dataset: a text column holds {value!r:.40} ({type(value).__name__}) in row {number}, not text"
-                )

@@ -10,6 +10,11 @@ from service.contract.job import DatasetSpec, ModelSpec
 from service.contract.paths import Roots, looks_local, outside
 from training.errors import TrainingError
 
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
 
 def model_folder(model: ModelSpec, workplace: Workplace) -> Path:
     """The model's folder; TrainingError when it is unknown, or holds code or pickles that are not allowed."""
@@ -47,6 +52,19 @@ def dataset_path(dataset: DatasetSpec, workplace: Workplace) -> Path:
     patterns = ["*.jsonl", "*.json", "*.csv", "*.parquet"]
     local = _local(dataset.source, "dataset.source", workplace)
     return local or _hub(dataset.source, dataset.revision, "dataset", patterns)
+
+
+def chat_template(dataset: DatasetSpec, workplace: Workplace) -> str | None:
+    """The text of the job's own chat template; None where it has none."""
+    if dataset.template_file is None:
+        return CHATML if dataset.chat_template == "chatml" else dataset.chat_template
+    path = _local(dataset.template_file, "dataset.chat_template", workplace)
+    if path is None:
+        raise TrainingError(f"dataset.chat_template: {dataset.template_file} does not exist on the worker")
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainingError(f"dataset.chat_template: {dataset.template_file} cannot be read: {error}") from error
 
 
 def local(source: str, workplace: Workplace) -> Path:

@@ -1,0 +1,142 @@
+"""The form in which a dataset was found: what has to be known to read it as its user means it. Pure, without I/O.
+
+The control plane looks at the first rows of a dataset in the same way as the worker looks at all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from pydantic import Field
+
+from service.contract.base import Contract
+from service.tasks.base import Task
+
+SPEAKERS = ("human", "user", "gpt", "assistant", "system")  # who may speak in a conversation of ShareGPT's form
+NAMED = 8  # classes that a note names
+
+
+class DataForm(Contract):
+    """How a dataset is read where it is not in the plainest form. The fields are those of the training Recipe."""
+
+    csv_options: dict[str, str] = Field(default_factory=dict, description="Arguments of csv.DictReader.")
+    json_arrays: bool = Field(default=False, description="A .json file holds one array of rows, not one row a line.")
+    numbers_as_text: bool = Field(default=False, description="A text column holds whole numbers, read as text.")
+    sharegpt: bool = Field(default=False, description="Turns have `from` and `value`, not `role` and `content`.")
+    classes: dict[str, int] = Field(
+        default_factory=dict, description="Label as text -> class number; empty where labels are the class numbers."
+    )
+    chat_template: str | None = Field(default=None, description="The text of the job's own chat template.")
+
+
+def form_of(
+    task: Task, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[str]]:
+    """(the fields of DataForm that the values decide, a note on each thing that was assumed).
+
+    ValueError says in one sentence which value cannot be read, and what may stand there.
+    """
+    fields: dict[str, Any] = {}
+    notes: list[str] = []
+    for kind, column in columns.items():
+        if (lacking := next((row for row in rows if column not in row), None)) is not None:
+            raise ValueError(f"dataset.columns.{kind}: a row lacks the column {column!r}: {dict(lacking)!r:.80}")
+        values = [row[column] for row in rows]
+        try:
+            if kind == "label" and (classes := class_numbers(values)):
+                fields["classes"] = classes
+                notes.append(_numbered(column, classes))
+            elif kind == "messages" and is_sharegpt(values):
+                fields["sharegpt"] = True
+                notes.append(f"Column {column!r} is in ShareGPT's form: human was read as user, gpt as assistant.")
+            elif kind not in ("label", "messages") and (count := whole_numbers(values, task.null_is_empty_text)):
+                fields["numbers_as_text"] = True
+                notes.append(f"Column {column!r} holds whole numbers in {count} of {len(rows)} rows, read as text.")
+        except ValueError as error:
+            raise ValueError(f"dataset.columns.{kind}: column {column!r} holds {error}") from error
+    return fields, notes
+
+
+def class_number(value: Any) -> int | None:
+    """The class that a label stands for, a whole number from 0 on; None for any other value."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if number < 0 or (isinstance(value, float) and value != number) else number
+
+
+def class_numbers(labels: Iterable[Any]) -> dict[str, int]:
+    """Each label, as text, with the number of its class; empty where the labels are 0, 1, 2 and so on themselves.
+
+    Names, and numbers with gaps, are numbered in sorted order, as transformers' run_classification.py does. ValueError
+    for what is neither, and for names beside numbers.
+    """
+    numbers: dict[str, int] = {}
+    names: set[str] = set()
+    for label in labels:
+        number = class_number(label)
+        if number is not None:
+            numbers[str(label)] = number
+        elif isinstance(label, str) and label.strip() and not _is_number(label):
+            names.add(label)
+        else:
+            raise ValueError(f"{label!r:.80}; labels are all whole numbers from 0 on, or all names")
+        if numbers and names:
+            other = next(iter(numbers if label in names else names))
+            raise ValueError(
+                f"{label!r:.80} beside {other!r:.80}; labels are all whole numbers from 0 on, or all names"
+            )
+    if names:
+        return {name: at for at, name in enumerate(sorted(names))}
+    known = sorted(set(numbers.values()))
+    if known == list(range(len(known))):
+        return {}
+    rank = {number: at for at, number in enumerate(known)}
+    return {text: rank[number] for text, number in sorted(numbers.items(), key=lambda one: one[1])}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbered(column: str, classes: Mapping[str, int]) -> str:
+    """The sentence that says which label is which class."""
+    shown = ", ".join(f"{name!r} is {number}" for name, number in islice(classes.items(), NAMED))
+    more = f" and so on, {len(classes)} in all" if len(classes) > NAMED else ""
+    return f"The labels of column {column!r} were numbered in sorted order: {shown}{more}."
+
+
+def is_sharegpt(conversations: Sequence[Any]) -> bool:
+    """Whether conversations are in ShareGPT's form; ValueError where one of them is in another, or has odd turns."""
+    if not any(talk and _from_and_value(talk) for talk in conversations):
+        return False
+    for talk in conversations:
+        if not _from_and_value(talk):
+            raise ValueError(f"{talk!r:.80}, where others have turns of from (one of {', '.join(SPEAKERS)}) and value")
+        for turn in talk:
+            if turn["from"] not in SPEAKERS or not isinstance(turn["value"], str):
+                known = ", ".join(SPEAKERS)
+                raise ValueError(f"the turn {turn!r:.80}; `from` must be one of {known}, and `value` text")
+    return True
+
+
+def _from_and_value(talk: Any) -> bool:
+    return isinstance(talk, list) and all(isinstance(turn, dict) and {"from", "value"} <= turn.keys() for turn in talk)
+
+
+def whole_numbers(values: Iterable[Any], null_is_empty: bool) -> int:
+    """How many values of a text column are whole numbers; ValueError for one that is no text either."""
+    count = 0
+    for value in values:
+        if isinstance(value, int) and not isinstance(value, bool):
+            count += 1
+        elif not isinstance(value, str) and not (value is None and null_is_empty):
+            raise ValueError(f"{value!r:.40} ({type(value).__name__}), which is not text; write it as text")
+    return count

@@ -1,0 +1,67 @@
+"""train.py reads data of every form as its trial did, and its text holds only what the job's own data ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer
+
+from service.contract.hardware import HardwareFacts
+from service.exports import EXPORTS
+from service.recommend import recommend
+from tests.child import tiny
+from tests.exports.test_train_py import script
+from tests.factory import configuration, measured, record
+from worker.child import data
+from worker.child.build import recipe_of
+
+TALK = [{"from": "human", "value": "name"}, {"from": "gpt", "value": "path"}]
+COUNTED = [{"prompt": "count", "completion": at if at % 3 else ""} for at in range(24)]
+CLASSIFY = {"task": "sequence-classification"}
+# The kind of model, the data's file and text, what the job says of them.
+FORMS: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
+    "sharegpt": (
+        "llama",
+        "a.jsonl",
+        (json.dumps({"conversations": TALK}) + "\n") * 24,
+        {"chat_template": "chatml"},
+        {},
+    ),
+    "names": ("bert", "a.csv", "\ufefftext;label\n" + "return, self;pos\nvalue;neg\n" * 12, {}, CLASSIFY),
+    "array": ("llama", "a.json", json.dumps(COUNTED), {}, {}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_reads_what_the_trial_read(form: str, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
+    kind, name, text, dataset, changes = FORMS[form]
+    folder = tiny.save(kind, tmp_path / "model")
+    source = tmp_path / name
+    source.write_text(text, encoding="utf-8")
+    made = configuration(method="full", effective=8, precision="fp32")
+    dataset = {"source": str(source), "max_length": 64} | dataset
+    spec = tiny.job(folder, source, dataset=dataset, method="full", **changes)
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"weights": "random"})})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ours = data.load(spec, recipe_of(spec, made), tokenizer, tiny.workplace(tmp_path))
+    found = recommend("j", spec, facts(), (record(measured(made, dataset=ours.facts)),), {})
+    assert found is not None
+    module = script(EXPORTS["train.py"].write(found), tmp_path)
+    seen: list[Any] = []
+
+    def looked(_model: Any, samples: Any, *_: Any) -> int:
+        seen.append(samples)
+        return 0
+
+    module.train = looked  # type: ignore[attr-defined]
+    module.main(["--device", "cpu", "--output", str(tmp_path / "out")])
+    assert seen == [ours.train]
+    if spec.dataset.chat_template:
+        saved = AutoTokenizer.from_pretrained(tmp_path / "out")
+        assert saved.chat_template == ours.facts.form.chat_template
+    if ours.facts.form.classes:
+        assert AutoConfig.from_pretrained(tmp_path / "out").label2id == ours.facts.form.classes
