@@ -52,6 +52,7 @@ class Job:
                 "trials": place.pick(200, 2),
                 "seed": self.seed,
                 "verify": "quick",
+                **place.pick({}, {"soak_steps": 3}),
             },
             "hardware": {"device": place.device} | place.pick({}, {"memory_gib": 3}),
             "baseline": self.baseline,

@@ -53,7 +53,7 @@ def test_the_peak_is_that_of_the_micro_batch_that_the_soak_lowered(
     base, one = (record.measurement for record in records)
     request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
     soak = Soak(micro_batch_size=4, steps=8, wanted_steps=8, worst_case_steps=2, peak_bytes=soaked)
-    judged = judge(spec(), request, (block(base, 12.0), block(one, 5.0)), {one.configuration.key: soak})
+    judged = judge(spec(), request, (block(base, 12.0), block(one, 5.0)), {one.configuration.key: soak}, {})
     best = recommend("j", spec(), facts(), records, {"lora": judged})
     assert best and best.configuration.micro_batch_size == 4 and best.evidence.measurement.peak_bytes == 2 << 30
     assert best.evidence.peak_bytes == peak
