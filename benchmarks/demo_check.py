@@ -1,12 +1,11 @@
-"""Is the demo's recommendation any good? It against six hand-made configurations and the baseline, interleaved.
+"""Is the demo's recommendation any good? It against six hand-made configurations, its baseline, and its own train.py.
 
     python -m benchmarks.demo_check [--recommendation FILE] [--blocks 5] [--quick] [--script] [--json FILE]
 
-Runs `make demo`'s job first when no recommendation is given. Every block runs all candidates in a random order,
-each in a fresh process, on the same samples with the block's seed; a candidate's figure is the median over the
-blocks. Interleaving matters: machines are shared, and drift hits all candidates of a block alike. The recommendation's
-exported `train.py` is one more candidate: a run of SCRIPT_STEPS steps, the first SCRIPT_WARM of them not counted.
-`--script` compares these two only.
+Runs `make demo`'s job first when no recommendation is given. In every block the recommendation takes turns of about two
+seconds with each of the others, both alive at once, on the same samples with the block's seed: machines are shared, and
+what slows one slows the other. A ratio is the median over the blocks. `--script` compares with train.py only
+(benchmarks/script_turns.py).
 """
 
 from __future__ import annotations
@@ -24,22 +23,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.script_turns import compared
 from service.contract.child import Result, RunBlock, Workplace
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Outcome
+from service.contract.measurement import Block, Measurement, Outcome
 from service.contract.recommendation import Recommendation
 from service.exports import EXPORTS
 from service.settings import Settings
+from worker.plan.ratios import ratio
 from worker.runner.lock import DeviceLock
 from worker.runner.main import discover, environment
 from worker.runner.measuring import Bench
 from worker.runner.sandbox import Sandbox
+from worker.runner.together import take_turns
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = "exported train.py"
-SCRIPT_STEPS, SCRIPT_WARM = 40, 5
 # What somebody with experience would set by hand on a CPU: levers that differ from the baseline, micro batch.
 HAND_MADE: dict[str, tuple[dict[str, str], int]] = {
     "padded, micro batch 6": ({"batching": "padded"}, 6),
@@ -63,9 +63,9 @@ def recommendation(path: Path | None) -> Recommendation:
 
 def candidates(found: Recommendation, facts: HardwareFacts) -> dict[str, Measurement]:
     """Name -> what a block needs to know: a configuration and its micro batch."""
-    winner, baseline = found.evidence.measurement, found.evidence.baseline
+    baseline = found.evidence.baseline
     assert baseline is not None, "the demo's baseline did not run"
-    made = {"recommended": winner, "baseline": baseline}
+    made = {"baseline": baseline}
     best_precision = "bf16-mixed" if facts.bf16_native else "fp32"
     for name, (levers, micro) in HAND_MADE.items():
         chosen = baseline.configuration.levers | {"precision": best_precision} | levers
@@ -76,18 +76,6 @@ def candidates(found: Recommendation, facts: HardwareFacts) -> dict[str, Measure
     return made
 
 
-def script_speed(script: Path) -> float:
-    """Non-padding tokens/s of a run of the exported script, from its log."""
-    log = script.with_suffix(".jsonl")
-    command = [sys.executable, str(script), "--max-steps", str(SCRIPT_STEPS), "--log", str(log)]
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # as the script's head advises
-    output = ["--output", str(script.with_suffix(".out"))]
-    subprocess.run([*command, *output], cwd=ROOT, env=environment, capture_output=True, check=True)
-    steps = [line for line in map(json.loads, log.read_text().splitlines()) if "tokens" in line]
-    first, last = steps[SCRIPT_WARM - 1], steps[-1]
-    return float((last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"]))
-
-
 def run(found: Recommendation, blocks: int, only_script: bool) -> dict[str, Any]:
     """All blocks; the result as JSON."""
     spec = JobSpec.model_validate(found.spec)
@@ -95,79 +83,82 @@ def run(found: Recommendation, blocks: int, only_script: bool) -> dict[str, Any]
     settings = Settings.from_environment()
     roots = (*settings.data_roots, ROOT)
     home = Path(tempfile.mkdtemp(prefix="dynotune-check-"))
-    bench = Bench(
-        Sandbox(facts.has_own_memory),
-        facts,
-        home,
-        Workplace(device=facts.device, index=facts.index, data_roots=roots, hub_cache=settings.hub_cache),
-    )
+    place = Workplace(device=facts.device, index=facts.index, data_roots=roots, hub_cache=settings.hub_cache)
+    bench = Bench(Sandbox(facts.has_own_memory), facts, home, place)
     lock = DeviceLock(settings.lock_folder, facts.lock_name)
     if not lock.acquire():
         sys.exit("a worker is measuring on this device; stop it first")
-    made = {"recommended": found.evidence.measurement} if only_script else candidates(found, facts)
-    seen: dict[str, list[float]] = {name: [] for name in (*made, SCRIPT)}
+    ours, others = found.evidence.measurement, {} if only_script else candidates(found, facts)
     script = home / "train.py"
     script.write_text(EXPORTS["train.py"].write(found), encoding="utf-8")
-    failed: dict[str, str] = {}
+    seen: dict[str, list[Block]] = {name: [] for name in others}
+    of_script: list[dict[str, float]] = []
     rng = random.Random(0)
+
+    def asked(candidate: Measurement, number: int) -> RunBlock:
+        place, seed = bench.workplace_of("check"), 1000 + number
+        return RunBlock(workplace=place, spec=spec, candidate=candidate, block=number, seed=seed, in_turns=True)
+
     for number in range(blocks):
-        order = list(seen)
-        rng.shuffle(order)
-        for name in order:
-            if name in failed:
-                continue
-            if name == SCRIPT:
-                seen[name].append(script_speed(script))
-                print(f"block {number + 1}  {name:32} {seen[name][-1]:8,.0f} tokens/s", flush=True)
-                continue
-            place = bench.workplace_of("check")
-            request = RunBlock(workplace=place, spec=spec, candidate=made[name], block=number, seed=1000 + number)
-            ending = bench.sandbox.run(request, 900, lambda _: None, lambda: False, lock.fd)
-            if not isinstance(ending.last, Result):
-                failed[name] = ending.reason or ending.kind
-                continue
-            assert ending.last.block is not None and ending.last.block.timing is not None
-            timing = ending.last.block.timing
-            seen[name].append(timing.tokens / timing.seconds)
-            share = "unknown" if timing.clean_share is None else f"{timing.clean_share:.0%}"
-            print(
-                f"block {number + 1}  {name:32} {seen[name][-1]:8,.0f} tokens/s  clean {share}",
-                flush=True,
-            )
+        for name in rng.sample(list(others), len(others)):
+            pair = [asked(ours, number), asked(others[name], number)]
+            endings = take_turns(bench.sandbox, pair, [900.0, 900.0], lambda: False, lock.fd, None)
+            made = [ending.last.block for ending in endings if isinstance(ending.last, Result) and ending.last.block]
+            seen[name] += made if len(made) == 2 else []
+            said = " / ".join(f"{speed(block):,.0f}" for block in made) if len(made) == 2 else endings[1].reason
+            print(f"block {number + 1}  recommended / {name:32} {said} tokens/s", flush=True)
+        of_script.append(compared(bench, asked(ours, number), script, ROOT, lock.fd))
+        both = " / ".join(f"{value:,.0f}" for value in of_script[-1].values())
+        print(f"block {number + 1}  recommended / {'train.py':32} {both} tokens/s", flush=True)
     lock.release()
-    return summary(found, facts, seen, failed)
+    return summary(found, facts, others, seen, of_script)
+
+
+def speed(block: Block) -> float:
+    """Non-padding tokens a second of a block."""
+    return block.timing.tokens / block.timing.seconds if block.timing else 0.0
 
 
 def summary(
-    found: Recommendation, facts: HardwareFacts, seen: dict[str, list[float]], failed: dict[str, str]
+    found: Recommendation,
+    facts: HardwareFacts,
+    others: dict[str, Measurement],
+    seen: dict[str, list[Block]],
+    of_script: list[dict[str, float]],
 ) -> dict[str, Any]:
-    """Medians, the ratio to the best hand-made one, and whether the claimed speed-up holds."""
-    medians = {name: statistics.median(values) for name, values in seen.items() if values}
-    of_script = [theirs / ours for ours, theirs in zip(seen["recommended"], seen[SCRIPT], strict=True)]
+    """The recommendation's speed over each of the others, and whether the claimed speed-up holds."""
+    spec, ours = JobSpec.model_validate(found.spec), found.evidence.measurement
+    spec = spec.model_copy(update={"search": spec.search.model_copy(update={"objective": "throughput"})})
+    ratios = {name: ratio(spec, tuple(seen[name]), ours, other) for name, other in others.items()}
+    shares = [one["train.py"] / one["recommended"] for one in of_script]
     result = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"name": facts.name, "cores": facts.cores, "os": platform.platform(), "versions": facts.versions},
-        "recommended": found.evidence.measurement.configuration.model_dump(mode="json"),
+        "recommended": ours.configuration.model_dump(mode="json"),
         "micro_batch_size": found.configuration.micro_batch_size,
-        "tokens_per_second": {name: {"median": medians[name], "blocks": seen[name]} for name in medians},
-        "failed": failed,
-        "script_of_recommended": {"median": statistics.median(of_script), "blocks": of_script},
+        "times_as_fast_as": {name: found and list(found) for name, found in ratios.items()},
+        "tokens_per_second": {name: [speed(block) for block in blocks] for name, blocks in seen.items()},
+        "failed": [name for name, one in ratios.items() if one is None],
+        "script_of_recommended": {
+            "median": statistics.median(shares),
+            "blocks": shares,
+            "tokens_per_second": of_script,
+        },
     }
-    if "baseline" not in seen:
+    by_hand = {name: one[0] for name, one in ratios.items() if one and name in HAND_MADE}
+    against = ratios.get("baseline")
+    if not by_hand or not against:
         return result
-    by_hand = {name: value for name, value in medians.items() if name in HAND_MADE}
-    best = max(by_hand, key=lambda name: by_hand[name])
-    of_best = [ours / theirs for ours, theirs in zip(seen["recommended"], seen[best], strict=True)]
-    speedups = [ours / theirs for ours, theirs in zip(seen["recommended"], seen["baseline"], strict=True)]
-    speedup, claimed = statistics.median(speedups), found.evidence.speedup or 0.0
+    best = min(by_hand, key=lambda name: by_hand[name])
+    claimed, evidence = found.evidence.speedup or 0.0, found.evidence
+    inside = (evidence.speedup_low or 0.0) <= against[0] <= (evidence.speedup_high or 0.0)
     return result | {
         "best_hand_made": best,
-        "of_best_hand_made": statistics.median(of_best),
+        "of_best_hand_made": by_hand[best],
         "speedup": {
-            "median": speedup,
-            "blocks": speedups,
-            "claimed": claimed,
-            "held": abs(speedup / claimed - 1) <= 0.15,
+            "measured": list(against),
+            "claimed": [claimed, evidence.speedup_low, evidence.speedup_high],
+            "held": abs(against[0] / claimed - 1) <= 0.10 and inside,
         },
     }
 
@@ -183,20 +174,17 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.update(environment())
     result = run(recommendation(options.recommendation), 2 if options.quick else options.blocks, options.script)
-    print(f"\n{result['machine']['name']}, {result['date']}")
-    medians = {name: values["median"] for name, values in result["tokens_per_second"].items()}
-    for name in sorted(medians, key=lambda name: -medians[name]):
-        times = f"  {medians[name] / medians['baseline']:5.2f}x" if "baseline" in medians else ""
-        print(f"{name:32} {medians[name]:8,.0f} tokens/s{times}")
-    for name, reason in result["failed"].items():
-        print(f"{name:32} failed: {reason}")
-    script = result["script_of_recommended"]["median"]
-    print(f"exported train.py / recommended: {script:.3f} (0.9 to 1.1 wanted)")
+    print(f"\n{result['machine']['name']}, {result['date']}: the recommendation is so many times as fast as")
+    for name, times in result["times_as_fast_as"].items():
+        print(f"  {name:32} " + ("failed" if times is None else f"{times[0]:.2f} ({times[1]:.2f}-{times[2]:.2f})"))
+    script = result["script_of_recommended"]
+    blocks = ", ".join(f"{share:.2f}" for share in script["blocks"])
+    print(f"exported train.py / recommended: {script['median']:.3f} ({blocks}; 0.9 to 1.1 wanted)")
     if speedup := result.get("speedup"):
-        by_hand = f"{result['of_best_hand_made']:.3f} (0.97 wanted)"
-        print(f"recommended / best hand-made ({result['best_hand_made']}): {by_hand}")
-        held = "holds within 15%" if speedup["held"] else "does NOT hold within 15%"
-        print(f"speed-up over the baseline: {speedup['median']:.2f}x here, {speedup['claimed']:.2f}x claimed: {held}")
+        print(f"best by hand: {result['best_hand_made']}: {result['of_best_hand_made']:.3f} (0.97 wanted)")
+        claimed, low, high = speedup["claimed"]
+        held = "holds" if speedup["held"] else "does NOT hold"
+        print(f"claimed {claimed:.2f}x ({low:.2f}-{high:.2f}), {speedup['measured'][0]:.2f}x here: {held}")
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 
