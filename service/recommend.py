@@ -20,6 +20,7 @@ from service.contract.recommendation import (
 from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRecord
 from service.exports.arguments import arguments
+from service.levers import as_fixed
 from service.levers.batching import ACROSS_STEPS, BUDGETED, ROWS
 
 MANY_ALTERNATIVES = 5
@@ -67,8 +68,9 @@ def recommend(
 def baseline_of(method: Method, history: tuple[TrialRecord, ...]) -> Measurement | None:
     """The measurement of the method's baseline, or None when it did not run to its end."""
     for record in history:
-        if record.request.origin is Origin.baseline and record.request.configuration.method == method:
-            return record.measurement if record.measurement.outcome is Outcome.ok else None
+        asked, found = record.request, record.measurement
+        if asked.origin is Origin.baseline and asked.configuration.method == method and found.outcome is Outcome.ok:
+            return found
     return None
 
 
@@ -82,7 +84,9 @@ def _winner(
     good = [
         record.measurement
         for record in history
-        if record.measurement.outcome is Outcome.ok and record.measurement.configuration.method == method
+        if record.measurement.outcome is Outcome.ok
+        and record.measurement.configuration.method == method
+        and as_fixed(spec, record.measurement.configuration)  # the baseline need not have what is fixed
     ]
     by_key = {one.configuration.key: one for one in good}
     verdicts = {verdict.key: verdict for verdict in verification.verdicts} if verification else {}
@@ -193,8 +197,12 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
             statement="Not verified: loss, gradients and memory held in its own trial only.",
         )
     soak = verdict.soak
+    stable: bool | None = verdict.stable
     ran = "its losses could not be compared with the baseline's step by step"
-    if verdict.loss_steps:
+    if verification.baseline_key is None:
+        stable = None if verdict.stable else False
+        ran = "it was compared with nothing, as no baseline ran to its end; so whether it is stable is not known"
+    elif verdict.loss_steps:
         ran = f"{verdict.loss_steps} optimizer steps compared with the baseline's under the same seeds"
     if soak:
         ran += f"; then a soak of {soak.steps} of {soak.wanted_steps} steps at micro batch {soak.micro_batch_size}"
@@ -206,7 +214,7 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
     kind = "Quick" if spec.search.verify == "quick" else "Full"
     note = f" {verification.note}" if verification.note else ""
     return Stability(
-        stable=verdict.stable, reasons=verdict.reasons, verdict=verdict, statement=f"{kind} verification: {ran}.{note}"
+        stable=stable, reasons=verdict.reasons, verdict=verdict, statement=f"{kind} verification: {ran}.{note}"
     )
 
 

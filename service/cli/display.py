@@ -160,7 +160,8 @@ def result_table(recommendation: Recommendation) -> Table:
                 judged = (_ratio(one, against), "not verified")
             else:
                 ratio = f"{verdict.speedup:.2f}x" if verdict.speedup is not None else "-"
-                judged = (ratio, "; ".join(("yes" if verdict.stable else "no", *verdict.reasons)))
+                stable = "no" if not verdict.stable else "yes" if against else "not compared"
+                judged = (ratio, "; ".join((stable, *verdict.reasons)))
             cells = (*_measured(one, verdict), *judged)
             table.add_row(f"{method}: {title}", *cells, style="dim")
     for rejected in recommendation.rejected:
@@ -186,7 +187,8 @@ def _add_winner(table: Table, method: str, winner: Winner) -> None:
         speedup = f"{evidence.speedup:.2f}x"
         if evidence.speedup_low is not None and evidence.speedup_high is not None:
             speedup += f" ({evidence.speedup_low:.2f}-{evidence.speedup_high:.2f})"
-    stable = {True: "yes", False: "no", None: "not verified"}[winner.stability.stable]
+    unknown = "not compared" if winner.stability.verdict else "not verified"
+    stable = {True: "yes", False: "no", None: unknown}[winner.stability.stable]
     table.add_row(
         f"{method}: {measurement.configuration.title(against)}",
         f"{evidence.tokens_per_second:,.0f}",

@@ -41,6 +41,32 @@ def test_verification_decides(spec: Spec, facts: Facts) -> None:
     assert any(rejected.outcome == "unstable" for rejected in best.rejected)
 
 
+def test_what_is_fixed_holds_where_the_baseline_is_the_fastest(spec: Spec, facts: Facts) -> None:
+    job = spec(search={"fixed": {"batching": "sorted"}, "verify": "quick"})
+    records = history(job, 12.0)
+    base, one = (record.measurement for record in records)
+    best = recommend("j", job, facts(), records, {})
+    assert best and best.configuration.levers["batching"] == "sorted"
+    request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
+    judged = judge(job, request, (block(base, 10.0), block(one, 12.0)), {})
+    assert judged.ranking == (one.configuration.key,), "so that it is what the soak runs"
+    best = recommend("j", job, facts(), records, {"lora": judged})
+    assert best and best.configuration.levers["batching"] == "sorted" and best.stability.stable is True
+    assert best.evidence.speedup == pytest.approx(10.0 / 12.0, rel=0.01)
+    assert recommend("j", job, facts(), records[:1], {}) is None
+
+
+def test_what_was_compared_with_nothing_is_not_called_stable(spec: Spec, facts: Facts) -> None:
+    one = measured(configuration(batching="sorted"), 5.0)
+    records = (record(failed(configuration(micro=8)), Origin.baseline), record(one))
+    request = VerifyRequest(method="lora", baseline=None, finalists=(one,), blocks=1, seconds_limit=60)
+    judged = judge(spec(), request, (block(one, 5.0),), {one.configuration.key: Soak(steps=8, wanted_steps=8)})
+    best = recommend("j", spec(), facts(), records, {"lora": judged})
+    assert best and best.stability.stable is None and best.evidence.speedup is None
+    assert "it was compared with nothing, as no baseline ran to its end" in best.stability.statement
+    assert "a soak of 8 of 8 steps" in best.stability.statement
+
+
 @pytest.mark.parametrize(
     ("soaked", "probed", "peak"), [(3 << 29, 1 << 30, 3 << 29), (None, 1 << 30, 1 << 30), (None, None, None)]
 )

@@ -10,6 +10,8 @@ from service.contract.task import PlanInput
 from service.levers import is_compiled
 
 VERIFY_SHARE = 0.25  # of the job's minutes (docs/decisions/0008)
+GRACE_SHARE = 0.1  # of the job's minutes, by which a verification may go past them where trials took longer
+LEAST_VERIFY = 1.0  # seconds: a verification runs one block and a soak, however little time is left
 COMPILE_FACTOR = 2.5  # times the usual time limit, for a trial that compiles
 COMPILE_ROOM = 10.0  # median trials that must fit in the time left for one that compiles, as each block compiles again
 PATIENCE = 3.0  # times the longest trial so far: the time limit of a trial
@@ -56,5 +58,5 @@ class Budget:
 
     def verify_seconds(self, methods: int) -> float:
         """Seconds for the next verification, when that many methods are still to be verified."""
-        left = self._seconds - self._known.elapsed_seconds
-        return max(left, self._seconds * VERIFY_SHARE) / methods
+        left, grace = self._seconds - self._known.elapsed_seconds, self._seconds * GRACE_SHARE
+        return max(left, grace + min(0.0, left), LEAST_VERIFY) / methods

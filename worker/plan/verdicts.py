@@ -9,7 +9,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Timing, Verdict, Verification
 from service.contract.objective import score, smallest_within
 from service.contract.task import VerifyRequest
-from service.levers import chosen
+from service.levers import as_fixed, chosen
 
 # The largest relative difference of a step's loss that still counts as stable. A 2% change of the learning rate made
 # 1.3e-2 at most over 40 steps; mixed precision with bf16 made 2.8e-4, and training in pure bf16 3.6e-2.
@@ -27,7 +27,8 @@ def judge(
     candidates = [*([baseline] if baseline else []), *_run(request, blocks)]
     verdicts = [_verdict(spec, candidate, request, blocks, soaks) for candidate in candidates]
     cost = {candidate.configuration.key: _cost(spec, candidate, blocks) for candidate in candidates}
-    stable = [verdict.key for verdict in verdicts if verdict.stable]
+    asked = {one.configuration.key for one in candidates if as_fixed(spec, one.configuration)}
+    stable = [verdict.key for verdict in verdicts if verdict.stable and verdict.key in asked]
     order = sorted(stable, key=lambda key: cost[key])
     if spec.training.effective_batch_size is None:
         sizes = {one.configuration.key: one.configuration.effective_batch_size for one in candidates}
