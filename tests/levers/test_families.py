@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from service.contract.job import JobSpec
-from service.contract.measurement import Outcome
+from service.contract.measurement import Measurement, Outcome
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
@@ -22,6 +22,7 @@ from worker.child import measure, steps
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle, recipe_of
 from worker.child.lacking import Lacking, class_of, lacking
+from worker.child.memory_estimate import drawable, step_sizes
 
 SAMPLES = list(range(6))
 SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -117,7 +118,8 @@ def build(job: Any) -> Any:
 @pytest.mark.parametrize("family", [*CAUSAL, *TRIED])
 def test_a_trial_runs_to_its_end(job: Any, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The baseline, and what a CPU tries first: built, probed, compared at step 0, and timed."""
-    spec, device, found = job(family), tiny.device(), None
+    spec, device = job(family), tiny.device()
+    found: Measurement | None = None
     monkeypatch.setattr(measure, "unit_size", lambda *_: 16)
     capacity = device.used() + (1 << 30)
     monkeypatch.setattr(device, "capacity", lambda: capacity)
@@ -131,8 +133,8 @@ def test_a_trial_runs_to_its_end(job: Any, family: str, monkeypatch: pytest.Monk
             confirm_largest=False,
             curve=False,
             passes=1,
-            reference_loss=found and found.check_loss,
-            reference_grad_norm=found and found.check_grad_norm,
+            reference_loss=found.check_loss if found else None,
+            reference_grad_norm=found.check_grad_norm if found else None,
         )
         found = measure.run_trial(spec, request, device, place, lambda _: None)
         assert found.outcome is Outcome.ok and found.tokens_per_second and found.largest_micro_batch
@@ -144,6 +146,11 @@ def test_a_model_that_transformers_gives_no_sdpa_says_so_before_it_is_loaded(bui
         build("gemma2")
     assert {"attention=sdpa", "attention=sdpa-flash", "attention=varlen"} < set(refused.value.lacks)
     assert refused.value.blame == "configuration" and "attention=eager" not in refused.value.lacks
+
+
+def test_an_estimate_takes_the_attention_that_transformers_takes(job: Any) -> None:
+    spec = job("gemma2")
+    assert step_sizes(spec, "full", drawable({}), 32, tiny.workplace(Path(spec.model.source))).peaks[0] > 0
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_the_baseline_is_what_transformers_takes_where_the_model_lacks_sdpa(spec
     refused = failed(asked.configuration, Outcome.invalid, "no sdpa").model_copy(
         update={"lacks": {"attention=sdpa": "Gemma2ForCausalLM does not support it"}}
     )
-    records = (TrialRecord(request=asked, measurement=refused),)
+    records: tuple[TrialRecord, ...] = (TrialRecord(request=asked, measurement=refused),)
     decision = plan(known(job, facts(), records))
     (again,) = decision.trials
     assert again.origin == "baseline" and again.configuration.levers == asked.configuration.levers | {
@@ -120,7 +120,7 @@ def test_the_baseline_is_what_transformers_takes_where_the_model_lacks_sdpa(spec
     assert decision.notes == (
         "The baseline has attention=eager, as attention=sdpa cannot be: Gemma2ForCausalLM does not support it.",
     )
-    records += (record(measured(again.configuration, 9.0), again.origin),)
+    records = (*records, record(measured(again.configuration, 9.0), again.origin))
     (next_one,) = plan(known(job, facts(), records)).trials
     assert next_one.reference_loss == 9.0 and next_one.configuration.levers["attention"] == "eager"
     best = recommend("j", job, facts(), records, {})

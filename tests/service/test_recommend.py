@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from rich.console import Console
 
+from service.cli.display import result_table
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome, Probe, Soak
@@ -65,6 +67,10 @@ def test_what_was_compared_with_nothing_is_not_called_stable(spec: Spec, facts: 
     assert best and best.stability.stable is None and best.evidence.speedup is None
     assert "it was compared with nothing, as no baseline ran to its end" in best.stability.statement
     assert "a soak of 8 of 8 steps" in best.stability.statement
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(result_table(best))
+    assert "not compared" in shown.get()
 
 
 @pytest.mark.parametrize(
