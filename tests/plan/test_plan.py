@@ -218,6 +218,20 @@ def test_the_time_budget_ends_the_search(spec: Spec, facts: Facts) -> None:
     assert long_over.verify is not None and long_over.verify.seconds_limit == 1  # one block, and a soak
 
 
+def test_where_no_block_of_all_finalists_fits_there_are_fewer(spec: Spec, facts: Facts) -> None:
+    """A block is a whole pass of the baseline and of every finalist: 10 s, and 4 to 4.8."""
+    records, job = history(spec(), 4.8, 4.4, 4.0), spec(search={"minutes": 2, "trials": 4})
+
+    def finalists(elapsed: float) -> list[float]:
+        decision = plan(known(job, facts(), records, elapsed_seconds=elapsed))
+        assert decision.verify is not None
+        return [one.timing.seconds for one in decision.verify.finalists if one.timing]
+
+    assert finalists(90) == [4.0, 4.4, 4.8]  # 30 s are left
+    assert finalists(100) == [4.0, 4.4]
+    assert finalists(200) == [4.0]
+
+
 def test_a_compiled_trial_needs_room_for_ten_usual_ones(spec: Spec, facts: Facts) -> None:
     job = spec(search={"minutes": 10, "trials": 60})  # 450 s for trials, of which one took 10 s
     records = history(job, 5.0)
