@@ -59,7 +59,7 @@ def recommend(
         environment=_environment(facts),
         dataset=dataset,
         alternatives=tuple(others[:MANY_ALTERNATIVES]),
-        rejected=_rejected(spec, history, verifications),
+        rejected=_rejected(history, verifications, best.evidence.peak_bytes),
         spec=spec.model_dump(mode="json"),
         reproduce="dynotune tune recommendation.json",
     )
@@ -219,14 +219,15 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
 
 
 def _rejected(
-    spec: JobSpec, history: tuple[TrialRecord, ...], verifications: dict[str, Verification | None]
+    history: tuple[TrialRecord, ...], verifications: dict[str, Verification | None], peak: int | None
 ) -> tuple[Rejected, ...]:
+    fits = f"; the recommended configuration took {peak / 2**30:.2f} GiB" if peak else ""
     rejected = [
         Rejected(
             method=record.measurement.configuration.method,
             levers=record.measurement.configuration.levers,
             outcome=record.measurement.outcome,
-            reason=record.measurement.reason,
+            reason=record.measurement.reason + (fits if record.measurement.outcome is Outcome.infeasible else ""),
         )
         for record in history
         if record.measurement.outcome is not Outcome.ok

@@ -117,6 +117,14 @@ def test_rejected_configurations_carry_their_reasons(spec: Spec, facts: Facts) -
     assert best and [(one.outcome, one.reason) for one in best.rejected] == [("unstable", "nan")]
 
 
+def test_what_did_not_fit_is_told_with_what_did(spec: Spec, facts: Facts) -> None:
+    """A baseline in bf16 may take more than fp32 does (experts on a CPU): the user learns that the model does fit."""
+    reason = "not even a micro batch of 1 fits; 2.40 GiB were held"
+    records = (record(failed(configuration(micro=8), reason=reason), Origin.baseline), *history(spec(), 5.0)[1:])
+    best = recommend("j", spec(), facts(), records, {})
+    assert best and [one.reason for one in best.rejected] == [f"{reason}; the recommended configuration took 2.00 GiB"]
+
+
 def test_random_weights_are_said_plainly(spec: Spec, facts: Facts) -> None:
     job = spec(model={"source": "m", "weights": "random"})
     best = recommend("j", job, facts(), history(job, 5.0), {})
