@@ -11,6 +11,7 @@ from service.recommend import recommend
 
 MAX_DEATHS = 3
 Stored: TypeAlias = dict[str, Any] | None  # a recommendation as the job's row keeps it
+STOPPED = "The job was stopped before its search had ended, so this is the best of the trials until then."
 STOPPED_TOO_EARLY = "The job was stopped before any trial had succeeded, so there is nothing to recommend."
 
 

@@ -111,7 +111,8 @@ class Queue:
             lifecycle.end(session, job, status, now, error=error, recommendation=best, wish=Wish.stop)
             return status
 
-        return self._conclude(job_id, lambda known: conclude.best(known, final=True), write)
+        stopped = (conclude.STOPPED,)
+        return self._conclude(job_id, lambda known: conclude.best(known.with_notes(stopped), final=True), write)
 
     def submit_estimate(self, request: EstimateRequest) -> str:
         """Queue an estimate; its id."""

@@ -20,6 +20,7 @@ from service.contract.recommendation import (
 from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRecord
 from service.exports.arguments import arguments
+from service.levers import as_fixed
 from service.levers.batching import ACROSS_STEPS, BUDGETED, ROWS
 
 MANY_ALTERNATIVES = 5
@@ -58,7 +59,7 @@ def recommend(
         environment=_environment(facts),
         dataset=dataset,
         alternatives=tuple(others[:MANY_ALTERNATIVES]),
-        rejected=_rejected(spec, history, verifications),
+        rejected=_rejected(history, verifications, best.evidence.peak_bytes),
         spec=spec.model_dump(mode="json"),
         reproduce="dynotune tune recommendation.json",
     )
@@ -67,8 +68,9 @@ def recommend(
 def baseline_of(method: Method, history: tuple[TrialRecord, ...]) -> Measurement | None:
     """The measurement of the method's baseline, or None when it did not run to its end."""
     for record in history:
-        if record.request.origin is Origin.baseline and record.request.configuration.method == method:
-            return record.measurement if record.measurement.outcome is Outcome.ok else None
+        asked, found = record.request, record.measurement
+        if asked.origin is Origin.baseline and asked.configuration.method == method and found.outcome is Outcome.ok:
+            return found
     return None
 
 
@@ -82,7 +84,9 @@ def _winner(
     good = [
         record.measurement
         for record in history
-        if record.measurement.outcome is Outcome.ok and record.measurement.configuration.method == method
+        if record.measurement.outcome is Outcome.ok
+        and record.measurement.configuration.method == method
+        and as_fixed(spec, record.measurement.configuration)  # the baseline need not have what is fixed
     ]
     by_key = {one.configuration.key: one for one in good}
     verdicts = {verdict.key: verdict for verdict in verification.verdicts} if verification else {}
@@ -193,11 +197,15 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
             statement="Not verified: loss, gradients and memory held in its own trial only.",
         )
     soak, proof = verdict.soak, verdict.proof
+    stable: bool | None = verdict.stable
     ran = "it is the baseline itself, or was not compared with a reference"
     if proof:
         ran = f"{proof.steps} optimizer steps of the same {proof.samples} samples compared with a reference "
         ran += f"({proof.reference}): losses at most {proof.largest_loss_difference or 0:.2%} away, the weights moved "
         ran += f"{proof.movement or 0:.2f} times as far"
+    elif verification.baseline_key is None:
+        stable = None if verdict.stable else False
+        ran = "it was compared with nothing, as no baseline ran to its end; so whether it is stable is not known"
     if soak:
         ran += f"; then a soak of {soak.steps} of {soak.wanted_steps} steps at micro batch {soak.micro_batch_size}"
         ran += f", the longest samples first ({soak.worst_case_steps} times), an evaluation and a save in the middle"
@@ -208,19 +216,20 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
     kind = spec.search.verify.capitalize()
     note = f" {verification.note}" if verification.note else ""
     return Stability(
-        stable=verdict.stable, reasons=verdict.reasons, verdict=verdict, statement=f"{kind} verification: {ran}.{note}"
+        stable=stable, reasons=verdict.reasons, verdict=verdict, statement=f"{kind} verification: {ran}.{note}"
     )
 
 
 def _rejected(
-    spec: JobSpec, history: tuple[TrialRecord, ...], verifications: dict[str, Verification | None]
+    history: tuple[TrialRecord, ...], verifications: dict[str, Verification | None], peak: int | None
 ) -> tuple[Rejected, ...]:
+    fits = f"; the recommended configuration took {peak / 2**30:.2f} GiB" if peak else ""
     rejected = [
         Rejected(
             method=record.measurement.configuration.method,
             levers=record.measurement.configuration.levers,
             outcome=record.measurement.outcome,
-            reason=record.measurement.reason,
+            reason=record.measurement.reason + (fits if record.measurement.outcome is Outcome.infeasible else ""),
         )
         for record in history
         if record.measurement.outcome is not Outcome.ok

@@ -19,7 +19,7 @@ from service.errors import InvalidJob, invalid_job
 from service.jobtext import read
 from service.levers import LEVERS, circumstances, excluded, unknown
 from service.settings import Settings
-from service.tasks import TASKS
+from service.tasks import TASKS, untrainable
 
 LOOKED_AT = 200  # rows of a dataset's file that are checked here; the worker checks all of them
 LARGEST = 64 << 20  # bytes of a .json file that is one array, which can only be read as a whole
@@ -139,6 +139,8 @@ def _model(spec: JobSpec, roots: Roots, settings: Settings) -> list[dict[str, st
     if "auto_map" in config and not settings.allow_remote_code:
         text = "runs its own code (trust_remote_code), which this server does not allow (DYNOTUNE_ALLOW_REMOTE_CODE)"
         return [_mistake("/model/source", f"model.source: {source} {text}")]
+    if sentence := untrainable(config):
+        return [_mistake("/model/source", sentence)]
     found = _weights(spec, folder, settings)
     limit = config.get("max_position_embeddings")
     if isinstance(limit, int) and spec.dataset.max_length > limit:

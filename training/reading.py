@@ -44,7 +44,8 @@ def read_parquet(path: Path) -> list[Record]:
     """The rows of a parquet file."""
     from pyarrow import parquet
 
-    return parquet.read_table(path).to_pylist()
+    batches = parquet.ParquetFile(path).iter_batches(use_threads=False)
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def files_of(source: Path, split: str, recipe: Recipe) -> list[Path]:

@@ -187,7 +187,8 @@ def _add_winner(table: Table, method: str, winner: Winner) -> None:
         speedup = f"{evidence.speedup:.2f}x"
         if evidence.speedup_low is not None and evidence.speedup_high is not None:
             speedup += f" ({evidence.speedup_low:.2f}-{evidence.speedup_high:.2f})"
-    stable = {True: "yes", False: "no", None: "not verified"}[winner.stability.stable]
+    unknown = "not compared" if winner.stability.verdict else "not verified"
+    stable = {True: "yes", False: "no", None: unknown}[winner.stability.stable]
     table.add_row(
         f"{method}: {measurement.configuration.title(against)}",
         f"{evidence.tokens_per_second:,.0f}",

@@ -25,10 +25,14 @@ from service.errors import Misconfigured
 from service.settings import Settings
 
 POLL_SECONDS = 1.0
+INTERRUPTED = 130  # exit code
 
 
 def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
-    """Run the job; 0 done, 1 failed, 130 interrupted. Writes recommendation.json and train.py into `output`."""
+    """Run the job; 0 done, 1 failed, 130 interrupted. Writes recommendation.json and train.py into `output`.
+
+    An interrupted run writes the best so far; a second interrupt ends it at once.
+    """
     job = read_job(path)
     settings = Settings.from_environment()
     _prepare(output)
@@ -41,11 +45,11 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
     ):
         job_id = client.submit(job)
         worker = LocalWorker(own)
+        interrupted = False
         try:
             ended = _follow(client, worker, job_id, quiet)
         except KeyboardInterrupt:
-            say("interrupted: the job is cancelled")
-            return 130
+            interrupted, ended = True, _interrupted(client, job_id)
         finally:
             with contextlib.suppress(Refused, Unreachable):  # Refused means that the job has ended already
                 client.cancel(job_id)
@@ -53,13 +57,15 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
         if ended.error:
             say(ended.error)
         if not ended.best:
-            return 1
+            return INTERRUPTED if interrupted else 1
         best = client.recommendation(job_id)
         written = _write(client, job_id, output)
     if as_json:
         print(best.model_dump_json(indent=2))
     else:
         _conclude(console, best, written)
+    if interrupted:
+        return INTERRUPTED
     return 0 if ended.status is JobStatus.succeeded else 1
 
 
@@ -88,6 +94,18 @@ def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) 
             progress.show(job, client.trials(job_id))
 
         return client.wait(job_id, POLL_SECONDS, look)
+
+
+def _interrupted(client: Client, job_id: str) -> JobView:
+    """End the job, with the best so far if a trial has succeeded; the job as it ended."""
+    with contextlib.suppress(Refused):  # the job has ended in this moment
+        if client.job(job_id).best:
+            say("interrupted: the job is stopped with its best so far; a second Ctrl-C ends at once")
+            client.stop(job_id)
+        else:
+            say("interrupted: the job is cancelled")
+            client.cancel(job_id)
+    return client.job(job_id)
 
 
 def _prepare(output: Path) -> None:

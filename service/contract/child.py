@@ -159,6 +159,7 @@ class Failed(Contract):
     reason: str
     whole_job: bool = Field(default=False, description="No configuration of this job can run; its user has to act.")
     unsafe: bool = Field(default=False, description="Memory would not last at this size; a smaller one may fit.")
+    lacks: dict[str, str] = Field(default_factory=dict, description="As in a Measurement.")
 
 
 class Paused(Contract):

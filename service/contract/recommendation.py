@@ -53,7 +53,9 @@ class Evidence(Contract):
 class Stability(Contract):
     """Whether the configuration is stable, and what was run, or not run, to find that out."""
 
-    stable: bool | None = Field(description="None until the verification has run.")
+    stable: bool | None = Field(
+        description="None until the verification has run, and where there was no baseline to compare with."
+    )
     reasons: tuple[str, ...] = ()
     verdict: Verdict | None = None
     statement: str

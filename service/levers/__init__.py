@@ -6,6 +6,7 @@ import pkgutil
 from collections.abc import Mapping
 from importlib import import_module
 
+from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.levers.base import Choice, Exclusion, Lever, Need, package
 
@@ -47,6 +48,14 @@ def chosen(levers: Mapping[str, str]) -> list[Choice]:
     return [LEVERS[name].choice(choice) for name, choice in levers.items()]
 
 
+def as_fixed(spec: JobSpec, configuration: Configuration) -> bool:
+    """Whether a configuration has what the job fixes, wherever that has an effect with its method and the task."""
+    return all(
+        configuration.levers[name] == choice or not LEVERS[name].applies(configuration.method, spec.task)
+        for name, choice in spec.search.fixed.items()
+    )
+
+
 def is_compiled(levers: Mapping[str, str]) -> bool:
     """Whether a configuration compiles code before it trains, which takes time in every process."""
     return any(LEVERS[name].stage == "compiled" and LEVERS[name].choice(levers[name]).function for name in levers)
@@ -79,6 +88,7 @@ __all__ = [
     "Choice",
     "Exclusion",
     "Lever",
+    "as_fixed",
     "chosen",
     "circumstances",
     "discover",

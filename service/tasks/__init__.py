@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from service.tasks.base import Task
 
@@ -16,4 +18,15 @@ def discover() -> dict[str, Task]:
 
 TASKS: dict[str, Task] = discover()
 
-__all__ = ["TASKS", "Task", "discover"]
+
+def untrainable(config: Mapping[str, Any]) -> str | None:
+    """A sentence when a model's config.json is of a kind that no task trains, else None."""
+    if not config.get("is_encoder_decoder"):
+        return None
+    return (
+        f"model.source: {config.get('model_type', 'such')} models have an encoder and a decoder, which no task trains; "
+        "supported are decoders, such as Llama and Qwen, and encoders, such as BERT"
+    )
+
+
+__all__ = ["TASKS", "Task", "discover", "untrainable"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import random
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from training.errors import TrainingError
 from worker.child import data
 from worker.child.build import recipe_of
 from worker.child.rows import read_rows
+from worker.runner.main import environment
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": f"question {at}", "completion": f'answer, "{at}"\nin two lines: ä €'} for at in range(23)
@@ -81,6 +84,25 @@ def problem(error: pytest.ExceptionInfo[TrainingError]) -> str:
 
 
 # Reading
+
+
+def test_reading_parquet_leaves_the_memory_that_a_cap_counts_to_the_trial(tmp_path: Path) -> None:
+    """Arrow's usual allocator reserves a GiB of the data segment, which would be missing from the first trial only."""
+    file = write_as(".parquet", tmp_path / "data", ROWS)
+    code = """if True:
+        import sys
+        from pathlib import Path
+        import psutil
+        from training.reading import read_parquet
+        before = psutil.Process().memory_info().data
+        rows = read_parquet(Path(sys.argv[1]))
+        print(len(rows), psutil.Process().memory_info().data - before)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, file], env=environment(), capture_output=True, text=True, check=True
+    )
+    rows, taken = map(int, done.stdout.split())
+    assert rows == len(ROWS) and taken < 128 << 20
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".parquet"])

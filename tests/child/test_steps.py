@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from service.contract.states import Origin
+from service.contract.task import TrialRequest
 from service.levers import LEVERS
 from tests.child import tiny
 from training.errors import TrainingError
@@ -19,6 +20,7 @@ from training.step import MOST_SKIPPED
 from worker.child import steps
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle
+from worker.child.measure import check_reference
 from worker.child.probe import full_step
 from worker.child.timing import Unit
 from worker.child.worst import worst_case
@@ -52,13 +54,14 @@ def test_every_arrangement_of_a_step_learns_the_same(made: Callable[..., Bundle]
     within = [choice.name for choice in LEVERS["batching"].choices if not choice.changes_order]
     within.remove("padding-free")  # with the kernel that it needs: tests/levers/test_families.py
     assert set(within) == {"padded", "sorted", "packed", "token-budget"}
-    for batching, micro in itertools.product(within, (1, 2, 4)):
-        bundle.configuration.levers["batching"] = batching
-        (step,) = plan_of(bundle, SAMPLES, micro, effective=16)
-        assert len(step) > 1 or batching == "token-budget"
-        loss, found = step_gradients(bundle, step)
-        assert loss == pytest.approx(expected_loss, abs=1e-5), (batching, micro)
-        assert tiny.furthest(found, expected) < 1e-5, (batching, micro)
+    for batching in within:
+        bundle = made(batching=batching)
+        for micro in (1, 2, 4):
+            (step,) = plan_of(bundle, SAMPLES, micro, effective=16)
+            assert len(step) > 1 or batching == "token-budget"
+            loss, found = step_gradients(bundle, step)
+            assert loss == pytest.approx(expected_loss, abs=1e-5), (batching, micro)
+            assert tiny.furthest(found, expected) < 1e-5, (batching, micro)
 
 
 def test_the_mean_of_micro_batch_means_would_be_seen(made: Callable[..., Bundle]) -> None:
@@ -84,6 +87,16 @@ def test_a_classifier_s_step_is_normalised_over_its_samples(bert: Path, reviews:
         loss, found = step_gradients(bundle, step)
     assert loss == pytest.approx(expected_loss, abs=1e-5)
     assert tiny.furthest(found, expected) < 1e-5
+
+
+def test_step_0_is_one_step_at_whatever_micro_batch_fits(made: Callable[..., Bundle]) -> None:
+    """Also where that does not divide the step's samples, as 3 does not divide 8."""
+    losses = []
+    for batching in (one for one in LEVERS["batching"].names if one != "padding-free"):  # which needs varlen
+        bundle = made(batching=batching)
+        request = TrialRequest(configuration=bundle.configuration, origin=Origin.baseline, number=1)
+        losses += [check_reference(bundle, SAMPLES, request, largest, []).loss for largest in (1, 3, 5)]
+    assert losses == pytest.approx([losses[0]] * len(losses), abs=1e-5)
 
 
 def test_without_dropout_puts_it_back(bert: Path, reviews: Path) -> None:

@@ -17,12 +17,15 @@ from sqlalchemy.orm import Session
 from service.cli import embedded, estimate_command
 from service.cli import tune as room
 from service.cli.embedded import LocalWorker
+from service.client import Client
 from service.contract.hardware import HardwareFacts
+from service.contract.recommendation import Recommendation
 from service.db import connect
 from service.models import Job
 from service.queue import Queue
 from service.settings import Settings
 from tests import tiny
+from tests.service.test_api import run_trial
 
 
 class Worker:
@@ -111,6 +114,45 @@ def test_an_interrupted_run_leaves_nothing(
     assert tune() == 130
     assert [statuses for _, statuses in worker.seen] == [["cancelled"]]
     assert "cancelled" in capsys.readouterr().err and list((tmp_path / "home").iterdir()) == []
+
+
+def test_an_interrupted_run_writes_its_best_so_far(
+    tune: Callable[..., int],
+    worker: type[Worker],
+    facts: Callable[..., HardwareFacts],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    worker.facts = facts()
+
+    def follow(_client: object, local: Worker, *_: object) -> None:
+        engine = connect(local.url)
+        run_trial(Queue(engine), 8.0, 1)
+        engine.dispose()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room, "_follow", follow)
+    assert tune() == 130
+    assert [statuses for _, statuses in worker.seen] == [["succeeded"]]
+    best = Recommendation.model_validate_json((tmp_path / "out" / "recommendation.json").read_text())
+    assert best.stability.stable is None and "stopped before its search had ended" in " ".join(best.notes)
+    assert "not verified" in (tmp_path / "out" / "train.py").read_text()
+    assert "a second Ctrl-C ends at once" in capsys.readouterr().err
+
+
+def test_a_second_interrupt_ends_at_once(
+    tune: Callable[..., int], worker: type[Worker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room, "_follow", interrupt)
+    monkeypatch.setattr(Client, "job", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tune()
+    assert [statuses for _, statuses in worker.seen] == [["cancelled"]]
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize(

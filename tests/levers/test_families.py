@@ -9,14 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from service.contract.job import JobSpec
+from service.contract.measurement import Measurement, Outcome
+from service.contract.states import Origin
+from service.contract.task import TrialRequest
 from service.levers import LEVERS
 from tests.child import tiny
 from tests.conftest import ROOT
+from tests.factory import configuration
 from training.errors import TrainingError
-from worker.child import steps
+from worker.child import measure, steps
 from worker.child.arrange import plan_of
-from worker.child.build import Bundle
-from worker.child.lacking import lacking
+from worker.child.build import Bundle, recipe_of
+from worker.child.lacking import Lacking, class_of, lacking
+from worker.child.memory_estimate import drawable, step_sizes
 
 SAMPLES = list(range(6))
 SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -39,6 +45,11 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("MixtralConfig", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
+# A trial of these is run to its end, and no more.
+TRIED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "gemma2": ("Gemma2Config", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 32}),
+}
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", {}),
     "distilbert": ("DistilBertConfig", {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4}),
@@ -56,7 +67,7 @@ def folder_of(family: str, task: str, folder: Path) -> Path:
     """A model's folder with seeded weights, and a tokenizer that has a mask token."""
     import transformers
 
-    name, more = (CAUSAL | ENCODERS)[family]
+    name, more = (CAUSAL | TRIED | ENCODERS)[family]
     kind = getattr(transformers, name)
     shape = {"vocab_size": tiny.VOCAB, "max_position_embeddings": 256} | SHAPE | NO_DROPOUT | tiny.IDS | more
     # Larger weights than usual: attention across samples then changes the logits visibly.
@@ -79,20 +90,81 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path
 
 
 @pytest.fixture
-def build(
+def job(
     made: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory, functions: Path, reviews: Path
 ) -> Any:
-    """Builds a family's bundle."""
+    """Makes the job of a family and a task."""
 
-    def of(family: str, task: str = "", method: str = "full", **levers: Any) -> Bundle:
-        task = task or ("causal-lm" if family in CAUSAL else "sequence-classification")
+    def of(family: str, task: str = "") -> JobSpec:
+        task = task or ("sequence-classification" if family in ENCODERS else "causal-lm")
         if (family, task) not in made:
             made[family, task] = folder_of(family, task, tmp_path_factory.mktemp("families") / family)
         data = functions if task == "causal-lm" else reviews
-        spec = tiny.job(made[family, task], data, task=task)
-        return tiny.bundle(spec, method, **levers)
+        return tiny.job(made[family, task], data, task=task, search={"verify": "quick"})
 
     return of
+
+
+@pytest.fixture
+def build(job: Any) -> Any:
+    """Builds a family's bundle."""
+
+    def of(family: str, task: str = "", method: str = "full", **levers: Any) -> Bundle:
+        return tiny.bundle(job(family, task), method, **levers)
+
+    return of
+
+
+@pytest.mark.parametrize("family", [*CAUSAL, *TRIED])
+def test_a_trial_runs_to_its_end(job: Any, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baseline, and what a CPU tries first: built, probed, compared at step 0, and timed."""
+    spec, device = job(family), tiny.device()
+    found: Measurement | None = None
+    monkeypatch.setattr(measure, "unit_size", lambda *_: 16)
+    capacity = device.used() + (1 << 30)
+    monkeypatch.setattr(device, "capacity", lambda: capacity)
+    attention = "eager" if family == "gemma2" else "sdpa"
+    place = tiny.workplace(Path(spec.model.source), Path(spec.dataset.source).parent)
+    for batching in ("padded", "grouped"):
+        request = TrialRequest(
+            configuration=configuration("full", 8, precision="fp32", attention=attention, batching=batching),
+            origin=Origin.recipe if found else Origin.baseline,
+            number=1,
+            confirm_largest=False,
+            curve=False,
+            passes=1,
+            reference_loss=found.check_loss if found else None,
+            reference_grad_norm=found.check_grad_norm if found else None,
+        )
+        found = measure.run_trial(spec, request, device, place, lambda _: None)
+        assert found.outcome is Outcome.ok and found.tokens_per_second and found.largest_micro_batch
+        assert f"attention={attention}" not in found.lacks
+
+
+def test_a_model_that_transformers_gives_no_sdpa_says_so_before_it_is_loaded(build: Any) -> None:
+    with pytest.raises(Lacking, match="attention=sdpa cannot be .* Gemma2ForCausalLM does not support it") as refused:
+        build("gemma2")
+    assert {"attention=sdpa", "attention=sdpa-flash", "attention=varlen"} < set(refused.value.lacks)
+    assert refused.value.blame == "configuration" and "attention=eager" not in refused.value.lacks
+
+
+def test_an_estimate_takes_the_attention_that_transformers_takes(job: Any) -> None:
+    spec = job("gemma2")
+    assert step_sizes(spec, "full", drawable({}), 32, tiny.workplace(Path(spec.model.source))).peaks[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("T5Config", "t5 models have an encoder and a decoder"), ("ViTConfig", "no AutoModelForCausalLM for vit models")],
+)
+def test_a_model_that_no_task_trains_is_the_jobs_mistake(job: Any, kind: str, words: str) -> None:
+    """So that the job ends with one sentence, and not with one a trial."""
+    import transformers
+
+    recipe = recipe_of(job("llama"), configuration())
+    with pytest.raises(TrainingError, match=words) as refused:
+        class_of(getattr(transformers, kind)(), recipe)
+    assert refused.value.blame == "job"
 
 
 def step_of(bundle: Bundle, micro: int = 3) -> steps.StepResult:

@@ -14,6 +14,7 @@ from service.contract.measurement import Outcome, Probe
 from service.contract.states import Origin
 from service.contract.task import PlanInput, TrialRecord
 from service.levers import LEVERS, excluded
+from service.recommend import recommend
 from tests.factory import configuration, failed, history, measured, record
 from worker.plan import plan
 from worker.plan.budget import Budget
@@ -103,6 +104,48 @@ def test_what_the_model_lacks_is_not_tried(spec: Spec, facts: Facts) -> None:
     assert tried({"experts=eager": "llama models have no experts"}) == {"as-is", "batched", "grouped"}
 
 
+def test_the_baseline_is_what_transformers_takes_where_the_model_lacks_sdpa(spec: Spec, facts: Facts) -> None:
+    """As with Gemma 2, whose softcapping sdpa does not know: it is trained with eager."""
+    job = spec(search={"trials": 6, "minutes": 600, "levers": ["batching"]})
+    (asked,) = plan(known(job, facts())).trials
+    refused = failed(asked.configuration, Outcome.invalid, "no sdpa").model_copy(
+        update={"lacks": {"attention=sdpa": "Gemma2ForCausalLM does not support it"}}
+    )
+    records: tuple[TrialRecord, ...] = (TrialRecord(request=asked, measurement=refused),)
+    decision = plan(known(job, facts(), records))
+    (again,) = decision.trials
+    assert again.origin == "baseline" and again.configuration.levers == asked.configuration.levers | {
+        "attention": "eager"
+    }
+    assert decision.notes == (
+        "The baseline has attention=eager, as attention=sdpa cannot be: Gemma2ForCausalLM does not support it.",
+    )
+    records = (*records, record(measured(again.configuration, 9.0), again.origin))
+    (next_one,) = plan(known(job, facts(), records)).trials
+    assert next_one.reference_loss == 9.0 and next_one.configuration.levers["attention"] == "eager"
+    best = recommend("j", job, facts(), records, {})
+    assert best and best.evidence.baseline and best.evidence.baseline.configuration == again.configuration
+
+
+def test_a_fixed_choice_that_the_model_lacks_ends_the_job_with_a_sentence(spec: Spec, facts: Facts) -> None:
+    job = spec(search={"fixed": {"attention": "sdpa"}})
+    lacks = {"attention=sdpa": "Gemma2ForCausalLM does not support it"}
+    refused = failed(configuration(), Outcome.invalid, "no sdpa").model_copy(update={"lacks": lacks})
+    decision = plan(known(job, facts(), (record(refused, Origin.baseline),)))
+    assert decision.finish and decision.error == (
+        "search.fixed: attention=sdpa cannot be with this model: Gemma2ForCausalLM does not support it"
+    )
+
+
+def test_a_baseline_without_what_is_fixed_is_no_answer(spec: Spec, facts: Facts) -> None:
+    job = spec(search={"trials": 2, "fixed": {"attention": "eager"}})
+    records = (*history(job), record(failed(configuration(attention="eager"), Outcome.crashed, "it broke")))
+    decision = plan(known(job, facts(), records))
+    assert decision.finish and decision.error == "No configuration ran to its end. crashed: it broke."
+    decision = plan(known(job, facts(), history(job), elapsed_seconds=1e6))
+    assert decision.finish and decision.error and "what search.fixed asks for" in decision.error
+
+
 def test_fixed_choices_hold(spec: Spec, facts: Facts) -> None:
     records, _ = run(spec(search={"trials": 8, "fixed": {"attention": "eager"}}), facts(), lambda _: 6.0)
     assert {one.request.configuration.levers["attention"] for one in records[1:]} == {"eager"}
@@ -168,7 +211,25 @@ def test_the_time_budget_ends_the_search(spec: Spec, facts: Facts) -> None:
     assert not late.trials and late.verify is not None
     assert late.verify.seconds_limit == 151  # what the trials left
     too_late = plan(known(job, facts(), records, elapsed_seconds=590))
-    assert too_late.verify is not None and too_late.verify.seconds_limit == 150  # a quarter all the same
+    assert too_late.verify is not None and too_late.verify.seconds_limit == 60  # a tenth more than the job's minutes
+    overrun = plan(known(job, facts(), records, elapsed_seconds=640))
+    assert overrun.verify is not None and overrun.verify.seconds_limit == 20  # what is left of that tenth
+    long_over = plan(known(job, facts(), records, elapsed_seconds=700))
+    assert long_over.verify is not None and long_over.verify.seconds_limit == 1  # one block, and a soak
+
+
+def test_where_no_block_of_all_finalists_fits_there_are_fewer(spec: Spec, facts: Facts) -> None:
+    """A block is a whole pass of the baseline and of every finalist: 10 s, and 4 to 4.8."""
+    records, job = history(spec(), 4.8, 4.4, 4.0), spec(search={"minutes": 2, "trials": 4})
+
+    def finalists(elapsed: float) -> list[float]:
+        decision = plan(known(job, facts(), records, elapsed_seconds=elapsed))
+        assert decision.verify is not None
+        return [one.timing.seconds for one in decision.verify.finalists if one.timing]
+
+    assert finalists(90) == [4.0, 4.4, 4.8]  # 30 s are left
+    assert finalists(100) == [4.0, 4.4]
+    assert finalists(200) == [4.0]
 
 
 def test_a_compiled_trial_needs_room_for_ten_usual_ones(spec: Spec, facts: Facts) -> None:

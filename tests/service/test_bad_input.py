@@ -168,6 +168,15 @@ class TestOthers:
             assert free.post("/v1/jobs", json=job(model={"source": "code", "weights": "random"})).status_code == 202
             assert free.post("/v1/jobs", json=job(model={"source": "pickle"})).status_code == 202
 
+    def test_an_encoder_decoder_is_refused_with_what_is_supported(self, api: TestClient, job: Make, root: Path) -> None:
+        (root / "t5").mkdir()
+        (root / "t5" / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
+        problem = api.post("/v1/jobs", json=job(model={"source": "t5", "weights": "random"})).json()
+        assert problem["detail"] == (
+            "model.source: t5 models have an encoder and a decoder, which no task trains; supported are decoders, "
+            "such as Llama and Qwen, and encoders, such as BERT."
+        )
+
     def test_unknown_places_and_wrong_queries(self, api: TestClient) -> None:
         assert api.get("/v1/jobs/none").json()["code"] == "not-found"
         assert api.get("/v1/trials/none").status_code == 404

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from rich.console import Console
 
+from service.cli.display import result_table
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome, Probe, Soak
@@ -39,6 +41,36 @@ def test_verification_decides(spec: Spec, facts: Facts) -> None:
     assert best and best.configuration.levers["batching"] == "sorted" and best.stability.stable is True
     assert best.evidence.speedup == pytest.approx(12.0 / 5.0, rel=0.01) and "verification" in best.evidence.speedup_from
     assert any(rejected.outcome == "unstable" for rejected in best.rejected)
+
+
+def test_what_is_fixed_holds_where_the_baseline_is_the_fastest(spec: Spec, facts: Facts) -> None:
+    job = spec(search={"fixed": {"batching": "sorted"}, "verify": "quick"})
+    records = history(job, 12.0)
+    base, one = (record.measurement for record in records)
+    best = recommend("j", job, facts(), records, {})
+    assert best and best.configuration.levers["batching"] == "sorted"
+    request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
+    judged = judge(job, request, (block(base, 10.0), block(one, 12.0)), {}, {})
+    assert judged.ranking == (one.configuration.key,), "so that it is what the soak runs"
+    best = recommend("j", job, facts(), records, {"lora": judged})
+    assert best and best.configuration.levers["batching"] == "sorted" and best.stability.stable is True
+    assert best.evidence.speedup == pytest.approx(10.0 / 12.0, rel=0.01)
+    assert recommend("j", job, facts(), records[:1], {}) is None
+
+
+def test_what_was_compared_with_nothing_is_not_called_stable(spec: Spec, facts: Facts) -> None:
+    one = measured(configuration(batching="sorted"), 5.0)
+    records = (record(failed(configuration(micro=8)), Origin.baseline), record(one))
+    request = VerifyRequest(method="lora", baseline=None, finalists=(one,), blocks=1, seconds_limit=60)
+    judged = judge(spec(), request, (block(one, 5.0),), {one.configuration.key: Soak(steps=8, wanted_steps=8)}, {})
+    best = recommend("j", spec(), facts(), records, {"lora": judged})
+    assert best and best.stability.stable is None and best.evidence.speedup is None
+    assert "it was compared with nothing, as no baseline ran to its end" in best.stability.statement
+    assert "a soak of 8 of 8 steps" in best.stability.statement
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(result_table(best))
+    assert "not compared" in shown.get()
 
 
 @pytest.mark.parametrize(
@@ -83,6 +115,14 @@ def test_rejected_configurations_carry_their_reasons(spec: Spec, facts: Facts) -
     records = (*history(spec(), 5.0), record(failed(configuration(attention="eager"), Outcome.unstable, "nan")))
     best = recommend("j", spec(), facts(), records, {})
     assert best and [(one.outcome, one.reason) for one in best.rejected] == [("unstable", "nan")]
+
+
+def test_what_did_not_fit_is_told_with_what_did(spec: Spec, facts: Facts) -> None:
+    """A baseline in bf16 may take more than fp32 does (experts on a CPU): the user learns that the model does fit."""
+    reason = "not even a micro batch of 1 fits; 2.40 GiB were held"
+    records = (record(failed(configuration(micro=8), reason=reason), Origin.baseline), *history(spec(), 5.0)[1:])
+    best = recommend("j", spec(), facts(), records, {})
+    assert best and [one.reason for one in best.rejected] == [f"{reason}; the recommended configuration took 2.00 GiB"]
 
 
 def test_random_weights_are_said_plainly(spec: Spec, facts: Facts) -> None:

@@ -101,8 +101,12 @@ def packed_globally(
 def grouped(
     order: Sequence[int], lengths: Sequence[int], effective: int, micro: int, seed: int, group_steps: int, **_: int
 ) -> list[Step]:
-    """Samples of `group_steps` steps at a time, sorted, cut into micro batches, which are shuffled over the steps."""
-    rng, per_step, size = random.Random(seed), max(1, effective // micro), group_steps * effective
+    """Samples of `group_steps` steps at a time, sorted, cut into micro batches, which are shuffled over the steps.
+
+    A step is made of whole micro batches, so these have the largest size up to `micro` that divides `effective`.
+    """
+    micro = max(size for size in range(1, min(micro, effective) + 1) if effective % size == 0)
+    rng, per_step, size = random.Random(seed), effective // micro, group_steps * effective
     plan: list[Step] = []
     for span in steps_of(order, size):
         rows = [[one] for one in longest_first(span, lengths)]

@@ -34,7 +34,7 @@ from training.recipe import Choice, Recipe
 from training.step import gradient_scaler
 from worker.child import data as job_data
 from worker.child import quantised, sources
-from worker.child.lacking import check_attention
+from worker.child.lacking import check_attention, class_of
 from worker.devices import Device
 from worker.devices.base import is_out_of_memory
 
@@ -164,6 +164,7 @@ def _model(
     before_loading(recipe)
     config = model_config(folder, tokenizer, data.train + data.validation, recipe)
     check_length(spec, config)
+    check_attention(configuration.levers["attention"], config, class_of(config, recipe))
     torch.manual_seed(recipe.seed)
     seconds = 0.0
     with _weights_that_load():
@@ -173,7 +174,6 @@ def _model(
             model, seconds = quantised.load(folder, config, device.torch, recipe, workplace.quantised_weights)
         else:
             model = loaded_model(folder, config, device.torch, recipe)
-    check_attention(configuration.levers["attention"], config)
     return adapted(model, recipe).train(), seconds
 
 

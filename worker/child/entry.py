@@ -82,7 +82,9 @@ def _failure(error: BaseException, opened: list[Device]) -> OutOfMemory | Failed
     told = str(error).encode(errors="replace").decode().strip()
     if isinstance(error, TrainingError):
         outcome = Outcome.invalid if error.blame in ("job", "configuration") else Outcome.unstable
-        return Failed(outcome=outcome, reason=told, whole_job=error.blame == "job", unsafe=error.blame == "memory")
+        whole_job, unsafe = error.blame == "job", error.blame == "memory"
+        lacks = getattr(error, "lacks", {})
+        return Failed(outcome=outcome, reason=told, whole_job=whole_job, unsafe=unsafe, lacks=lacks)
     if isinstance(error, TimeoutError):
         return Failed(outcome=Outcome.timed_out, reason=told)
     traceback.print_exception(error)

@@ -5,9 +5,48 @@ from __future__ import annotations
 from typing import Any
 
 from service.levers import LEVERS
+from service.recipe import attention_implementation
+from service.tasks import untrainable
 from training.errors import TrainingError
+from training.recipe import Recipe, task_of
 
-WITHOUT_DROPOUT = tuple(choice.name for choice in LEVERS["attention"].choices if not choice.drops_attention)
+# What a model's class has to support for each of transformers' `attn_implementation`s. `varlen` is our own: it knows no
+# more of the model than sdpa does, and neither softcapping nor sinks, for the sake of which some models refuse sdpa.
+SUPPORT = {
+    "sdpa": ("_supports_sdpa",),
+    "flex_attention": ("_supports_flex_attn",),
+    "flash_attention_2": ("_supports_flash_attn",),
+    "flash_attention_3": ("_supports_flash_attn",),
+    "varlen": ("_supports_sdpa", "_supports_attention_backend"),
+}
+
+
+class Lacking(TrainingError):
+    """The configuration has a choice that the model cannot have; `lacks` are all such choices, as of `lacking`."""
+
+    def __init__(self, sentence: str, lacks: dict[str, str]) -> None:
+        super().__init__(sentence, "configuration")
+        self.lacks = lacks
+
+
+def class_of(config: Any, recipe: Recipe) -> type | None:
+    """The class that transformers has for the model and the task; None where the model may bring code of its own.
+
+    TrainingError where there is none, or the model is of a kind that no task trains.
+    """
+    from transformers.models.auto.auto_factory import _get_model_class
+
+    if sentence := untrainable(config.to_dict()):
+        raise TrainingError(sentence)
+    if hasattr(config, "auto_map"):
+        return None
+    auto = task_of(recipe).model_class()
+    try:
+        found: type = _get_model_class(config, auto._model_mapping)
+    except KeyError as error:
+        sentence = f"model.source: transformers has no {auto.__name__} for {config.model_type} models"
+        raise TrainingError(f"{sentence}, so they cannot be trained for {recipe.task}") from error
+    return found
 
 
 def attention_dropout(config: Any) -> float:
@@ -16,21 +55,30 @@ def attention_dropout(config: Any) -> float:
     return max((getattr(config.get_text_config(), name, 0.0) or 0.0 for name in names), default=0.0)
 
 
-def check_attention(choice: str, config: Any) -> None:
-    """TrainingError where the model's configuration has attention dropout, which the chosen kernel cannot compute."""
-    rate = attention_dropout(config)
-    if rate and choice in WITHOUT_DROPOUT:
-        sentence = f"attention={choice} has no dropout, and the model's config.json asks for {rate}"
-        raise TrainingError(sentence, "configuration")
+def lacking_attention(config: Any, kind: type | None) -> dict[str, str]:
+    """`attention=choice` -> why a model of this configuration and class (None: not known) cannot have it."""
+    found, rate = {}, attention_dropout(config)
+    for choice in LEVERS["attention"].choices:
+        needed = SUPPORT.get(attention_implementation(choice.name), ())
+        if kind is not None and not all(getattr(kind, name, False) for name in needed):
+            found[f"attention={choice.name}"] = f"transformers' {kind.__name__} does not support it"
+        elif rate and not choice.drops_attention:
+            reason = f"it has no dropout, and the model's config.json asks for {rate}"
+            found[f"attention={choice.name}"] = reason
+    return found
+
+
+def check_attention(choice: str, config: Any, kind: type | None) -> None:
+    """Lacking where the model cannot have the attention kernel."""
+    found = lacking_attention(config, kind)
+    if reason := found.get(f"attention={choice}"):
+        raise Lacking(f"attention={choice} cannot be with this model: {reason}", found)
 
 
 def lacking(model: Any) -> dict[str, str]:
     """`lever=choice` -> why this model cannot have it."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    found: dict[str, str] = {}
-    if rate := attention_dropout(base.config):
-        reason = f"it has no dropout, and the model's config.json asks for {rate}"
-        found |= {f"attention={choice}": reason for choice in WITHOUT_DROPOUT}
+    found = lacking_attention(base.config, type(base))
     if not base._can_set_experts_implementation():
         reason = f"{base.config.model_type} models have no experts"
         others = [choice for choice in LEVERS["experts"].names if choice != LEVERS["experts"].baseline]

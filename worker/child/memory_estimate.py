@@ -29,6 +29,7 @@ from training.step import autocast
 from worker.child import sources
 from worker.child.build import adapted, check_length, recipe_of
 from worker.child.fake import Storages, fake_tensors, real_shapes
+from worker.child.lacking import class_of
 from worker.devices import discover
 from worker.devices.base import proc_status
 
@@ -243,7 +244,10 @@ def _model(spec: JobSpec, recipe: Recipe, folder: Any, workplace: Workplace) -> 
     config.pad_token_id = config.pad_token_id or 0
     check_length(spec, config)
     dtype = (config.dtype or torch.float32) if recipe.weights == "auto" else dtype_of(recipe)
-    model = task_of(recipe).model_class().from_config(config, dtype=dtype, attn_implementation=recipe.attention)
+    class_of(config, recipe)
+    # Unset, it is sdpa too, or eager where the model lacks sdpa.
+    attention = None if recipe.attention == "sdpa" else recipe.attention
+    model = task_of(recipe).model_class().from_config(config, dtype=dtype, attn_implementation=attention)
     return adapted(model, recipe).train()
 
 

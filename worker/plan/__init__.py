@@ -9,6 +9,7 @@ from __future__ import annotations
 from service.contract.job import Method
 from service.contract.states import JobPhase
 from service.contract.task import PlanDecision, PlanInput, TrialRequest
+from service.levers import as_fixed
 from worker.plan.budget import Budget
 from worker.plan.ending import nothing_worked
 from worker.plan.finalists import verification
@@ -21,7 +22,8 @@ def plan(known: PlanInput) -> PlanDecision:
     """The next trials, the verification, or the end of the job. The same input gives the same decision."""
     methods: list[Method] = [one for one in known.spec.method if unavailable(known.facts, one) is None]
     notes = [reason for one in known.spec.method if (reason := unavailable(known.facts, one))]
-    problem = blocked(known.spec, known.facts)
+    lacks = {name: reason for one in known.history for name, reason in one.measurement.lacks.items()}
+    problem = blocked(known.spec, known.facts, lacks)
     if problem or not methods:
         return PlanDecision(finish=True, error=problem or "; ".join(notes))
     new: list[TrialRequest] = []
@@ -37,7 +39,8 @@ def plan(known: PlanInput) -> PlanDecision:
     request = verification([view for view in views if view.method not in known.verified_methods])
     if request is not None:
         return PlanDecision(verify=request, phase=JobPhase.verifying, planned_trials=planned, notes=tuple(notes))
-    error = None if any(view.good for view in views) else nothing_worked(known.history)
+    good = [one for view in views for one in view.good if as_fixed(known.spec, one.configuration)]
+    error = None if good else nothing_worked(known.history)
     return PlanDecision(finish=True, phase=JobPhase.done, notes=tuple(notes), error=error)
 
 

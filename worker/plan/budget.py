@@ -1,4 +1,4 @@
-"""The job's budget of trials and minutes. A quarter of the minutes, and what trials leave over, is for verification."""
+"""The job's budget of trials and minutes: a part of the minutes, and what trials leave over, is for verification."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from service.contract.states import Origin
 from service.contract.task import PlanInput
 from service.levers import is_compiled
 
-VERIFY_SHARE = 0.25  # of the job's minutes (docs/decisions/0008)
+# Of the job's minutes (docs/decisions/0008), but at least three minutes where these are not more than half of them: two
+# blocks, a proof and a soak take that long on a slow machine.
+VERIFY_SHARE, VERIFY_SECONDS, MOST_SHARE = 0.25, 180.0, 0.5
+GRACE_SHARE = 0.1  # of the job's minutes, by which a verification may go past them where trials took longer
+LEAST_VERIFY = 1.0  # seconds: a verification runs one block and a soak, however little time is left
 COMPILE_FACTOR = 2.5  # times the usual time limit, for a trial that compiles
 COMPILE_ROOM = 10.0  # median trials that must fit in the time left for one that compiles, as each block compiles again
 PATIENCE = 3.0  # times the longest trial so far: the time limit of a trial
@@ -32,7 +36,8 @@ class Budget:
 
     def left(self) -> float:
         """Seconds that are left for trials."""
-        return self._seconds * (1 - VERIFY_SHARE) - self._known.elapsed_seconds
+        kept = max(self._seconds * VERIFY_SHARE, min(VERIFY_SECONDS, self._seconds * MOST_SHARE))
+        return self._seconds - kept - self._known.elapsed_seconds
 
     def allows(self, planned: int) -> bool:
         """Whether another trial may begin beside `planned` new ones, as there is time for a trial of median length."""
@@ -56,5 +61,5 @@ class Budget:
 
     def verify_seconds(self, methods: int) -> float:
         """Seconds for the next verification, when that many methods are still to be verified."""
-        left = self._seconds - self._known.elapsed_seconds
-        return max(left, self._seconds * VERIFY_SHARE) / methods
+        left, grace = self._seconds - self._known.elapsed_seconds, self._seconds * GRACE_SHARE
+        return max(left, grace + min(0.0, left), LEAST_VERIFY) / methods

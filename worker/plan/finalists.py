@@ -30,6 +30,19 @@ def finalists(view: View) -> list[Measurement]:
     return sorted(found[:FINALISTS], key=view.score)
 
 
+def block_seconds(measured: Measurement) -> float:
+    """About how long a candidate's block takes: its trial without the search for the batch and without repetitions."""
+    once = sum(measured.time_spent.get(phase, 0.0) for phase in ("load", "build", "compile"))
+    return once + (measured.timing.seconds if measured.timing else 0.0)
+
+
+def affordable(best: list[Measurement], always: list[Measurement], seconds: float) -> list[Measurement]:
+    """As many of the best as can run a block in that time, with those that always run; at least the first."""
+    while len(best) > 1 and sum(map(block_seconds, (*always, *best))) > seconds:
+        best = best[:-1]
+    return best
+
+
 def verification(left: list[View]) -> VerifyRequest | None:
     """The request for the next verification: of the first method in `left`, those not yet verified, with finalists.
 
@@ -39,6 +52,8 @@ def verification(left: list[View]) -> VerifyRequest | None:
         best, baseline = finalists(view), view.baseline()
         if not best:
             continue
+        seconds = view.budget.verify_seconds(len(left))
+        best = affordable(best, [baseline] if baseline else [], seconds)
         others = [one for one in view.good if one != baseline and one not in best]
         return VerifyRequest(
             method=view.method,
@@ -46,6 +61,6 @@ def verification(left: list[View]) -> VerifyRequest | None:
             finalists=tuple(best),
             reserves=tuple(others[:RESERVES]),
             blocks=4 if view.spec.search.verify == "quick" else 5,
-            seconds_limit=view.budget.verify_seconds(len(left)),
+            seconds_limit=seconds,
         )
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import product
 
 from service.contract.configuration import Configuration
@@ -25,12 +25,14 @@ def unavailable(facts: HardwareFacts, method: Method) -> str | None:
     return None
 
 
-def blocked(spec: JobSpec, facts: HardwareFacts) -> str | None:
-    """Why a fixed choice cannot run on this hardware, or None."""
+def blocked(spec: JobSpec, facts: HardwareFacts, lacks: Mapping[str, str]) -> str | None:
+    """Why a fixed choice cannot run on this hardware or with the job's model, which lacks `lacks`; or None."""
     for name, chosen in spec.search.fixed.items():
         missing = LEVERS[name].choice(chosen).missing(facts, asked=True)
         if missing:
             return f"search.fixed: {name}={chosen} {missing}"
+        if reason := lacks.get(f"{name}={chosen}"):
+            return f"search.fixed: {name}={chosen} cannot be with this model: {reason}"
     return None
 
 
@@ -55,13 +57,19 @@ def space(spec: JobSpec, facts: HardwareFacts) -> Space:
     return found
 
 
-def without(choices: Space, lacks: set[str]) -> Space:
-    """The space without the choices (`lever=choice`) that the job's model cannot have.
+def possible(name: str, choice: str, lacks: Collection[str]) -> str:
+    """The choice; or, where the job's model lacks it (`lever=choice`), the lever's first choice that the model has.
 
-    A lever that would be left without a choice, such as a fixed one, keeps its choices, whose trials then fail.
+    For attention that is eager, which transformers takes as well where a model has no sdpa.
     """
+    there = [one for one in (choice, *LEVERS[name].names) if f"{name}={one}" not in lacks]
+    return there[0] if there else choice
+
+
+def without(choices: Space, lacks: Collection[str]) -> Space:
+    """The space without the choices (`lever=choice`) that the job's model cannot have."""
     return {
-        name: tuple(one for one in options if f"{name}={one}" not in lacks) or options
+        name: tuple(one for one in options if f"{name}={one}" not in lacks) or (possible(name, options[0], lacks),)
         for name, options in choices.items()
     }
 

@@ -10,6 +10,7 @@ from service.contract.measurement import Block, Measurement, Outcome, Soak, Timi
 from service.contract.objective import score, smallest_within
 from service.contract.replay import Proof
 from service.contract.task import VerifyRequest
+from service.levers import as_fixed
 from worker.plan.ratios import ratio
 
 
@@ -25,7 +26,8 @@ def judge(
     candidates = [*([baseline] if baseline else []), *_run(request, blocks)]
     verdicts = [_verdict(spec, candidate, request, blocks, soaks, proofs) for candidate in candidates]
     cost = {candidate.configuration.key: _cost(spec, candidate, blocks) for candidate in candidates}
-    stable = [verdict.key for verdict in verdicts if verdict.stable]
+    asked = {one.configuration.key for one in candidates if as_fixed(spec, one.configuration)}
+    stable = [verdict.key for verdict in verdicts if verdict.stable and verdict.key in asked]
     order = sorted(stable, key=lambda key: cost[key])
     if spec.training.effective_batch_size is None:
         sizes = {one.configuration.key: one.configuration.effective_batch_size for one in candidates}

@@ -9,7 +9,7 @@ from service.contract.job import Method
 from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import ranked, score
 from service.contract.states import Origin
-from service.contract.task import PlanInput, TrialRequest
+from service.contract.task import PlanInput, TrialRecord, TrialRequest
 from service.levers import chosen
 from worker.plan.budget import Budget
 from worker.plan.expected_memory import expected
@@ -29,7 +29,8 @@ class View:
 
     `history` are the method's finished measurements in finish order; `good` those that may be recommended, best first;
     `under_way` the trials of all methods that are queued, run, or were proposed a moment ago; `taken` the keys of all
-    configurations tried or under way; `choices` the search space, without what the job's model was found to lack;
+    configurations tried or under way; `lacks` the choices that the job's model was found
+    to lack, and why; `choices` the search space without these;
     `effectives` the effective batch sizes to try, in samples.
     """
 
@@ -42,7 +43,8 @@ class View:
         self.history = [one for one in measured if one.configuration.method == method]
         self.good = self._good()
         self.taken = {one.configuration.key for one in measured} | {one.configuration.key for one in self.under_way}
-        self.choices = without(space(self.spec, self.facts), {name for one in measured for name in one.lacks})
+        self.lacks = {name: reason for one in measured for name, reason in one.lacks.items()}
+        self.choices = without(space(self.spec, self.facts), self.lacks)
         rows = next((one.dataset.rows for one in self.history if one.dataset), None)
         self.effectives = effective_choices(self.spec, rows)
 
@@ -60,8 +62,11 @@ class View:
         return score(self.spec, measurement)
 
     def baseline_request(self) -> TrialRequest | None:
-        """The request of the method's baseline, or None when it has not been proposed yet."""
-        requests = (*(one.request for one in self.known.history), *self.under_way)
+        """The request of the method's baseline, or None when it has not been proposed yet.
+
+        One with a choice that the model turned out to lack was none: another takes its place.
+        """
+        requests = (*(one.request for one in self.known.history if not _lacked(one)), *self.under_way)
         return next((one for one in requests if self._is_baseline(one)), None)
 
     def baseline_is_open(self) -> bool:
@@ -100,6 +105,12 @@ class View:
             reference_grad_norm=reference.check_grad_norm if reference else None,
             reference_rounded=reference is not None and not precise(reference),
         )
+
+
+def _lacked(record: TrialRecord) -> bool:
+    """Whether a trial failed because the model lacks a choice of its configuration."""
+    levers = record.request.configuration.levers
+    return any(f"{name}={choice}" in record.measurement.lacks for name, choice in levers.items())
 
 
 def _known_clean(measurement: Measurement) -> float:

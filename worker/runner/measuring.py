@@ -99,12 +99,18 @@ def measure(
         # An out-of-memory error leaves memory behind in its process, so another child goes on from the known probes.
         probes.append(begun)
         if begun.micro_batch_size <= 1 and begun.phase is ProbePhase.training:
-            return _infeasible(
-                trial.configuration, probes, f"not even a micro batch of 1 fits{memory_sentence(ending)}"
-            ), log
+            return _infeasible(trial.configuration, probes, _no_room(trial) + memory_sentence(ending)), log
     sizes = ", ".join(str(probe.micro_batch_size) for probe in probes if probe.peak_bytes is None)
     reason = f"memory ran out {MOST_CHILDREN} times (micro batches {sizes}), so it is not safe at any size tried"
     return _infeasible(trial.configuration, probes, reason), log
+
+
+def _no_room(trial: TrialRequest) -> str:
+    """The beginning of a sentence: one sample ran out of memory, and what earlier trials had led to expect of it."""
+    if trial.memory_line is None:
+        return "not even a micro batch of 1 fits"
+    usual = trial.memory_line.at(1) / 2**30
+    return f"memory ran out at a micro batch of 1, for which configurations that fit suggest {usual:.2f} GiB"
 
 
 def memory_sentence(ending: Ending) -> str:
@@ -154,7 +160,8 @@ def _conclude(ending: Ending, configuration: Configuration, probes: list[Probe])
     if isinstance(last, Failed) and last.whole_job:
         raise JobFailed(ending.reason, ending.log)
     outcome, reason = outcome_of(ending), ending.reason or "its process answered another question"
-    return Measurement(configuration=configuration, outcome=outcome, reason=reason, probes=tuple(probes))
+    lacks = last.lacks if isinstance(last, Failed) else {}
+    return Measurement(configuration=configuration, outcome=outcome, reason=reason, probes=tuple(probes), lacks=lacks)
 
 
 def _infeasible(configuration: Configuration, probes: list[Probe], reason: str) -> Measurement:

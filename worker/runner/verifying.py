@@ -17,7 +17,7 @@ from worker.runner.proving import Prover, failure
 from worker.runner.sandbox import Ending
 from worker.runner.together import fit_together, take_turns
 
-SOAK_SHARE = 0.25  # of the verification's time, kept for the soak
+SOAK_SHARE, HOLD_SHARE = 0.25, 0.5  # of the verification's time: for a soak; kept for the proof and the soak
 LEAST_SOAK_SECONDS = 30.0  # even if the verification's time is up
 LEAST_BLOCKS = 2  # before a verification may end early: what one pair of processes shows, another may not
 
@@ -75,7 +75,8 @@ class Verifier:
 
         request, took = self._request, 0.0
         while self._numbers < request.blocks:
-            if self._numbers and self._left() - took < request.seconds_limit * SOAK_SHARE:
+            kept = request.seconds_limit * HOLD_SHARE if self._numbers >= LEAST_BLOCKS else 0.0
+            if self._numbers and self._left() - took < kept:
                 break
             if self._numbers >= LEAST_BLOCKS and settled(self._spec, request, tuple(self._blocks)):
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from service.contract.configuration import Configuration
@@ -10,7 +11,7 @@ from service.contract.states import Origin
 from service.levers import LEVERS
 from service.levers.base import Asked, Lever
 from worker.plan.proposers import Proposal
-from worker.plan.space import TRAINER_BATCH, learning_rate
+from worker.plan.space import TRAINER_BATCH, learning_rate, possible
 from worker.plan.view import View
 
 MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -25,20 +26,28 @@ class Baseline:
         """The baseline, or None if it was proposed before."""
         if view.baseline_request() is not None:
             return None
-        configuration, notes = baseline(view.spec, view.method)
-        return Proposal(configuration, Origin.baseline, notes)
+        configuration, notes = baseline(view.spec, view.method, view.lacks)
+        return Proposal(configuration, Origin.baseline, notes) if configuration.key not in view.taken else None
 
 
-def baseline(spec: JobSpec, method: Method) -> tuple[Configuration, tuple[str, ...]]:
-    """(the baseline's configuration, sentences about the user's TrainingArguments that it does not follow)."""
+def baseline(spec: JobSpec, method: Method, lacks: Mapping[str, str]) -> tuple[Configuration, tuple[str, ...]]:
+    """(the baseline's configuration, sentences about it for the user).
+
+    It has what transformers takes in the place of choices that the model lacks. The sentences name these, and what it
+    does not follow of the user's TrainingArguments.
+    """
     mine: dict[str, Any] = spec.baseline if isinstance(spec.baseline, dict) else {}
     micro = int(mine.get(MICRO, TRAINER_BATCH))
     wanted = micro * int(mine.get(ACCUMULATION, 1))
     effective = spec.training.effective_batch_size or wanted
     levers, notes, read = {}, [], {MICRO, ACCUMULATION}
     for name, lever in LEVERS.items():
-        levers[name], lever_notes = _asked(lever, mine)
+        asked_for, lever_notes = _asked(lever, mine)
+        levers[name] = possible(name, asked_for, lacks)
         notes += lever_notes
+        if levers[name] != asked_for:
+            lacked = f"{name}={asked_for}"
+            notes.append(f"The baseline has {name}={levers[name]}, as {lacked} cannot be: {lacks[lacked]}.")
         read |= {argument for asked, _ in _ways(lever) for argument in asked.arguments}
     left_out = sorted(set(mine) - read)
     if left_out:

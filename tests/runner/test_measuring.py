@@ -1,0 +1,49 @@
+"""What a trial's measurement says of a child that ended without one. No process is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from service.contract.child import EndingKind, Failed, OutOfMemory, ProbeStarted, Workplace
+from service.contract.job import JobSpec
+from service.contract.measurement import Measurement, MemoryLine, Outcome
+from service.contract.states import Origin
+from service.contract.task import TrialRequest
+from tests.factory import configuration
+from worker.runner.measuring import Bench, measure
+from worker.runner.sandbox import Ending
+
+SPEC = JobSpec.model_validate({"model": {"source": "org/model"}, "dataset": {"source": "org/data"}})
+GIB = 2**30
+
+
+def ended(ending: Ending, line: MemoryLine | None = None) -> Measurement:
+    """The measurement of a trial whose only child ends that way."""
+    sandbox: Any = SimpleNamespace(run=lambda *_: ending)
+    facts: Any = SimpleNamespace(has_own_memory=False)
+    place = Workplace(device="cpu", data_roots=(), hub_cache=Path())
+    trial = TrialRequest(configuration=configuration(), origin=Origin.recipe, number=2, memory_line=line)
+    bench = Bench(sandbox, facts, Path(), place)
+    found, _ = measure(bench, SPEC, "j", trial, lambda _: None, lambda: False, None)
+    assert found is not None
+    return found
+
+
+def test_one_sample_that_does_not_fit_is_told_with_what_was_known() -> None:
+    """What takes more than expected (as experts in bf16 do on a CPU) must not read as if nothing could fit."""
+    last = OutOfMemory(reason="no memory", used_bytes=int(2.4 * GIB))
+    ending = Ending(EndingKind.out_of_memory, last.reason, last, [ProbeStarted(micro_batch_size=1)])
+    assert ended(ending).reason == "not even a micro batch of 1 fits; 2.40 GiB were held"
+    line = MemoryLine(rest_bytes=1.0 * GIB, slope_bytes=0.25 * GIB)
+    assert ended(ending, line).reason == (
+        "memory ran out at a micro batch of 1, for which configurations that fit suggest 1.25 GiB; 2.40 GiB were held"
+    )
+
+
+def test_what_the_model_lacks_is_in_the_measurement_of_a_failed_trial() -> None:
+    lacks = {"attention=sdpa": "Gemma2ForCausalLM does not support it"}
+    last = Failed(outcome=Outcome.invalid, reason="attention=sdpa cannot be", lacks=lacks)
+    found = ended(Ending(EndingKind.failed, last.reason, last))
+    assert (found.outcome, found.lacks) == (Outcome.invalid, lacks)
