@@ -12,6 +12,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome, Probe, Soak
 from service.contract.recommendation import Recommendation
+from service.contract.replay import Proof
 from service.contract.states import Origin
 from service.contract.task import VerifyRequest
 from service.recommend import recommend
@@ -36,8 +37,9 @@ def test_verification_decides(spec: Spec, facts: Facts) -> None:
     records = history(spec(), 5.0, 4.0)
     base, one, two = (record.measurement for record in records)
     request = VerifyRequest(method="lora", baseline=base, finalists=(two, one), blocks=1, seconds_limit=60)
-    blocks = (block(base, 12.0), block(one, 5.0), block(two, 4.0, losses=(9.0, 20.0)))
-    best = recommend("j", spec(), facts(), records, {"lora": judge(spec(), request, blocks, {}, {})})
+    blocks = (block(base, 12.0), block(one, 5.0), block(two, 4.0))
+    proofs: dict[str, Proof | str] = {two.configuration.key: Proof(reasons=("half of the labels",))}
+    best = recommend("j", spec(), facts(), records, {"lora": judge(spec(), request, blocks, {}, proofs)})
     assert best and best.configuration.levers["batching"] == "sorted" and best.stability.stable is True
     assert best.evidence.speedup == pytest.approx(12.0 / 5.0, rel=0.01) and "verification" in best.evidence.speedup_from
     assert any(rejected.outcome == "unstable" for rejected in best.rejected)
