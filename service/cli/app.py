@@ -95,6 +95,33 @@ def tune(
 
 
 @app.command()
+def verify(
+    recommendation: Annotated[Path, typer.Argument(help="A recommendation.json.")],
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="For measuring; loading and a first start come on top.")
+    ] = 2.0,
+    json_: Json = False,
+) -> None:
+    """Measure a recommendation and its baseline again, here and now: 0 if it still holds, 1 if it does not."""
+    from service.cli.holds import verify as run
+
+    raise typer.Exit(run(recommendation, minutes, json_, screen()))
+
+
+@app.command()
+def compare(
+    old: Annotated[Path, typer.Argument(help="The older recommendation.json.")],
+    new: Annotated[Path, typer.Argument(help="The newer one.")],
+    json_: Json = False,
+) -> None:
+    """Say in what two recommendations differ: 0 if the newer keeps the older one's promise, 1 if not."""
+    from service.cli.holds import compare as differ
+    from service.cli.holds import read, show
+
+    raise typer.Exit(show(differ(read(old), read(new)), json_, screen()))
+
+
+@app.command()
 def estimate(
     job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")],
     memory: Annotated[str, typer.Option(help="Memory of the device, such as 24GiB.")],

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,17 +27,46 @@ from service.settings import Settings
 
 POLL_SECONDS = 1.0
 INTERRUPTED = 130  # exit code
+FILES = {"json": "recommendation.json", "train.py": "train.py"}  # export -> file
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a job's run here ended, and its best if it has one, with the files that hold it (name -> text)."""
+
+    ended: JobView
+    interrupted: bool
+    best: Recommendation | None
+    files: dict[str, str]
+
+    @property
+    def code(self) -> int:
+        """The exit code: 0 done, 1 failed, 130 interrupted."""
+        if self.interrupted:
+            return INTERRUPTED
+        return 0 if self.best and self.ended.status is JobStatus.succeeded else 1
 
 
 def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
-    """Run the job; 0 done, 1 failed, 130 interrupted. Writes recommendation.json and train.py into `output`.
+    """Run the job of a file; its exit code. Writes recommendation.json and train.py into `output`.
 
     An interrupted run writes the best so far; a second interrupt ends it at once.
     """
     job = read_job(path)
-    settings = Settings.from_environment()
     _prepare(output)
-    quiet = new_console(quiet=True) if as_json else console
+    done = run(job, new_console(quiet=True) if as_json else console)
+    for name, text in done.files.items():
+        (output / name).write_text(text)
+    if done.best and as_json:
+        print(done.best.model_dump_json(indent=2))
+    elif done.best:
+        _conclude(console, done.best, [output / name for name in done.files])
+    return done.code
+
+
+def run(job: dict[str, Any], console: Console) -> Run:
+    """Run a job on a control plane and a worker of its own, and show how it comes on."""
+    settings = Settings.from_environment()
     with (
         _interruptible(),
         private(settings, job) as own,
@@ -47,7 +77,7 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
         worker = LocalWorker(own)
         interrupted = False
         try:
-            ended = _follow(client, worker, job_id, quiet)
+            ended = _follow(client, worker, job_id, console)
         except KeyboardInterrupt:
             interrupted, ended = True, _interrupted(client, job_id)
         finally:
@@ -56,17 +86,9 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
             worker.stop()
         if ended.error:
             say(ended.error)
-        if not ended.best:
-            return INTERRUPTED if interrupted else 1
-        best = client.recommendation(job_id)
-        written = _write(client, job_id, output)
-    if as_json:
-        print(best.model_dump_json(indent=2))
-    else:
-        _conclude(console, best, written)
-    if interrupted:
-        return INTERRUPTED
-    return 0 if ended.status is JobStatus.succeeded else 1
+        best = client.recommendation(job_id) if ended.best else None
+        files = {file: client.export(job_id, name) for name, file in FILES.items()} if best else {}
+    return Run(ended, interrupted, best, files)
 
 
 @contextlib.contextmanager
@@ -116,15 +138,6 @@ def _prepare(output: Path) -> None:
             return
     except OSError as error:
         raise Misconfigured(f"--output: {output} cannot be written ({error.strerror}).") from error
-
-
-def _write(client: Client, job_id: str, output: Path) -> list[Path]:
-    written = []
-    for name, file in (("json", "recommendation.json"), ("train.py", "train.py")):
-        path = output / file
-        path.write_text(client.export(job_id, name))
-        written.append(path)
-    return written
 
 
 def _conclude(console: Console, best: Recommendation, written: list[Path]) -> None:

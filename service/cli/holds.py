@@ -1,0 +1,132 @@
+"""`dynotune verify` and `dynotune compare`: does a recommendation still hold, and in what do two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from service.cli.output import console as new_console
+from service.cli.tune import run
+from service.contract.base import Contract
+from service.contract.job import JobSpec
+from service.contract.recommendation import Recommendation
+from service.errors import Misconfigured
+
+WITHIN = 0.10  # of the older speed-up or pace: a smaller difference counts as none
+SHOWN = ("name", "memory_gib", "cores", "driver", "capability")
+
+
+class Comparison(Contract):
+    """In what a newer recommendation differs from an older one, and whether the older one's promise is kept."""
+
+    holds: bool
+    reasons: tuple[str, ...]
+    speedup: tuple[float | None, float | None]
+    tokens_per_second: tuple[float, float]
+    micro_batch_size: tuple[int, int]
+    levers: dict[str, tuple[str | None, str | None]]
+    environment: dict[str, tuple[Any, Any]]
+
+    def lines(self) -> list[str]:
+        """The comparison as lines of text."""
+        old, new = (f"{one:.2f}x" if one else "none" for one in self.speedup)
+        found = [
+            f"speed-up: {old} then, {new} now",
+            f"tokens/s: {self.tokens_per_second[0]:,.0f} then, {self.tokens_per_second[1]:,.0f} now",
+        ]
+        if self.micro_batch_size[0] != self.micro_batch_size[1]:
+            found.append("micro batch: {} then, {} now".format(*self.micro_batch_size))
+        for name, (before, now) in (*self.levers.items(), *self.environment.items()):
+            found.append(f"{name}: {before} then, {now} now")
+        return [*found, *self.reasons, "It holds." if self.holds else "It does not hold."]
+
+
+def read(path: Path) -> Recommendation:
+    """A recommendation.json; Misconfigured when the file holds none."""
+    try:
+        return Recommendation.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise Misconfigured(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise Misconfigured(f"{path} is no recommendation.json of this version: {place}: {first['msg']}") from error
+
+
+def verify(path: Path, minutes: float, as_json: bool, console: Console) -> int:
+    """Measure a recommendation again and say whether it holds; the exit code: 0 if so, 1 if not, 130 interrupted."""
+    old = read(path)
+    done = run(job_of(old, minutes), new_console(quiet=True) if as_json else console)
+    if done.best is None or done.interrupted:
+        return done.code
+    return show(compare(old, done.best), as_json, console)
+
+
+def show(found: Comparison, as_json: bool, console: Console) -> int:
+    """Print a comparison; 0 if the older recommendation holds, else 1."""
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    else:
+        for line in found.lines():
+            console.print(line, soft_wrap=True)
+    return 0 if found.holds else 1
+
+
+def job_of(found: Recommendation, minutes: float) -> dict[str, Any]:
+    """The job that measures a recommendation and its baseline again, and nothing else."""
+    made, spec = found.configuration, JobSpec.model_validate(found.spec)
+    search = spec.search.model_copy(
+        update={
+            "fixed": dict(made.levers),
+            "levers": None,
+            "trials": 2,
+            "minutes": minutes,
+            "verify": "quick",
+            "quality": "allow",  # a choice that the user had allowed then
+            "max_micro_batch_size": made.micro_batch_size,
+        }
+    )
+    training = spec.training.model_copy(
+        update={"effective_batch_size": made.effective_batch_size, "learning_rate": made.learning_rate}
+    )
+    again = spec.model_copy(update={"method": (made.method,), "search": search, "training": training})
+    return again.model_dump(mode="json", exclude_none=True)
+
+
+def compare(old: Recommendation, new: Recommendation) -> Comparison:
+    """Compare two recommendations for the same job; the newer one may come from another machine."""
+    reasons = []
+    before, now = old.evidence.speedup, new.evidence.speedup
+    if new.stability.stable is False:
+        reasons.append(f"It is not stable any more: {'; '.join(new.stability.reasons)}.")
+    if before and now and now < before * (1 - WITHIN) and now < (old.evidence.speedup_low or before):
+        reasons.append(f"The speed-up is {now / before - 1:+.0%} away, and below the older interval.")
+    if before and now is None:
+        reasons.append("There is no baseline to compare with any more.")
+    ours, theirs = old.configuration, new.configuration
+    return Comparison(
+        holds=not reasons,
+        reasons=tuple(reasons),
+        speedup=(before, now),
+        tokens_per_second=(old.evidence.tokens_per_second, new.evidence.tokens_per_second),
+        micro_batch_size=(ours.micro_batch_size, theirs.micro_batch_size),
+        levers=differences(ours.levers, theirs.levers),
+        environment=differences(surroundings(old), surroundings(new)),
+    )
+
+
+def surroundings(found: Recommendation) -> dict[str, Any]:
+    """What of the environment may change a speed: the device, and the versions of what computes."""
+    environment = found.environment
+    versions, packages = environment.get("versions") or {}, environment.get("packages") or {}
+    return {name: environment.get(name) for name in SHOWN} | dict(versions) | dict(packages)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Name -> (older value, newer value) where they differ."""
+    names = dict.fromkeys((*old, *new))
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}

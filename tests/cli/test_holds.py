@@ -1,0 +1,71 @@
+"""`dynotune compare`, and the job by which `dynotune verify` measures a recommendation again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from service.cli import holds
+from service.cli.app import app
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.recommendation import Recommendation
+from service.errors import Misconfigured
+from service.recommend import recommend
+from tests.factory import history
+
+Make = Callable[..., Recommendation]
+
+
+@pytest.fixture
+def found(spec: Callable[..., JobSpec], facts: Callable[..., HardwareFacts]) -> Make:
+    """A recommendation of a configuration that takes so many seconds, on a machine with these facts."""
+
+    def make(seconds: float = 5.0, **changes: Any) -> Recommendation:
+        made = recommend("a-job", spec(), facts(**changes), history(spec(), seconds), {})
+        assert made is not None
+        return made
+
+    return make
+
+
+def test_a_slower_answer_does_not_hold_and_says_what_differs(found: Make) -> None:
+    old = found()
+    assert holds.compare(old, found(5.2)).holds, "4% is within what machines do"
+    new = holds.compare(old, found(8.0, versions={"python": "3.11", "torch": "2.14.0"}))
+    assert not new.holds and "below the older interval" in new.reasons[0]
+    assert new.environment == {"torch": ("2.13.0", "2.14.0")} and new.levers == {}
+    assert any(line.startswith("torch: 2.13.0 then, 2.14.0 now") for line in new.lines())
+
+
+def test_the_exit_code_tells(found: Make, tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text(found().model_dump_json())
+    new.write_text(found(8.0).model_dump_json())
+    runner = CliRunner()
+    assert runner.invoke(app, ["compare", str(old), str(old)]).exit_code == 0
+    worse = runner.invoke(app, ["compare", str(old), str(new), "--json"])
+    assert worse.exit_code == 1 and json.loads(worse.stdout)["holds"] is False
+
+
+@pytest.mark.parametrize("text", ["{}", "no json", "[]"])
+def test_what_is_no_recommendation_is_told_in_a_sentence(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    with pytest.raises(Misconfigured, match=r"other\.json is no recommendation\.json"):
+        holds.read(file)
+    with pytest.raises(Misconfigured, match="No such file"):
+        holds.read(tmp_path / "missing.json")
+
+
+def test_the_job_holds_everything_fixed(found: Make) -> None:
+    job = holds.job_of(found(), 2.0)
+    spec = JobSpec.model_validate(job)
+    assert spec.search.fixed == found().configuration.levers and spec.search.trials == 2 and spec.search.minutes == 2.0
+    assert spec.method == ("lora",) and spec.training.effective_batch_size == 32
+    assert spec.search.max_micro_batch_size == 8
