@@ -53,7 +53,7 @@ def proved(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
         plain = configuration(method, 8).model_copy(update={"learning_rate": 1e-3})
         made = plain.model_copy(update={"levers": plain.levers | {"precision": "fp32"} | levers})
         candidate = measured(made, micro_batch_size=2, check_grad_norm=1.0)
-        spec, reference = proof.exposed(job, candidate), proof.reference_of(candidate)
+        spec, reference = proof.exposed(job, candidate), proof.references_of(candidate)[0][1]
         with monkeypatch.context() as patch:
             if plant:
                 plant(patch)

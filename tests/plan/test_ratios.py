@@ -11,7 +11,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Block, Slice
 from service.contract.task import VerifyRequest
 from tests.factory import block, configuration, measured
-from worker.plan.ratios import certainly_slower, ratio, settled, standard_error
+from worker.plan.ratios import certainly_slower, ratio, relative_costs, settled, standard_error
 
 Spec = Callable[..., JobSpec]
 BASE, FAST = measured(configuration(micro=8), 10.0), measured(configuration(batching="sorted"), 5.0)
@@ -70,3 +70,13 @@ def test_a_verification_is_settled_when_order_and_speedup_are_sure(spec: Spec) -
     assert settled(job, request, blocks(2, 6.0)) and certainly_slower(job, request, blocks(2, 6.0))
     assert not settled(job, request, blocks(2, 5.02)), "which of them is faster is not known yet"
     assert certainly_slower(job, request, blocks(2, 5.02)) == set()
+
+
+def test_costs_are_compared_only_in_blocks_that_both_ran_in(spec: Spec) -> None:
+    """The machine is twice as slow in the second block, in which only two of three ran."""
+    job = spec(search={"objective": "throughput"})
+    blocks = tuple(block(one, seconds, 0) for one, seconds in ((BASE, 10.0), (FAST, 5.0), (NEAR, 5.5)))
+    blocks += tuple(block(one, seconds, 1) for one, seconds in ((BASE, 20.0), (FAST, 10.0)))
+    costs = relative_costs(job, blocks, [BASE, FAST, NEAR])
+    assert costs[FAST.configuration.key] == pytest.approx(0.5) and costs[BASE.configuration.key] == 1.0
+    assert costs[NEAR.configuration.key] == pytest.approx(0.55)

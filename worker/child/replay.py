@@ -34,7 +34,8 @@ def run_replay(request: RunReplay, device: Device) -> Replay:
         plan = [_padded(list(step), micro) for step in request.steps]
     else:
         given = samples(bundle.data.lengths, request.count * request.samples_a_step, request.seed)
-        plan = plan_of(bundle, given, micro, effective=request.samples_a_step)
+        whole = request.samples_a_step if bundle.recipe.steps_in_backward else micro
+        plan = plan_of(bundle, given, whole, effective=request.samples_a_step)
     if bundle.compiled:
         bundle.compile()
     return replay(bundle, plan, given)

@@ -9,6 +9,7 @@ from worker.plan.view import View
 FINALISTS = 3
 # How many finalists are chosen by their trials' speed alone (docs/decisions/0013).
 NEAREST = {"quick": 1, "standard": 2, "strict": 2}
+BLOCKS = {"quick": 4, "standard": 8, "strict": 12}  # at most: a verification ends when it is settled
 RESERVES = 3  # candidates that are verified if no finalist is stable
 DRIFT = 1.25  # by how much a shared machine's pace may differ between two trials (docs/decisions/0013)
 
@@ -60,7 +61,7 @@ def verification(left: list[View]) -> VerifyRequest | None:
             baseline=baseline,
             finalists=tuple(best),
             reserves=tuple(others[:RESERVES]),
-            blocks=4 if view.spec.search.verify == "quick" else 5,
+            blocks=BLOCKS[view.spec.search.verify],
             seconds_limit=seconds,
         )
     return None

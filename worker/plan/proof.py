@@ -16,10 +16,12 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.replay import Proof, Replay
 from service.levers import LEVERS, chosen
+from service.levers.optimizer import WHOLE_STEP
 from worker.plan.view import precise
 
 STEPS = {"quick": 10, "standard": 20, "strict": 50}
 LEAST_SAMPLES = 4  # a step
+MOST_IN_FP32 = 2e9  # parameters of a model whose reference computes in fp32
 RATE_CHANGE = 1.02  # of the learning rate, by which a candidate's losses may be judged
 SHRINKAGE = 0.02  # by which the replay's weight decay makes the weights smaller over all its steps
 CLIPPED_TO = 0.5  # times the norm of step 0's gradients
@@ -47,19 +49,36 @@ def exposed(spec: JobSpec, candidate: Measurement) -> JobSpec:
     changes: dict[str, float] = {}
     if training.weight_decay:
         changes["weight_decay"] = SHRINKAGE / (candidate.configuration.learning_rate * steps)
-    if training.max_grad_norm and candidate.check_grad_norm:
+    clips = candidate.configuration.levers["optimizer"] not in WHOLE_STEP  # which have dropped the gradients by then
+    if training.max_grad_norm and candidate.check_grad_norm and clips:
         changes["max_grad_norm"] = CLIPPED_TO * candidate.check_grad_norm
     return spec.model_copy(update={"training": training.model_copy(update=changes)})
 
 
-def reference_of(candidate: Measurement) -> Measurement:
-    """The candidate's configuration with every lever at its most precise, plainest choice, and fp32 throughout."""
-    configuration = candidate.configuration
-    plain = {name: lever.reference or lever.baseline for name, lever in LEVERS.items()} | {"precision": "fp32"}
+def references_of(candidate: Measurement) -> list[tuple[str, Measurement]]:
+    """(what it is, the configuration) of the references to try, the most precise first: the next is for want of memory.
+
+    Every lever is at its baseline but for those that say which weights are trained. The first is in fp32 throughout,
+    unless the model is so large that this would take longer than it tells; the other has the candidate's precision,
+    and checkpointing against its memory.
+    """
+    configuration, levers = candidate.configuration, candidate.configuration.levers
+    plain = {name: lever.reference or lever.baseline for name, lever in LEVERS.items()}
     if configuration.method == "qlora":  # what is quantised has other weights, so the reference has the same ones
-        plain["quantization"] = configuration.levers["quantization"]
-    made = configuration.model_copy(update={"levers": plain})
-    return candidate.model_copy(update={"configuration": made, "micro_batch_size": 1})
+        plain["quantization"] = levers["quantization"]
+    lean = {"precision": levers["precision"], "optimizer": levers["optimizer"], "checkpointing": "full"}
+    ways = [("fp32", plain | {"precision": "fp32"}), (f"{levers['precision']}, checkpointing", plain | lean)]
+    if (candidate.parameters or 0) > MOST_IN_FP32:
+        del ways[0]
+    return [
+        (
+            f"{name}, one sample a row, every other lever at its baseline",
+            candidate.model_copy(
+                update={"configuration": configuration.model_copy(update={"levers": choices}), "micro_batch_size": 1}
+            ),
+        )
+        for name, choices in ways
+    ]
 
 
 def samples_a_step(candidate: Measurement) -> int:
@@ -76,8 +95,10 @@ def noise(reference: Replay, faster: Replay, other_seed: Replay) -> Noise:
     )
 
 
-def prove(spec: JobSpec, candidate: Measurement, ours: Replay, reference: Replay, noise: Noise) -> Proof:
-    """Compare a candidate's replay with the reference's; `spec` is the exposed one that both ran under."""
+def prove(
+    spec: JobSpec, candidate: Measurement, ours: Replay, reference: Replay, noise: Noise, name: str = "fp32"
+) -> Proof:
+    """Compare a candidate's replay with the reference's, which is called `name`; both ran under the exposed `spec`."""
     rounds = not precise(candidate)
     allowed_loss = max(noise.loss, ROUNDED if rounds else EXACT)
     allowed_movement = max(LEAST_MOVEMENT[rounds], SEEDS * noise.movement)
@@ -113,7 +134,7 @@ def prove(spec: JobSpec, candidate: Measurement, ours: Replay, reference: Replay
         allowed_loss_difference=allowed_loss,
         movement=movement,
         allowed_movement=allowed_movement,
-        reference="fp32, one sample a row, every other lever at its baseline",
+        reference=name,
     )
 
 

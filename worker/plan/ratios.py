@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement
@@ -59,12 +60,32 @@ def standard_error(ours: Block, theirs: Block) -> float:
     return math.hypot(*widths) / (2 * NORMAL)
 
 
+def relative_costs(spec: JobSpec, blocks: tuple[Block, ...], candidates: Sequence[Measurement]) -> dict[str, float]:
+    """Each candidate's cost as a share of the anchor's, in the blocks that both ran in; infinite without a block.
+
+    The anchor is the first of those that ran in most blocks. Not every candidate runs in every block, and a shared
+    machine may be slower in some of them, so costs of different blocks are never compared.
+    """
+    timed = {one.configuration.key: 0 for one in candidates}
+    for block in blocks:
+        if block.timing and block.key in timed:
+            timed[block.key] += 1
+    anchor = max(candidates, key=lambda one: timed[one.configuration.key])
+    costs = {}
+    for one in candidates:
+        found = ratio(spec, blocks, one, anchor) if one is not anchor else (1.0, 1.0, 1.0)
+        costs[one.configuration.key] = 1 / found[0] if found and timed[one.configuration.key] else math.inf
+    return costs
+
+
 def settled(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -> bool:
     """Whether the fastest finalist is known for sure, or tied within 1%, and its speed-up within 5%."""
-    running = [one for one in request.finalists if _mean_cost(spec, one, blocks) < math.inf]
+    everyone = [*([request.baseline] if request.baseline else []), *request.finalists]
+    costs = relative_costs(spec, blocks, everyone)
+    running = [one for one in request.finalists if costs[one.configuration.key] < math.inf]
     if not running:
         return True
-    best = min(running, key=lambda one: _mean_cost(spec, one, blocks))
+    best = min(running, key=lambda one: costs[one.configuration.key])
     speedup = ratio(spec, blocks, best, request.baseline) if request.baseline else None
     if speedup and speedup[2] / speedup[0] > 1 + SURE_WITHIN:
         return False
@@ -81,8 +102,3 @@ def certainly_slower(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block,
             if times and times[1] > 1.0:
                 found.add(one.configuration.key)
     return found
-
-
-def _mean_cost(spec: JobSpec, candidate: Measurement, blocks: tuple[Block, ...]) -> float:
-    timings = [block.timing for block in blocks if block.key == candidate.configuration.key and block.timing]
-    return statistics.fmean(score(spec, candidate, one) for one in timings) if timings else math.inf

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Timing, Verdict, Verification
-from service.contract.objective import score, smallest_within
+from service.contract.objective import smallest_within
 from service.contract.replay import Proof
 from service.contract.task import VerifyRequest
 from service.levers import as_fixed
-from worker.plan.ratios import ratio
+from worker.plan.ratios import ratio, relative_costs
 
 
 def judge(
@@ -25,7 +22,7 @@ def judge(
     baseline = request.baseline
     candidates = [*([baseline] if baseline else []), *_run(request, blocks)]
     verdicts = [_verdict(spec, candidate, request, blocks, soaks, proofs) for candidate in candidates]
-    cost = {candidate.configuration.key: _cost(spec, candidate, blocks) for candidate in candidates}
+    cost = relative_costs(spec, blocks, candidates)
     asked = {one.configuration.key for one in candidates if as_fixed(spec, one.configuration)}
     stable = [verdict.key for verdict in verdicts if verdict.stable and verdict.key in asked]
     order = sorted(stable, key=lambda key: cost[key])
@@ -77,11 +74,6 @@ def _of(blocks: tuple[Block, ...], key: str) -> list[Block]:
 
 def _timings(blocks: tuple[Block, ...], key: str) -> list[Timing]:
     return [block.timing for block in _of(blocks, key) if block.timing]
-
-
-def _cost(spec: JobSpec, candidate: Measurement, blocks: tuple[Block, ...]) -> float:
-    timings = _timings(blocks, candidate.configuration.key)
-    return statistics.median(score(spec, candidate, timing) for timing in timings) if timings else math.inf
 
 
 def _verdict(

@@ -34,34 +34,47 @@ class Prover:
         from worker.plan import proof as judged  # imported here because worker.plan imports Optuna
 
         spec = judged.exposed(self._spec, candidate)
-        seed, reference = spec.training.seed + 201, judged.reference_of(candidate)
-        base = RunReplay(
+        asked = RunReplay(
             workplace=self._workplace,
             spec=spec,
             candidate=candidate,
-            seed=seed,
+            seed=spec.training.seed + 201,
             count=judged.STEPS[spec.search.verify],
             samples_a_step=judged.samples_a_step(candidate),
         )
-        ours = self._replay(base, "candidate")
-        if isinstance(ours, str):
+        ours = self._replay(asked, "candidate")
+        if not isinstance(ours, Replay):
             return ours
-        followed = base.model_copy(update={"candidate": reference, "steps": ours.steps})
-        theirs = self._replay(followed, "reference")
-        if isinstance(theirs, str):
-            return f"the reference to compare with did not run: {theirs}"
-        if self._noise is None:
-            faster = reference.configuration.learning_rate * judged.RATE_CHANGE
-            configuration = reference.configuration.model_copy(update={"learning_rate": faster})
-            changed = reference.model_copy(update={"configuration": configuration})
-            others = (
-                self._replay(followed.model_copy(update={"candidate": changed}), "reference at a 2% higher rate"),
-                self._replay(followed.model_copy(update={"seed": seed + 1}), "reference under another seed"),
+        followed = asked.model_copy(update={"steps": ours.steps})
+        for name, reference in judged.references_of(candidate):
+            theirs = self._replay(followed.model_copy(update={"candidate": reference}), f"reference in {name}")
+            if isinstance(theirs, Replay):
+                noise = self._noise_of(followed, reference, theirs)
+                return noise if isinstance(noise, str) else judged.prove(spec, candidate, ours, theirs, noise, name)
+        return f"no reference to compare with ran: {theirs}"
+
+    def _noise_of(self, followed: RunReplay, reference: Measurement, theirs: Replay) -> Noise | str:
+        """What the reference's own losses and movement differ by, measured for the first candidate."""
+        from worker.plan import proof as judged
+
+        if self._noise is not None:
+            return self._noise
+        faster = reference.configuration.learning_rate * judged.RATE_CHANGE
+        changed = reference.configuration.model_copy(update={"learning_rate": faster})
+        of_rate = self._replay(
+            followed.model_copy(update={"candidate": reference.model_copy(update={"configuration": changed})}),
+            "reference at a 2% higher rate",
+        )
+        of_seed = self._replay(
+            followed.model_copy(update={"candidate": reference, "seed": followed.seed + 1}),
+            "reference under another seed",
+        )
+        if not isinstance(of_rate, Replay) or not isinstance(of_seed, Replay):
+            return (
+                f"the reference to compare with did not run again: {of_rate if isinstance(of_rate, str) else of_seed}"
             )
-            if isinstance(others[0], str) or isinstance(others[1], str):
-                return f"the reference to compare with did not run twice: {others[0]}; {others[1]}"
-            self._noise = judged.noise(theirs, others[0], others[1])
-        return judged.prove(spec, candidate, ours, theirs, self._noise)
+        self._noise = judged.noise(theirs, of_rate, of_seed)
+        return self._noise
 
     def _replay(self, request: RunReplay, whose: str) -> Replay | str:
         self._progress(f"replaying {request.count} steps: {whose}")
