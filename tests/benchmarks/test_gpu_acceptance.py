@@ -7,25 +7,22 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.acceptance.conformance import FILES
+from benchmarks.acceptance.place import Place
+from benchmarks.acceptance.tuning import BERT, EIGHT, ONE
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
 from tests.conftest import ROOT
 
-PARTS = (
-    "conformance",
-    "memory",
-    "attention",
-    "tune-bert",
-    "tune-1b",
-    "tune-8b",
-    "overhead",
-    "lora-kernels",
-    "seed-tables",
-)
+# The other two parts of whole jobs differ from tune-bert in what they submit only, which has a test of its own.
+PARTS = ("conformance", "memory", "attention", "tune-bert", "overhead", "lora-kernels", "seed-tables")
 COMMAND = [sys.executable, "-m", "benchmarks.gpu_acceptance"]
 
 
@@ -75,6 +72,13 @@ def test_every_part_runs_at_tiny_sizes(home: Path, part: str) -> None:
     found = run_part(home, part)
     away = [value for row in found.values() for name, value in row.items() if name.endswith("/away")]
     assert max(away, default=0.0) < 0.02, "the fused LoRA computes what peft computes, in bf16"
+
+
+def test_the_larger_jobs_are_valid(home: Path, facts: Callable[..., HardwareFacts]) -> None:
+    place = Place(facts(), home / "dry", True, time.monotonic() + 600)
+    for job in (*BERT, ONE, EIGHT):
+        spec = JobSpec.model_validate(job.body(place))
+        assert Path(spec.model.source, "config.json").is_file() and Path(spec.dataset.source).stat().st_size > 1000
 
 
 def test_the_next_call_goes_on_and_tries_again_what_failed(home: Path) -> None:
