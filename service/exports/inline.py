@@ -25,7 +25,7 @@ WHOLE = m.OneOf(
 SHORT = 72  # characters of an expression that may stand in several places
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """A function that may be inlined: its parameters with their defaults, its statements, and what it returns."""
 
@@ -43,16 +43,23 @@ def inlined(statements: list[str]) -> list[str]:
     while (candidate := _next(statements, refused)) is not None:
         refused.add(candidate.name)
         uses = _uses(statements, candidate.name)
-        inliner = _Inliner(candidate)
-        changed = [_visited(one, inliner) if _names(one)[candidate.name] else one for one in statements]
-        if inliner.done == uses:
-            statements = [one for one in changed if not one.startswith(f"def {candidate.name}(")]
+        changed = [_written(one, candidate) if _names(one)[candidate.name] else (one, 0) for one in statements]
+        if sum(done for _, done in changed) == uses:
+            statements = [one for one, _ in changed if not one.startswith(f"def {candidate.name}(")]
     return statements
 
 
-def _visited(statement: str, inliner: _Inliner) -> str:
-    """A statement's text after the inliner."""
-    return cst.parse_module(statement).visit(inliner).code
+@lru_cache(maxsize=1024)
+def parsed(code: str) -> cst.Module:
+    """The code's tree. Trees are never changed, so one serves every script that holds the same code."""
+    return cst.parse_module(code)
+
+
+@lru_cache(maxsize=4096)
+def _written(statement: str, candidate: Candidate) -> tuple[str, int]:
+    """(a statement's text with the candidate written where it is called, how many calls that replaced)."""
+    inliner = _Inliner(candidate)
+    return parsed(statement).visit(inliner).code, inliner.done
 
 
 @lru_cache(maxsize=4096)
@@ -80,7 +87,12 @@ def _next(statements: list[str], refused: set[str]) -> Candidate | None:
 
 def _candidate(text: str, uses: int) -> Candidate | None:
     """The function as a candidate; None where it has to stay a function."""
-    tree, node = ast.parse(text).body[0], cst.parse_module(text).body[0]
+    return _candidate_of(text, uses == 1)
+
+
+@lru_cache(maxsize=1024)
+def _candidate_of(text: str, is_used_once: bool) -> Candidate | None:
+    tree, node = ast.parse(text).body[0], parsed(text).body[0]
     assert isinstance(tree, ast.FunctionDef) and isinstance(node, cst.FunctionDef)
     statements = list(node.body.body)
     if ast.get_docstring(tree) is not None:
@@ -98,7 +110,7 @@ def _candidate(text: str, uses: int) -> Candidate | None:
     if stays or returns != (value is not None) or node.params.kwonly_params:
         return None
     short = value is not None and not statements and len(_code(value)) <= SHORT
-    if uses != 1 and not short and (statements or value is not None):
+    if not is_used_once and not short and (statements or value is not None):
         return None
     return Candidate(
         node.name.value,

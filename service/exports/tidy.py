@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
+
+from service.exports.inline import parsed
 
 NO_CONTEXT = m.WithItem(
     item=m.Call(func=m.Attribute(m.Name("contextlib"), m.Name("nullcontext")), args=[]), asname=None
@@ -22,22 +25,32 @@ def tidied(statements: list[str]) -> list[str]:
     while before != statements:
         before, tree = statements, ast.parse("\n".join(statements))
         unused, read = _unused_parameters(tree), _names_read(tree)
-        statements = [_tidied(statement, unused, read) for statement in statements]
+        statements = [
+            _tidied(one, tuple((name, unused[name]) for name in unused if name in _named(one)), _named(one) - read)
+            for one in statements
+        ]
     return statements
 
 
-def _tidied(statement: str, unused: dict[str, list[_Parameter]], read: set[str]) -> str:
-    """One statement's text, parsed only where there is something to take out."""
+@lru_cache(maxsize=4096)
+def _named(statement: str) -> frozenset[str]:
+    """The names in a statement, and that of the function which it defines."""
     tree = ast.parse(statement)
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    names |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    passes: list[cst.CSTTransformer] = [_WithoutParameters(name, unused[name]) for name in unused if name in names]
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return frozenset(functions | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
+
+
+@lru_cache(maxsize=4096)
+def _tidied(statement: str, unused: tuple[tuple[str, tuple[_Parameter, ...]], ...], unread: frozenset[str]) -> str:
+    """One statement's text, parsed only where there is something to take out."""
+    passes: list[cst.CSTTransformer] = [_WithoutParameters(name, parameters) for name, parameters in unused]
     if "nullcontext" in statement:
         passes.append(_NoContexts())
-    if isinstance(tree.body[0], ast.FunctionDef) and names - read - {tree.body[0].name}:
-        passes.append(_NoDeadVariables(read))
+    function = statement.removeprefix("def ").partition("(")[0]
+    if statement.startswith("def ") and unread - {function}:
+        passes.append(_NoDeadVariables(unread))
     for one in passes:
-        statement = cst.parse_module(statement).visit(one).code
+        statement = parsed(statement).visit(one).code
     return statement
 
 
@@ -59,15 +72,19 @@ class _Parameter:
     place: int
 
 
-def _unused_parameters(tree: ast.Module) -> dict[str, list[_Parameter]]:
+def _unused_parameters(tree: ast.Module) -> dict[str, tuple[_Parameter, ...]]:
     """Of each function that is only ever called by its name, the parameters that its body does not mention."""
     found = {}
-    calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    nodes = list(ast.walk(tree))
+    calls = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}
+    uses_of: dict[str, list[ast.Name]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            uses_of.setdefault(node.id, []).append(node)
     for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
-        uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == function.name]
-        plain = all(id(use) in calls and not _has_star(calls[id(use)]) for use in uses)
+        plain = all(id(use) in calls and not _has_star(calls[id(use)]) for use in uses_of.get(function.name, ()))
         names = {node.id for part in function.body for node in ast.walk(part) if isinstance(node, ast.Name)}
-        unused = [_Parameter(one.arg, at) for at, one in enumerate(function.args.args) if one.arg not in names]
+        unused = tuple(_Parameter(one.arg, at) for at, one in enumerate(function.args.args) if one.arg not in names)
         if plain and unused and not function.args.defaults and function.name != "main":
             found[function.name] = unused
     return found
@@ -117,9 +134,9 @@ def _names_read(tree: ast.Module) -> set[str]:
 class _NoDeadVariables(cst.CSTTransformer):
     """Drops assignments of plain values, within functions, to variables that nothing reads."""
 
-    def __init__(self, read: set[str]) -> None:
+    def __init__(self, unread: frozenset[str]) -> None:
         super().__init__()
-        self._read, self._depth = read, 0
+        self._unread, self._depth = unread, 0
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
         """Within a function now."""
@@ -140,6 +157,6 @@ class _NoDeadVariables(cst.CSTTransformer):
         target = statement.targets[0].target
         value = ast.parse(cst.Module([]).code_for_node(statement.value), mode="eval").body
         plain = all(isinstance(node, PLAIN) for node in ast.walk(value))
-        if isinstance(target, cst.Name) and target.value not in self._read and plain:
+        if isinstance(target, cst.Name) and target.value in self._unread and plain:
             return cst.RemoveFromParent()
         return updated_node

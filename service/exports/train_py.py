@@ -16,13 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import libcst as cst
-
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
 from service.errors import NotYet
 from service.exports.base import Export
-from service.exports.inline import inlined
+from service.exports.inline import inlined, parsed
 from service.exports.specialise import Specialiser
 from service.exports.tidy import tidied
 from service.recipe import Applied, recipe_fields
@@ -80,15 +78,15 @@ def script(fields: dict[str, Any], head: str) -> str:
     imports: list[str] = []
     definitions: dict[str, Definition] = {}
     for name in (file for module in MODULES for file in _files(module, fields)):
-        tree = cst.parse_module(_source(name)).visit(specialiser)
+        tree = parsed(_source(name)).visit(specialiser)
         for statement in tree.body[1:]:  # the first is the docstring
             text = tree.code_for_node(statement).strip()
-            parsed = ast.parse(text).body[0]
-            if isinstance(parsed, ast.Import | ast.ImportFrom):
-                imports += [] if _is_ours(parsed) else [text]
-            uses = frozenset(one.id for one in ast.walk(parsed) if isinstance(one, ast.Name))
-            is_value = isinstance(parsed, ast.Assign | ast.AnnAssign)
-            definitions |= dict.fromkeys(_bound(parsed), Definition(text, uses, is_value))
+            node = ast.parse(text).body[0]
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                imports += [] if _is_ours(node) else [text]
+            uses = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name))
+            is_value = isinstance(node, ast.Assign | ast.AnnAssign)
+            definitions |= dict.fromkeys(_bound(node), Definition(text, uses, is_value))
     used = _reached({name: one.uses for name, one in definitions.items()}, {"main", "TrainingError"})
     constants = [f"{name} = {value!r}" for name, value in sorted(specialiser.constants.items()) if name in used]
     wanted = [one for name, one in definitions.items() if name in used]
