@@ -64,8 +64,8 @@ APPLIED = [
     for model, task in TASKS.items()
     for method in METHODS
     for name, choice in RUNNABLE
-    # Compiling takes long and is the same for every method: once. What is excluded is excluded.
-    if (choice == "off" or name != "compile" or method == "lora")
+    # Compiling takes long and is the same for every method: once a choice, and the plainest one for the BERT too.
+    if (choice == "off" or name != "compile" or (method == "lora" and (model == "llama" or choice == "per-layer")))
     and LEVERS[name].applies(method, task)
     and name != "experts"  # tests/levers/test_families.py has models with experts
     and excluded(POINT | {name: choice, "method": method, "task": task}) is None
