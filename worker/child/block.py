@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from service.contract.child import ChildMessage, RunBlock, Turn, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome
 from worker.child import probe, steps
-from worker.child.arrange import plan_of
+from worker.child.arrange import padded_tokens, plan_of
 from worker.child.build import Bundle, build
 from worker.child.data import work_unit
 from worker.child.measure import unit_size
@@ -22,14 +23,20 @@ def run_block(
 ) -> Block:
     """Train the work unit under the block's seed, and return its losses and timing. Errors pass through."""
     spec, candidate = request.spec, request.candidate
-    bundle, micro = ready(spec, candidate, request.seed, device, request.workplace)
+    assert candidate.micro_batch_size is not None
+    bundle = build(spec, candidate.configuration, device, request.workplace, request.seed)
+    if bundle.compiled:
+        bundle.compile()
     samples = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), request.seed)
+    micro = candidate.micro_batch_size
     unit = Unit(bundle, micro, plan_of(bundle, samples, micro))
     with steps.without_dropout(bundle.model) as dropout:
         pass  # only to learn whether the model has dropout: the timed steps keep it, as the user's run does
-    if device.first_call_per_shape:
-        unit.run()  # each shape's first call selects kernels, which a real run pays for once
+    if device.first_call_per_shape or bundle.compiled:
+        unit.run()  # each shape's first call selects or compiles kernels, which a real run pays for once
         unit.forget_timings()
+    else:
+        touch(unit)
     if request.in_turns:
         unit.turns = Turns(unit.plan, bundle.data.lengths, tell, hear)
         while not unit.turns.are_over:
@@ -48,6 +55,17 @@ def run_block(
         losses=tuple(unit.losses[:count]),
         grad_norms=tuple(unit.grad_norms[:count]),
     )
+
+
+def touch(unit: Unit) -> None:
+    """Take a step of the largest micro batch at learning rate 0: no timing then holds the first use of memory."""
+    lengths = unit.bundle.data.lengths
+    micro_batches = [micro for step in unit.plan for micro in step]
+    largest = max(micro_batches, key=lambda one: math.prod(padded_tokens(one, lengths)))
+    batches, terms, _ = steps.prepare(unit.bundle, [largest])
+    with probe.without_learning(unit.bundle):
+        steps.optimizer_step(unit.bundle, batches, terms)
+    steps.forget(unit.bundle)
 
 
 def ready(spec: JobSpec, candidate: Measurement, seed: int, device: Device, workplace: Workplace) -> tuple[Bundle, int]:

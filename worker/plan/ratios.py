@@ -86,11 +86,15 @@ def settled(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) ->
     if not running:
         return True
     best = min(running, key=lambda one: costs[one.configuration.key])
-    speedup = ratio(spec, blocks, best, request.baseline) if request.baseline else None
-    if speedup and speedup[2] / speedup[0] > 1 + SURE_WITHIN:
+    if not is_sure(ratio(spec, blocks, best, request.baseline) if request.baseline else None):
         return False
     others = [ratio(spec, blocks, best, one) for one in running if one is not best]
     return all(found is None or found[1] > 1.0 or found[2] < 1 + TIED_WITHIN for found in others)
+
+
+def is_sure(speedup: Ratio | None) -> bool:
+    """Whether a speed-up is known within 5%; one that cannot be known, for want of a baseline, needs no more blocks."""
+    return speedup is None or speedup[2] / speedup[0] <= 1 + SURE_WITHIN
 
 
 def certainly_slower(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -> set[str]:

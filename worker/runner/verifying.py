@@ -42,7 +42,7 @@ class Verifier:
         self._bench, self._spec, self._request = bench, spec, request
         self._workplace = bench.workplace_of(job_id)
         self._progress, self._ended, self._lock_fd = on_progress, ended, lock_fd
-        self._started = time.monotonic()
+        self._started, self._quick = time.monotonic(), spec.search.verify == "quick"
         self._blocks: list[Block] = []
         self._soaks: dict[str, Soak | str] = {}
         self._proofs: dict[str, Proof | str] = {}
@@ -71,7 +71,7 @@ class Verifier:
 
         Finalists that are certainly slower than another are left out of further blocks.
         """
-        from worker.plan.ratios import certainly_slower, settled
+        from worker.plan.ratios import certainly_slower, is_sure, ratio, settled
 
         request, took = self._request, 0.0
         while self._numbers < request.blocks:
@@ -80,10 +80,14 @@ class Verifier:
                 break
             if self._numbers >= LEAST_BLOCKS and settled(self._spec, request, tuple(self._blocks)):
                 break
-            slower = certainly_slower(self._spec, request, tuple(self._blocks)) if self._numbers else set()
+            blocks = tuple(self._blocks)
+            slower = certainly_slower(self._spec, request, blocks) if self._numbers else set()
             finalists = [one for one in request.finalists if one.configuration.key not in slower]
+            # A quick verification leaves the slow baseline out of every other block, which is to order the finalists.
+            known = [ratio(self._spec, blocks, one, request.baseline) for one in finalists if request.baseline]
+            alone = self._quick and self._numbers % 2 == 1 and len(finalists) > 1 and all(map(is_sure, known))
             began = time.monotonic()
-            self._run_block([one for one in (request.baseline, *finalists) if one is not None])
+            self._run_block([*([] if alone or request.baseline is None else [request.baseline]), *finalists])
             took = time.monotonic() - began
             self._numbers += 1
 
