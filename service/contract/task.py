@@ -16,6 +16,7 @@ from service.contract.measurement import Measurement, MemoryLine
 from service.contract.states import JobPhase, Origin
 
 LEASE_SECONDS = 30.0  # without a renewal, after which a task is given to another worker
+LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up
 WISH_SECONDS = 2.0  # between a worker's renewals, each of which also reads the user's wish
 
 

@@ -233,9 +233,9 @@ def test_where_no_block_of_all_finalists_fits_there_are_fewer(spec: Spec, facts:
 
 
 def test_a_compiled_trial_needs_room_for_ten_usual_ones(spec: Spec, facts: Facts) -> None:
-    job = spec(search={"minutes": 12, "trials": 60})  # 540 s for trials, of which one took 10 s
+    job = spec(search={"minutes": 10, "trials": 60})  # 430 s for trials, of which one took 10 s
     records = history(job, 5.0)
-    early, late = (Budget(known(job, facts(), records, elapsed_seconds=540 - left)) for left in (101, 99))
+    early, late = (Budget(known(job, facts(), records, elapsed_seconds=430 - left)) for left in (101, 99))
     compiled = configuration(compile="per-layer")
     assert early.affords(compiled) and not late.affords(compiled) and late.affords(configuration())
 

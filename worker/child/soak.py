@@ -20,6 +20,7 @@ from pathlib import Path
 from service.contract.child import Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Soak
+from service.contract.task import LEAST_SOAK_SECONDS
 from training import evaluation as training_evaluation
 from training.batches import Prepared
 from training.errors import TrainingError
@@ -34,7 +35,7 @@ from worker.devices import Device
 STEPS = {"quick": 40, "standard": 200, "strict": 1000}  # where the job does not set search.soak_steps
 MOST_EVALUATED = {"quick": 64, "standard": 1024, "strict": 4096}  # validation samples
 LEAST_FOR_GROWTH = 30  # steps, before memory between steps can be said to grow
-LEAST_SECONDS, MOST_STEPS = 30.0, 5000  # of a soak whose steps the job does not give
+MOST_STEPS = 5000  # of a soak whose steps the job does not give
 MOST_SLOWING = 1.3  # times the seconds a padded token, in the last third of the steps over those in the first
 LEAST_FOR_PACE = 15  # undisturbed steps, before their pace can be said to change
 NOISE_BYTES = 4 << 20  # differences of memory between steps that are not taken for growth
@@ -87,8 +88,8 @@ class State:
 
 
 def steps_of(spec: JobSpec, candidate: Measurement) -> int:
-    """How many steps a soak has where the job does not say: enough for LEAST_SECONDS at the candidate's pace."""
-    enough = math.ceil(LEAST_SECONDS / candidate.step_seconds) if candidate.step_seconds else 0
+    """How many steps a soak has where the job does not say: enough for LEAST_SOAK_SECONDS at the candidate's pace."""
+    enough = math.ceil(LEAST_SOAK_SECONDS / candidate.step_seconds) if candidate.step_seconds else 0
     return max(STEPS[spec.search.verify], min(enough, MOST_STEPS))
 
 

@@ -6,12 +6,13 @@ import statistics
 
 from service.contract.configuration import Configuration
 from service.contract.states import Origin
-from service.contract.task import PlanInput
+from service.contract.task import LEAST_SOAK_SECONDS, PlanInput
 from service.levers import is_compiled
 
-# Of the job's minutes (docs/decisions/0008), but at least three minutes where these are not more than half of them: two
-# blocks, a proof and a soak take that long on a slow machine.
-VERIFY_SHARE, VERIFY_SECONDS, MOST_SHARE = 0.25, 180.0, 0.5
+# Of the job's minutes (docs/decisions/0008), but as much as the verification will take if that is no more than half.
+VERIFY_SHARE, MOST_SHARE = 0.25, 0.5
+HELD_UNITS = 6.0  # work units of the fastest candidate, which the replays of a proof take about
+VERIFY_STARTS = 60.0  # seconds for the processes of a verification to load, beside the soak
 GRACE_SHARE = 0.1  # of the job's minutes, by which a verification may go past them where trials took longer
 LEAST_VERIFY = 1.0  # seconds: a verification runs one block and a soak, however little time is left
 COMPILE_FACTOR = 2.5  # times the usual time limit, for a trial that compiles
@@ -36,8 +37,16 @@ class Budget:
 
     def left(self) -> float:
         """Seconds that are left for trials."""
-        kept = max(self._seconds * VERIFY_SHARE, min(VERIFY_SECONDS, self._seconds * MOST_SHARE))
+        kept = max(self._seconds * VERIFY_SHARE, min(self._verification(), self._seconds * MOST_SHARE))
         return self._seconds - kept - self._known.elapsed_seconds
+
+    def _verification(self) -> float:
+        """About how many seconds a verification takes: two blocks of baseline and finalists, a proof, and a soak."""
+        units = [one.measurement.timing.seconds for one in self._known.history if one.measurement.timing]
+        if not units:
+            return 0.0
+        fastest, blocks = min(units), 2 * (max(units) + 3 * min(units))
+        return blocks + HELD_UNITS * fastest + LEAST_SOAK_SECONDS + VERIFY_STARTS
 
     def allows(self, planned: int) -> bool:
         """Whether another trial may begin beside `planned` new ones, as there is time for a trial of median length."""

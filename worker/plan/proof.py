@@ -88,10 +88,13 @@ def samples_a_step(candidate: Measurement) -> int:
 
 
 def noise(reference: Replay, faster: Replay, other_seed: Replay) -> Noise:
-    """How much the reference's own losses and movement differ where nothing is wrong."""
+    """How much the reference's own losses and movement differ where nothing is wrong.
+
+    The other two may have fewer steps, as many as each other: at a higher rate, weights move further by as much.
+    """
     return Noise(
         loss=max(_differences(faster, reference), default=0.0),
-        movement=abs(_movement(other_seed, reference) - 1),
+        movement=abs(_movement(other_seed, faster) * RATE_CHANGE - 1),
     )
 
 

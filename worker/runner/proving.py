@@ -59,6 +59,7 @@ class Prover:
 
         if self._noise is not None:
             return self._noise
+        followed = followed.model_copy(update={"steps": followed.steps[: len(followed.steps) // 2]})
         faster = reference.configuration.learning_rate * judged.RATE_CHANGE
         changed = reference.configuration.model_copy(update={"learning_rate": faster})
         of_rate = self._replay(

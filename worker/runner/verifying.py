@@ -10,7 +10,7 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Verification
 from service.contract.replay import Proof
-from service.contract.task import VerifyRequest
+from service.contract.task import LEAST_SOAK_SECONDS, VerifyRequest
 from service.levers.optimizer import WHOLE_STEP
 from worker.runner.measuring import Bench, JobFailed
 from worker.runner.proving import Prover, failure
@@ -18,7 +18,6 @@ from worker.runner.sandbox import Ending
 from worker.runner.together import fit_together, take_turns
 
 SOAK_SHARE, HOLD_SHARE = 0.25, 0.5  # of the verification's time: for a soak; kept for the proof and the soak
-LEAST_SOAK_SECONDS = 30.0  # even if the verification's time is up
 LEAST_BLOCKS = 2  # before a verification may end early: what one pair of processes shows, another may not
 
 
