@@ -49,7 +49,7 @@ MODEL = {"source": "model", "weights": "random"}
             "precision=fp16-mixed needs an NVIDIA GPU, and hardware.device is cpu",
         ),
         ({"search": {"minutes": -1}}, "/search/minutes", "greater than 0"),
-        ({"search": {"verify": "deep"}}, "/search/verify", "'quick' or 'full'"),
+        ({"search": {"verify": "deep"}}, "/search/verify", "'quick', 'standard' or 'strict'"),
         ({"training": {"effective_batch_size": 0}}, "/training/effective_batch_size", "greater than or equal to 1"),
         ({"training": {"learning_rate": "high"}}, "/training/learning_rate", "not 'high'"),
         ({"task": "image-classification"}, "/task", "there are: causal-lm, masked-lm, sequence-classification"),
