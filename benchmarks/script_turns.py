@@ -12,12 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from service.contract.child import Paused, Result, RunBlock, Turn
+from service.contract.child import Result, RunBlock, Turn
 from worker.runner.measuring import Bench
 
 WARM_STEPS, TURNS = 3, 12
@@ -74,19 +74,18 @@ def running(script: Path, cwd: Path) -> Iterator[Script]:
 
 def compared(bench: Bench, request: RunBlock, script: Path, cwd: Path, lock_fd: int | None) -> dict[str, float]:
     """Non-padding tokens/s of the trial's child and of the script, in turns."""
-    never: Callable[[], bool] = lambda: False  # noqa: E731
     timing = request.candidate.timing
     assert timing is not None
     passes = max(1, round(TURNS / timing.steps))
     tokens, seconds = 0, 0.0
     with running(script, cwd) as process, bench.sandbox.started(request, lock_fd) as child:
-        ending = child.until(LIMIT, lambda _: None, never, None, lambda message: isinstance(message, Paused))
+        ending = child.until_paused(LIMIT, lambda: False)
         for turn in range(1, TURNS + 1):
             assert ending is None, ending
             more = process.turn(1)
             tokens, seconds = tokens + more[0], seconds + more[1]
             child.order(Turn(passes=passes * turn / TURNS, last=turn == TURNS))
-            ending = child.until(LIMIT, lambda _: None, never, None, lambda message: isinstance(message, Paused))
+            ending = child.until_paused(LIMIT, lambda: False)
     assert ending is not None and isinstance(ending.last, Result) and ending.last.block and ending.last.block.timing
     ours = sum(one.seconds for one in ending.last.block.slices)
     return {"recommended": passes * ending.last.block.timing.tokens / ours, "train.py": tokens / seconds}

@@ -103,7 +103,6 @@ def block(
     measurement: Measurement,
     seconds: float,
     number: int = 0,
-    losses: tuple[float, ...] = (9.0, 8.9),
     outcome: Outcome = Outcome.ok,
     reason: str = "",
 ) -> Block:
@@ -115,8 +114,6 @@ def block(
         outcome=outcome,
         reason=reason,
         timing=timing(seconds) if outcome is Outcome.ok else None,
-        losses=losses,
-        grad_norms=(1.0,) * len(losses),
     )
 
 

@@ -103,7 +103,7 @@ def verify(
     json_: Json = False,
 ) -> None:
     """Measure a recommendation and its baseline again, here and now: 0 if it still holds, 1 if it does not."""
-    from service.cli.holds import verify as run
+    from service.cli.verify import verify as run
 
     raise typer.Exit(run(recommendation, minutes, json_, screen()))
 
@@ -115,8 +115,8 @@ def compare(
     json_: Json = False,
 ) -> None:
     """Say in what two recommendations differ: 0 if the newer keeps the older one's promise, 1 if not."""
-    from service.cli.holds import compare as differ
-    from service.cli.holds import read, show
+    from service.cli.verify import compare as differ
+    from service.cli.verify import read, show
 
     raise typer.Exit(show(differ(read(old), read(new)), json_, screen()))
 

@@ -195,11 +195,9 @@ class Block(Contract):
     seed: int
     outcome: Outcome
     reason: str = ""
-    dropout: bool = Field(default=False, description="Dropout was active: losses differ by chance from run to run.")
     timing: Timing | None = None
     slices: tuple[Slice, ...] = Field(default=(), description="Its turns, when the candidates were alive together.")
-    losses: tuple[float, ...] = ()
-    grad_norms: tuple[float | None, ...] = ()
+    _former = model_validator(mode="before")(without_former("dropout", "losses", "grad_norms"))
 
 
 class Soak(Contract):

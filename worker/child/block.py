@@ -1,16 +1,15 @@
-"""The child's side of a verification block: a finalist trains the work unit once more, under another seed."""
+"""The child's side of a verification block: a finalist trains the work unit under another seed, alone or in turns."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-from service.contract.child import ChildMessage, RunBlock, Turn, Workplace
-from service.contract.job import JobSpec
-from service.contract.measurement import Block, Measurement, Outcome
+from service.contract.child import ChildMessage, RunBlock, Turn
+from service.contract.measurement import Block, Outcome
 from worker.child import probe, steps
 from worker.child.arrange import padded_tokens, plan_of
-from worker.child.build import Bundle, build
+from worker.child.build import build
 from worker.child.data import work_unit
 from worker.child.measure import unit_size
 from worker.child.timing import Unit, time_unit
@@ -21,7 +20,7 @@ from worker.devices import Device
 def run_block(
     request: RunBlock, device: Device, tell: Callable[[ChildMessage], None], hear: Callable[[], Turn]
 ) -> Block:
-    """Train the work unit under the block's seed, and return its losses and timing. Errors pass through."""
+    """Train the work unit under the block's seed, and return its timing. Errors pass through."""
     spec, candidate = request.spec, request.candidate
     assert candidate.micro_batch_size is not None
     bundle = build(spec, candidate.configuration, device, request.workplace, request.seed)
@@ -30,8 +29,6 @@ def run_block(
     samples = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), request.seed)
     micro = candidate.micro_batch_size
     unit = Unit(bundle, micro, plan_of(bundle, samples, micro))
-    with steps.without_dropout(bundle.model) as dropout:
-        pass  # only to learn whether the model has dropout: the timed steps keep it, as the user's run does
     if device.first_call_per_shape or bundle.compiled:
         unit.run()  # each shape's first call selects or compiles kernels, which a real run pays for once
         unit.forget_timings()
@@ -43,17 +40,13 @@ def run_block(
             unit.run()
     else:
         time_unit(unit, passes=1, extra=1)
-    count = len(unit.plan)
     return Block(
         key=candidate.configuration.key,
         block=request.block,
         seed=request.seed,
         outcome=Outcome.ok,
-        dropout=dropout,
         timing=unit.timing(),
         slices=unit.slices() if request.in_turns else (),
-        losses=tuple(unit.losses[:count]),
-        grad_norms=tuple(unit.grad_norms[:count]),
     )
 
 
@@ -66,20 +59,3 @@ def touch(unit: Unit) -> None:
     with probe.without_learning(unit.bundle):
         steps.optimizer_step(unit.bundle, batches, terms)
     steps.forget(unit.bundle)
-
-
-def ready(spec: JobSpec, candidate: Measurement, seed: int, device: Device, workplace: Workplace) -> tuple[Bundle, int]:
-    """(the candidate, built under the seed, warmed up, and compiled where its configuration says so; its micro batch).
-
-    The warm-up runs the largest shape and the smallest, so that the timing contains no compiling, no cold cache and
-    no allocation of the optimizer's state.
-    """
-    assert candidate.micro_batch_size is not None
-    bundle = build(spec, candidate.configuration, device, workplace, seed)
-    if bundle.compiled:
-        bundle.compile()
-    probe.fits(bundle, candidate.micro_batch_size)
-    if bundle.compiled or bundle.device.first_call_per_shape:
-        probe.fits(bundle, 1)
-    steps.forget(bundle)
-    return bundle, candidate.micro_batch_size

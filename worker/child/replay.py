@@ -7,6 +7,7 @@ row, so that batchings which put other samples in a step are compared as exactly
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from service.contract.child import RunReplay
 from service.contract.replay import Replay
+from training.levers.batching import cut, longest_first
 from training.samples import IGNORED, Batch, Step
 from worker.child import steps
 from worker.child.arrange import plan_of
@@ -31,7 +33,7 @@ def run_replay(request: RunReplay, device: Device) -> Replay:
     micro = request.candidate.micro_batch_size or 1
     if request.steps:
         given = [sample for step in request.steps for sample in step]
-        plan = [_padded(list(step), micro) for step in request.steps]
+        plan = [cut([[sample] for sample in step], micro) for step in request.steps]
     else:
         given = samples(bundle.data.lengths, request.count * request.samples_a_step, request.seed)
         whole = request.samples_a_step if bundle.recipe.steps_in_backward else micro
@@ -43,14 +45,10 @@ def run_replay(request: RunReplay, device: Device) -> Replay:
 
 def samples(lengths: list[int], count: int, seed: int) -> list[int]:
     """So many samples, the longest of the data among them, in random order."""
-    longest = sorted(range(len(lengths)), key=lambda one: (-lengths[one], one))[: max(1, int(LONGEST * count))]
-    drawn = [one for one in work_unit(lengths, count, seed) if one not in set(longest)]
-    mixed = (longest + drawn)[: min(count, len(lengths))]
-    return [mixed[at] for at in torch.randperm(len(mixed), generator=torch.Generator().manual_seed(seed)).tolist()]
-
-
-def _padded(step: list[int], micro: int) -> Step:
-    return [[[sample] for sample in step[at : at + micro]] for at in range(0, len(step), micro)]
+    longest = longest_first(range(len(lengths)), lengths)[: max(1, int(LONGEST * count))]
+    mixed = list(dict.fromkeys((*longest, *work_unit(lengths, count, seed))))[:count]
+    random.Random(seed).shuffle(mixed)
+    return mixed
 
 
 def replay(bundle: Bundle, plan: list[Step], given: list[int]) -> Replay:

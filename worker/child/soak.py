@@ -25,10 +25,10 @@ from training import evaluation as training_evaluation
 from training.batches import Prepared
 from training.errors import TrainingError
 from training.samples import Step
+from worker.child import probe
 from worker.child import steps as optimizer_steps
 from worker.child.arrange import plan_of
-from worker.child.block import ready
-from worker.child.build import Bundle
+from worker.child.build import Bundle, build
 from worker.child.timing import MOST_OTHERS
 from worker.devices import Device
 
@@ -85,6 +85,23 @@ class State:
             partial = file.with_suffix(".partial")
             partial.write_text(json.dumps(asdict(self)))
             partial.rename(file)
+
+
+def ready(spec: JobSpec, candidate: Measurement, seed: int, device: Device, workplace: Workplace) -> tuple[Bundle, int]:
+    """(the candidate, built under the seed, warmed up, and compiled where its configuration says so; its micro batch).
+
+    The warm-up runs the largest shape and the smallest, so that the timing contains no compiling, no cold cache and
+    no allocation of the optimizer's state.
+    """
+    assert candidate.micro_batch_size is not None
+    bundle = build(spec, candidate.configuration, device, workplace, seed)
+    if bundle.compiled:
+        bundle.compile()
+    probe.fits(bundle, candidate.micro_batch_size)
+    if bundle.compiled or bundle.device.first_call_per_shape:
+        probe.fits(bundle, 1)
+    optimizer_steps.forget(bundle)
+    return bundle, candidate.micro_batch_size
 
 
 def steps_of(spec: JobSpec, candidate: Measurement) -> int:

@@ -31,7 +31,7 @@ EXACT, ROUNDED = 1e-3, 2e-2
 FIRST_LOSS, FIRST_NORM = {False: 1e-4, True: 5e-3}, {False: 2e-3, True: 5e-2}  # of step 0, by whether either rounds
 LEAST_MOVEMENT = {False: 0.05, True: 0.15}  # how far from 1 the movement may be at least, by whether either rounds
 SEEDS = 3.0  # times the difference that another seed makes to the reference's movement
-HIGHER = 1.05  # times the reference's mean loss: so much higher may it be under another optimizer or adapter
+HIGHER = 0.05  # of the reference's mean loss: how much higher it may be under another optimizer or adapter
 HARDLY = 0.1  # of the reference's movement: a tensor that moves less does not learn
 
 
@@ -105,35 +105,22 @@ def prove(
     rounds = not precise(candidate)
     allowed_loss = max(noise.loss, ROUNDED if rounds else EXACT)
     allowed_movement = max(LEAST_MOVEMENT[rounds], SEEDS * noise.movement)
-    differences = _differences(ours, reference)
-    movement = _movement(ours, reference)
+    largest, movement = max(_differences(ours, reference), default=0.0), _movement(ours, reference)
     learns_otherwise = any(choice.changes_learning for choice in chosen(candidate.configuration.levers))
     reasons = _counted(candidate.configuration, ours, reference) or _stood_still(ours, reference)
     reasons = reasons or _first_step(ours, reference, rounds, learns_otherwise)
-    if not learns_otherwise:
-        if not reasons and abs(movement - 1) > allowed_movement:
-            reasons.append(
-                f"its weights moved {movement:.2f} times as far as the reference's in {len(ours.steps)} steps of the "
-                f"same samples ({1 - allowed_movement:.2f} to {1 + allowed_movement:.2f} allowed): it does not train "
-                "at the learning rate that was asked for"
-            )
+    if learns_otherwise:
+        reasons = reasons or _not_higher(ours, reference, allowed_loss)
+    else:
+        reasons = reasons or _as_far(movement, allowed_movement, len(ours.steps))
         reasons += [*_decay(spec, ours, reference), *_clipping(spec, ours)]
-        largest = max(differences, default=0.0)
-        if not reasons and largest > allowed_loss:
-            reasons.append(
-                f"a step's loss is {largest:.1%} away from the reference's on the same samples; {allowed_loss:.1%} "
-                "allowed, by rounding and by what a learning rate 2% higher changes"
-            )
-    elif not reasons and statistics.fmean(ours.losses) > statistics.fmean(reference.losses) * (
-        1 + max(allowed_loss, 0.05)
-    ):
-        reasons.append("its losses are higher than the reference's on the same samples")
+        reasons = reasons or _as_low(largest, allowed_loss)
     return Proof(
         reasons=tuple(reasons),
         steps=len(ours.steps),
         samples=len(ours.given),
         terms=sum(ours.terms),
-        largest_loss_difference=max(differences, default=None),
+        largest_loss_difference=largest,
         allowed_loss_difference=allowed_loss,
         movement=movement,
         allowed_movement=allowed_movement,
@@ -194,6 +181,29 @@ def _stood_still(ours: Replay, reference: Replay) -> list[str]:
     if stuck:
         return [f"{len(stuck)} of {len(both)} trained tensors hardly move, {stuck[0]} among them"]
     return []
+
+
+def _as_far(movement: float, allowed: float, steps: int) -> list[str]:
+    if abs(movement - 1) <= allowed:
+        return []
+    sentence = f"its weights moved {movement:.2f} times as far as the reference's in {steps} steps of the same samples"
+    return [
+        f"{sentence} ({1 - allowed:.2f} to {1 + allowed:.2f} allowed): it does not train at the learning rate asked for"
+    ]
+
+
+def _as_low(largest: float, allowed: float) -> list[str]:
+    if largest <= allowed:
+        return []
+    sentence = f"a step's loss is {largest:.1%} away from the reference's on the same samples; {allowed:.1%} allowed"
+    return [f"{sentence}, by rounding and by what a learning rate 2% higher changes"]
+
+
+def _not_higher(ours: Replay, reference: Replay, allowed: float) -> list[str]:
+    """All that is asked of a choice that learns otherwise, which the user has allowed."""
+    most = statistics.fmean(reference.losses) * (1 + max(allowed, HIGHER))
+    higher = statistics.fmean(ours.losses) > most
+    return ["its losses are higher than the reference's on the same samples"] if higher else []
 
 
 def _decay(spec: JobSpec, ours: Replay, reference: Replay) -> list[str]:

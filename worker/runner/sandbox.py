@@ -26,7 +26,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from service.contract.base import Contract
-from service.contract.child import MESSAGE, ChildMessage, EndingKind, Failed, OutOfMemory, Result, Turn
+from service.contract.child import MESSAGE, ChildMessage, EndingKind, Failed, OutOfMemory, Paused, Result, Turn
 from worker.runner import watchdog
 
 SCRATCH = "dynotune-trial-"
@@ -84,6 +84,10 @@ class Child:
         with contextlib.suppress(BrokenPipeError):
             self._pipe.send_bytes(turn.model_dump_json().encode())
 
+    def until_paused(self, seconds: float, ended: Callable[[], bool], cap_bytes: int | None = None) -> Ending | None:
+        """Like `watch`, but return None as soon as a child that trains in turns waits for the next one."""
+        return self._until(seconds, lambda _: None, ended, cap_bytes, lambda message: isinstance(message, Paused))
+
     def watch(
         self,
         seconds: float,
@@ -96,11 +100,11 @@ class Child:
         It has to end after `seconds`, as soon as `ended()` is true, when it takes more memory than its cap, or when it
         sends something that is no message: its process group is then killed at the end of its context.
         """
-        ending = self.until(seconds, on_message, ended, cap_bytes, lambda _: False)
+        ending = self._until(seconds, on_message, ended, cap_bytes, lambda _: False)
         assert ending is not None, "without a message to wait for, only its end ends the watch"
         return ending
 
-    def until(
+    def _until(
         self,
         seconds: float,
         on_message: Callable[[ChildMessage], None],

@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 
-from service.contract.child import ChildMessage, EndingKind, Paused, RunBlock, Turn
+from service.contract.child import EndingKind, RunBlock, Turn
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Measurement, Timing
 from worker.runner.sandbox import Child, Ending, Sandbox
@@ -58,7 +58,7 @@ def take_turns(
         children: list[Child] = []
 
         def wait(number: int) -> None:
-            ending = children[number].until(limits[number], lambda _: None, ended, cap_bytes, _is_pause)
+            ending = children[number].until_paused(limits[number], ended, cap_bytes)
             if ending is not None:
                 endings[number] = ending
 
@@ -77,14 +77,7 @@ def take_turns(
 
 
 def _course(asked: Sequence[RunBlock]) -> tuple[int, int]:
-    timings = [request.candidate.timing for request in asked if request.candidate.timing]
-    counts = [
-        (request.candidate.gradient_accumulation_steps or 1) * request.candidate.timing.steps
-        for request in asked
-        if request.candidate.timing
-    ]
-    return course(timings, counts) if timings else (1, LEAST_TURNS)
-
-
-def _is_pause(message: ChildMessage) -> bool:
-    return isinstance(message, Paused)
+    timed = [request.candidate for request in asked if request.candidate.timing]
+    timings = [one.timing for one in timed if one.timing]
+    counts = [(one.gradient_accumulation_steps or 1) * one.timing.steps for one in timed if one.timing]
+    return course(timings, counts) if timed else (1, LEAST_TURNS)

@@ -1,4 +1,4 @@
-"""Runs a verification: finalists and baseline take turns in blocks under other seeds, then the fastest is soaked."""
+"""Runs a verification: finalists and baseline take turns in blocks, then the fastest is proved and soaked."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Verifier:
 
         Finalists that are certainly slower than another are left out of further blocks.
         """
-        from worker.plan.ratios import certainly_slower, is_sure, ratio, settled
+        from worker.plan.ratios import certainly_slower, settled
 
         request, took = self._request, 0.0
         while self._numbers < request.blocks:
@@ -82,13 +82,23 @@ class Verifier:
             blocks = tuple(self._blocks)
             slower = certainly_slower(self._spec, request, blocks) if self._numbers else set()
             finalists = [one for one in request.finalists if one.configuration.key not in slower]
-            # A quick verification leaves the slow baseline out of every other block, which is to order the finalists.
-            known = [ratio(self._spec, blocks, one, request.baseline) for one in finalists if request.baseline]
-            alone = self._quick and self._numbers % 2 == 1 and len(finalists) > 1 and all(map(is_sure, known))
+            baseline = [] if request.baseline is None or self._baseline_rests(finalists) else [request.baseline]
             began = time.monotonic()
-            self._run_block([*([] if alone or request.baseline is None else [request.baseline]), *finalists])
+            self._run_block([*baseline, *finalists])
             took = time.monotonic() - began
             self._numbers += 1
+
+    def _baseline_rests(self, finalists: list[Measurement]) -> bool:
+        """Whether the slow baseline is left out of this block: every other one of a quick verification.
+
+        Such a block is to order finalists whose speed-ups are known already.
+        """
+        from worker.plan.ratios import is_sure, ratio
+
+        if not self._quick or self._numbers % 2 == 0 or len(finalists) == 1 or self._request.baseline is None:
+            return False
+        blocks, baseline = tuple(self._blocks), self._request.baseline
+        return all(is_sure(ratio(self._spec, blocks, one, baseline)) for one in finalists)
 
     def _run_block(self, candidates: list[Measurement]) -> None:
         """Run one block of the candidates that have not failed: together and in turns where their memory allows that.

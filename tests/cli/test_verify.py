@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from service.cli import holds
+from service.cli import verify
 from service.cli.app import app
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
@@ -36,8 +36,8 @@ def found(spec: Callable[..., JobSpec], facts: Callable[..., HardwareFacts]) -> 
 
 def test_a_slower_answer_does_not_hold_and_says_what_differs(found: Make) -> None:
     old = found()
-    assert holds.compare(old, found(5.2)).holds, "4% is within what machines do"
-    new = holds.compare(old, found(8.0, versions={"python": "3.11", "torch": "2.14.0"}))
+    assert verify.compare(old, found(5.2)).holds, "4% is within what machines do"
+    new = verify.compare(old, found(8.0, versions={"python": "3.11", "torch": "2.14.0"}))
     assert not new.holds and "below the older interval" in new.reasons[0]
     assert new.environment == {"torch": ("2.13.0", "2.14.0")} and new.levers == {}
     assert any(line.startswith("torch: 2.13.0 then, 2.14.0 now") for line in new.lines())
@@ -58,13 +58,13 @@ def test_what_is_no_recommendation_is_told_in_a_sentence(tmp_path: Path, text: s
     file = tmp_path / "other.json"
     file.write_text(text)
     with pytest.raises(Misconfigured, match=r"other\.json is no recommendation\.json"):
-        holds.read(file)
+        verify.read(file)
     with pytest.raises(Misconfigured, match="No such file"):
-        holds.read(tmp_path / "missing.json")
+        verify.read(tmp_path / "missing.json")
 
 
 def test_the_job_holds_everything_fixed(found: Make) -> None:
-    job = holds.job_of(found(), 2.0)
+    job = verify.job_of(found(), 2.0)
     spec = JobSpec.model_validate(job)
     assert spec.search.fixed == found().configuration.levers and spec.search.trials == 2 and spec.search.minutes == 2.0
     assert spec.method == ("lora",) and spec.training.effective_batch_size == 32
