@@ -124,6 +124,14 @@ class Client:
         """End a job now with the best so far."""
         self._call("POST", f"/v1/jobs/{job_id}/stop")
 
+    def waterfall(self, job_id: str) -> views.Waterfall:
+        """What each lever of the best configuration so far brings; NotYet before there is one."""
+        return self._get(views.Waterfall, f"/v1/jobs/{job_id}/waterfall")
+
+    def pareto(self, job_id: str) -> views.Pareto:
+        """The trials that none beats in both tokens/s and memory."""
+        return self._get(views.Pareto, f"/v1/jobs/{job_id}/pareto")
+
     def memory_curve(self, job_id: str) -> views.MemoryCurve:
         """Batch sizes tried by the best configuration so far: memory and speed."""
         return self._get(views.MemoryCurve, f"/v1/jobs/{job_id}/memory-curve")

@@ -8,12 +8,23 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from service import events, jobs
+from service import events, history, jobs
 from service.api.context import Context, InContext, Reading
 from service.api.problems import responses
+from service.comparisons import pareto, waterfall
 from service.contract.recommendation import Recommendation
 from service.contract.states import JobStatus
-from service.contract.views import EventList, EventView, JobPage, JobState, JobView, MemoryCurve, TrialList
+from service.contract.views import (
+    EventList,
+    EventView,
+    JobPage,
+    JobState,
+    JobView,
+    MemoryCurve,
+    Pareto,
+    TrialList,
+    Waterfall,
+)
 from service.db import now
 from service.errors import BadQuery, BodyTooLarge, InvalidJob, MalformedBody, NotFound, NotYet
 from service.memory_curve import memory_curve
@@ -110,6 +121,20 @@ def curve(job_id: str, session: Reading) -> MemoryCurve:
     """Memory and speed of every batch size at which the best configuration so far was probed or timed."""
     best = jobs.recommendation(jobs.get(session, job_id))
     return memory_curve(best.evidence.measurement)
+
+
+@router.get("/{job_id}/waterfall", responses=responses(NotFound, NotYet), summary="What each lever brings")
+def shares(job_id: str, session: Reading) -> Waterfall:
+    """How the best configuration's speed-up comes about: what the run takes with each lever alone taken back."""
+    evidence = jobs.recommendation(jobs.get(session, job_id)).evidence
+    known = history.load(session, job_id)
+    return waterfall(known.spec, evidence.measurement, evidence.baseline, known.trials)
+
+
+@router.get("/{job_id}/pareto", responses=responses(NotFound), summary="Speed against memory")
+def front(job_id: str, session: Reading) -> Pareto:
+    """The trials that no other beats in both tokens/s and peak memory, fastest first."""
+    return pareto(history.load(session, jobs.get(session, job_id).id).trials)
 
 
 @router.get("/{job_id}/recommendation", responses=responses(NotFound, NotYet), summary="The answer")

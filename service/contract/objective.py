@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Timing
 
-SMALLEST_WITHIN = 0.01  # the smallest batch this close to the fastest, as a share of its seconds, is preferred
+SMALLEST_WITHIN = 0.01  # of the fastest's seconds: so close to it, the smaller batch or the simpler one is preferred
 
 
 def training_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
@@ -39,12 +41,12 @@ def ranked(spec: JobSpec, measurements: list[Measurement]) -> list[Measurement]:
         return order
     keys = [str(at) for at in range(len(order))]
     cost = {key: score(spec, order[int(key)]) for key in keys}
-    sizes = {key: order[int(key)].configuration.effective_batch_size for key in keys}
+    sizes = {key: (order[int(key)].configuration.effective_batch_size,) for key in keys}
     return [order[int(key)] for key in smallest_within(keys, cost, sizes)]
 
 
-def smallest_within(order: list[str], cost: dict[str, float], sizes: dict[str, int]) -> list[str]:
-    """`order` (cheapest first) with the smallest effective batch within 1% of the cheapest put first."""
+def smallest_within(order: list[str], cost: dict[str, float], sizes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """`order` (cheapest first) with the one of the smallest size within 1% of the cheapest put first."""
     if not order:
         return order
     near = [key for key in order if cost[key] <= cost[order[0]] * (1 + SMALLEST_WITHIN)]

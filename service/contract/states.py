@@ -45,6 +45,7 @@ class Origin(StrEnum):
     baseline = "baseline"
     recipe = "recipe"
     search = "search"
+    ablation = "ablation"
     repeat = "repeat"
 
 

@@ -149,6 +149,49 @@ class CurvePoint(View):
     tokens_per_second: float | None = Field(description="null where the work unit was not timed.")
 
 
+class Contribution(View):
+    """What one lever of the best configuration brings: how much longer the run takes without it."""
+
+    lever: str = Field(examples=["batching"])
+    baseline: str = Field(description="The baseline's choice.", examples=["padded"])
+    choice: str = Field(description="The best configuration's choice.", examples=["grouped"])
+    factor: float | None = Field(description="The run's seconds with the baseline's choice over those without it.")
+    low: float | None = Field(description="The low end of the factor's 95% interval.")
+    high: float | None
+    reason: str = Field(description="Why there is no factor; empty where there is one.")
+
+
+class Waterfall(View):
+    """How the speed-up comes about, lever by lever, the largest first.
+
+    Each lever is taken back by itself, all others as in the best configuration. Levers work together, so that the
+    factors' product is not the speed-up; `together` is what is left of it.
+    """
+
+    levers: dict[str, str]
+    method: Method
+    speedup: float | None = Field(description="Of single trials: the baseline's seconds over the best's.")
+    contributions: tuple[Contribution, ...]
+    together: float | None = Field(description="The speed-up over the product of all factors; null if one is missing.")
+
+
+class ParetoPoint(View):
+    """A configuration that no other beats in both tokens/s and memory."""
+
+    trial: int = Field(description="The trial's number.")
+    levers: dict[str, str]
+    method: Method
+    micro_batch_size: int
+    tokens_per_second: float
+    peak_bytes: int
+
+
+class Pareto(View):
+    """The trials worth choosing between: from the fastest to the one that takes the least memory."""
+
+    points: tuple[ParetoPoint, ...]
+
+
 class MemoryCurve(View):
     """Memory and speed by batch size, for the best configuration so far."""
 

@@ -56,6 +56,18 @@ def as_fixed(spec: JobSpec, configuration: Configuration) -> bool:
     )
 
 
+def taken_back(spec: JobSpec, best: Configuration, baseline: Configuration) -> dict[str, Configuration]:
+    """Lever -> the best configuration with that lever as the baseline has it, where that is a valid combination."""
+    found = {}
+    for name, choice in best.levers.items():
+        if choice == baseline.levers[name] or not LEVERS[name].applies(best.method, spec.task):
+            continue
+        levers = {**best.levers, name: baseline.levers[name]}
+        if not excluded({**levers, **circumstances(spec, best.method)}):
+            found[name] = best.model_copy(update={"levers": levers})
+    return found
+
+
 def is_compiled(levers: Mapping[str, str]) -> bool:
     """Whether a configuration compiles code before it trains, which takes time in every process."""
     return any(LEVERS[name].stage == "compiled" and LEVERS[name].choice(levers[name]).function for name in levers)
@@ -96,5 +108,6 @@ __all__ = [
     "exclusions",
     "is_compiled",
     "packages",
+    "taken_back",
     "unknown",
 ]

@@ -1,6 +1,6 @@
 """The adapter's form. The options are data: arguments of peft's LoraConfig and get_peft_model."""
 
-from service.levers.base import Choice, Exclusion, Lever
+from service.levers.base import Choice, Effect, Exclusion, Lever
 from service.levers.compile import WHOLE
 
 # The attention's projections in the families' names; peft takes those that the model has.
@@ -35,18 +35,21 @@ LEVER = Lever(
             changes_learning=True,
             options={"autocast_adapter_dtype": False},
             not_expressible="an argument of get_peft_model: autocast_adapter_dtype=False; train.py passes it",
+            effect=Effect(0.96, 0.04),
         ),
         Choice(
             "attention-only",
             "adapters on the attention's projections only: fewer parameters and matmuls",
             changes_learning=True,
             options={"attention_only": True},
+            effect=Effect(0.88, 0.08),
         ),
         Choice(
             "rslora",
             "scaled by alpha over the square root of r (Kalajdzievski 2023)",
             changes_learning=True,
             options={"use_rslora": True},
+            effect=Effect(1.0, 0.01),
         ),
         Choice(
             "dora",

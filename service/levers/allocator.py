@@ -1,6 +1,6 @@
 """How torch's caching allocator takes GPU memory from the driver."""
 
-from service.levers.base import Choice, Lever, cuda
+from service.levers.base import Choice, Effect, Lever, cuda
 
 LEVER = Lever(
     name="allocator",
@@ -18,6 +18,7 @@ LEVER = Lever(
             needs=(cuda(),),
             function="expandable_segments",
             not_expressible="set PYTORCH_ALLOC_CONF=expandable_segments:True; train.py sets it itself",
+            effect=Effect(1.0, 0.03, limited=0.98),
         ),
     ),
 )

@@ -1,6 +1,17 @@
 """The attention kernel. The options are data: transformers' `implementation`; a function sets sdpa's backend."""
 
-from service.levers.base import Asked, Choice, Exclusion, Lever, Memory, capability, cuda, package, varlen_kernel
+from service.levers.base import (
+    Asked,
+    Choice,
+    Effect,
+    Exclusion,
+    Lever,
+    Memory,
+    capability,
+    cuda,
+    package,
+    varlen_kernel,
+)
 from service.levers.precision import FULL_PRECISION
 
 # Kernels by the names of choices, for exclusions: those of sdpa, flash-attention's, and all that take a mask.
@@ -24,9 +35,9 @@ LEVER = Lever(
             "eager",
             "plain matmuls with a dense mask",
             memory=Memory(activations=1.3),
-            change_rank=30,
             asked_by=(Asked({"attn_implementation": "eager"}),),
             from_pretrained={"attn_implementation": "eager"},
+            effect=Effect(1.2, 0.15, host=1.0),
         ),
         Choice(
             "sdpa",
@@ -41,6 +52,7 @@ LEVER = Lever(
             options={"flash": True},
             from_pretrained={"attn_implementation": "sdpa"},
             not_expressible="no argument of Trainer; train.py switches sdpa's other backends off",
+            effect=Effect(1.0, 0.08),
         ),
         Choice(
             "sdpa-efficient",
@@ -50,6 +62,7 @@ LEVER = Lever(
             options={"mem_efficient": True},
             from_pretrained={"attn_implementation": "sdpa"},
             not_expressible="no argument of Trainer; train.py switches sdpa's other backends off",
+            effect=Effect(1.0, 0.08),
         ),
         Choice(
             "sdpa-cudnn",
@@ -59,6 +72,7 @@ LEVER = Lever(
             options={"cudnn": True},
             from_pretrained={"attn_implementation": "sdpa"},
             not_expressible="no argument of Trainer; train.py switches sdpa's other backends off",
+            effect=Effect(0.98, 0.1),
         ),
         Choice(
             "sdpa-math",
@@ -76,6 +90,7 @@ LEVER = Lever(
             drops_attention=False,
             options={"implementation": "flex_attention"},
             from_pretrained={"attn_implementation": "flex_attention"},
+            effect=Effect(1.0, 0.15, once=20.0),
         ),
         Choice(
             "varlen",
@@ -86,6 +101,7 @@ LEVER = Lever(
             function="register_varlen",
             from_pretrained={"attn_implementation": "varlen"},
             not_expressible="an attention of our own, registered with transformers; train.py brings it",
+            effect=Effect(0.93, 0.15),
         ),
         Choice(
             "flash-attention-2",
@@ -93,6 +109,7 @@ LEVER = Lever(
             needs=(cuda(), capability(8), package("flash_attn", "its kernels")),
             options={"implementation": "flash_attention_2"},
             from_pretrained={"attn_implementation": "flash_attention_2"},
+            effect=Effect(0.92, 0.12),
         ),
         Choice(
             "flash-attention-3",
@@ -100,6 +117,7 @@ LEVER = Lever(
             needs=(cuda(), capability(9), package("flash_attn_interface", "its kernels")),
             options={"implementation": "flash_attention_3"},
             from_pretrained={"attn_implementation": "flash_attention_3"},
+            effect=Effect(0.88, 0.15),
         ),
     ),
     exclusions=(

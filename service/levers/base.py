@@ -47,6 +47,38 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Effect:
+    """What a choice is expected to do to the seconds of a run: a factor on what the lever's baseline takes.
+
+    The search begins with it, and corrects it by what it measures; `spread` is the standard deviation of its logarithm.
+    Of the others, the first that applies counts in the place of `factor`: `limited` where memory holds the micro batch
+    smaller than the job could use, `host` on a device without memory of its own, `half` where the checkpoint's weights
+    have 16 bits. `padding` is the share of all padding that the choice leaves out: what padding costs, the baseline's
+    timing tells. `once` are seconds that a run takes longer before its first step, such as to compile.
+    """
+
+    factor: float = 1.0
+    spread: float = 0.05
+    limited: float | None = None
+    host: float | None = None
+    half: float | None = None
+    padding: float = 0.0
+    once: float = 0.0
+
+
+@dataclass(frozen=True)
+class Together:
+    """What choices are expected to do to a run's seconds beyond what each does by itself: a factor.
+
+    It counts where every entry of `when` (lever -> choices) holds.
+    """
+
+    when: Mapping[str, tuple[str, ...]]
+    factor: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class Asked:
     """TrainingArguments that together ask for a choice in a user's own baseline. The user is told `note` then."""
 
@@ -66,9 +98,9 @@ class Choice:
     `function` names one of the lever's functions, called with `options`; where there is none, the options are data for
     the code that asks. `adapter_from_pretrained` comes on top of `from_pretrained` where the base is frozen (LoRA,
     QLoRA). What `changes_learning` is searched with `search.quality: allow` only; what is not `searched` at all is
-    tried only when a job fixes it. `recipe_rank` is the choice's place among the recipes that the search begins with
-    (`host_recipe_rank` on a device without memory of its own), `change_rank` its place among the single changes that
-    are tried around the best configuration; without a rank it is in neither. `drops_attention` is whether an attention
+    tried only when a job fixes it. `effect` is what the search expects before it measures, `estimate_rank` the choice's
+    place among those that a memory estimate may compute with, as the search is expected to take the first that can be
+    had. `drops_attention` is whether an attention
     kernel can apply the model's dropout.
     """
 
@@ -82,9 +114,8 @@ class Choice:
     function: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     memory: Memory = Memory()
-    recipe_rank: int | None = None
-    host_recipe_rank: int | None = None
-    change_rank: int | None = None
+    effect: Effect = Effect()
+    estimate_rank: int | None = None
     drops_attention: bool = True
     asked_by: tuple[Asked, ...] = ()
     training_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -130,11 +161,10 @@ class Lever:
     their batches (`loading`) or the configuration of the `quantised` base, around an `evaluation`, or never, where
     choices are data. `order` is the lever's place in the catalogue, and among the levers of its stage.
 
-    `recipe` is what recipes set the lever to: its baseline, the `first` ranked choice that can be had, or `each`
-    ranked choice in a recipe of its own. `saves_memory` levers trade time for memory, so that changing them is tried
-    only where memory limits the batch. `simulated` lists the choices that an estimate can run on fake tensors (None:
-    all); it takes the baseline for the others. `reference` is the choice that stable numerics are judged against.
-    A lever that `changes_evaluation` makes an evaluation take another amount of memory than training does.
+    `simulated` lists the choices that an estimate can run on fake tensors
+    (None: all); it takes the baseline for the others. `reference` is the choice that stable numerics are judged
+    against. `together` is what choices of several levers are expected to do beyond what each does by itself. A lever
+    that `changes_evaluation` makes an evaluation take another amount of memory than training does.
     """
 
     name: str
@@ -147,8 +177,7 @@ class Lever:
     methods: tuple[str, ...] = ("lora", "qlora", "full")
     tasks: tuple[str, ...] | None = None
     exclusions: tuple[Exclusion, ...] = ()
-    recipe: Literal["baseline", "first", "each"] = "baseline"
-    saves_memory: bool = False
+    together: tuple[Together, ...] = ()
     simulated: tuple[str, ...] | None = None
     reference: str | None = None
     changes_evaluation: bool = False
@@ -174,15 +203,9 @@ class Lever:
         return choice if self.simulated is None or choice in self.simulated else self.baseline
 
     def ranked(self, facts: HardwareFacts) -> tuple[str, ...]:
-        """The names of the choices that recipes take and this hardware has, best first."""
-        ranks = {
-            choice.name: choice.recipe_rank
-            if facts.has_own_memory or choice.host_recipe_rank is None
-            else choice.host_recipe_rank
-            for choice in self.choices
-            if choice.recipe_rank is not None and choice.missing(facts) is None
-        }
-        return tuple(sorted(ranks, key=lambda name: ranks[name] or 0))
+        """The names of the choices with an `estimate_rank` that this hardware has, best first."""
+        ranks = {one.name: one.estimate_rank for one in self.choices if one.missing(facts) is None}
+        return tuple(sorted((name for name in ranks if ranks[name] is not None), key=lambda name: ranks[name] or 0))
 
 
 CUDA = Need(

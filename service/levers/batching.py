@@ -1,7 +1,7 @@
 """How an optimizer step's samples become micro batches. The options are data about the rows."""
 
-from service.levers.attention import MASKED, SDPA
-from service.levers.base import Asked, Choice, Exclusion, Lever
+from service.levers.attention import FLASH, MASKED, SDPA
+from service.levers.base import Asked, Choice, Effect, Exclusion, Lever, Together
 from service.levers.compile import GRAPHS, WHOLE
 from service.levers.optimizer import WHOLE_STEP
 
@@ -19,48 +19,46 @@ LEVER = Lever(
     source="https://huggingface.co/docs/transformers/main_classes/trainer",
     order=130,
     stage="batching",
-    recipe="each",
     choices=(
         Choice("padded", "samples in random order, each micro batch padded to its longest", function="padded"),
         Choice(
             "sorted",
             "the samples of a step sorted by length, then cut into micro batches: same step, less padding",
             function="sorted_within",
-            recipe_rank=40,
             not_expressible="Trainer cannot sort within a step; train.py does",
+            effect=Effect(spread=0.08, padding=0.6),
         ),
         Choice(
             "token-budget",
             "the samples of a step sorted by length, in micro batches of equally many padded tokens: same step, and "
             "short samples fill the memory that long ones need",
             function="token_budget",
-            recipe_rank=20,
             not_expressible="Trainer's micro batches count samples; train.py's count padded tokens",
+            effect=Effect(spread=0.1, padding=0.75),
         ),
         Choice(
             "grouped",
             "samples sorted by length across a few steps, micro batches shuffled: least padding, changes the order",
             changes_order=True,
             function="grouped",
-            recipe_rank=30,
-            host_recipe_rank=10,
             asked_by=(Asked({"group_by_length": True}), Asked({"train_sampling_strategy": "group_by_length"})),
             training_arguments={"train_sampling_strategy": "group_by_length"},
             not_expressible="Trainer's length groups span 50 batches, train.py's as many steps as were timed",
+            effect=Effect(spread=0.08, padding=0.85),
         ),
         Choice(
             "packed",
             "samples of a step packed into rows of max_length (best-fit decreasing), position_ids restarting",
             function="packed_within",
-            recipe_rank=10,
-            host_recipe_rank=30,  # under a mask, attention costs the square of a whole row
             not_expressible=f"Trainer has no packing within a step; train.py {LATER}",
+            effect=Effect(spread=0.15, padding=0.9, host=1.15),
         ),
         Choice(
             "padding-free",
             "a step's samples side by side, a row a micro batch, no padding: for kernels that know where each ends",
             function="side_by_side",
             not_expressible=f"Trainer's padding-free collator does not hold a token budget; train.py {LATER}",
+            effect=Effect(spread=0.15, padding=1.0),
         ),
         Choice(
             "packed-global",
@@ -69,6 +67,14 @@ LEVER = Lever(
             changes_order=True,
             function="packed_globally",
             not_expressible=f"Trainer has no packing; train.py {LATER}",
+            effect=Effect(spread=0.15, padding=0.97, host=1.15),
+        ),
+    ),
+    together=(
+        Together(
+            {"attention": ("varlen", *FLASH), "batching": PACKED},
+            0.9,
+            "these kernels are told where samples end; others compute a whole row's mask",
         ),
     ),
     exclusions=(

@@ -1,6 +1,6 @@
 """The implementation of mixture-of-experts layers."""
 
-from service.levers.base import Choice, Lever
+from service.levers.base import Choice, Effect, Lever
 
 
 def computed(name: str, summary: str, implementation: str) -> Choice:
@@ -10,6 +10,7 @@ def computed(name: str, summary: str, implementation: str) -> Choice:
         summary,
         function="set_experts",
         options={"implementation": implementation},
+        effect=Effect(1.0, 0.1),
         from_pretrained={"experts_implementation": implementation},
     )
 

@@ -1,6 +1,6 @@
 """Matrix multiplications of linear layers in 8-bit floating point."""
 
-from service.levers.base import Choice, Exclusion, Lever, capability, cuda, package
+from service.levers.base import Choice, Effect, Exclusion, Lever, capability, cuda, package
 from service.levers.precision import FULL_PRECISION
 
 NEEDS = (cuda(), capability(8, 9), package("torchao", "its float8 training"))
@@ -18,6 +18,7 @@ def scaled(name: str, summary: str, recipe: str) -> Choice:
         changes_learning=True,
         function="float8_linear",
         options={"recipe": recipe},
+        effect=Effect(0.85, 0.15),
         not_expressible=LATER,
     )
 

@@ -1,6 +1,6 @@
 """The output layer and the loss: logits of a large vocabulary are the largest tensor of a step."""
 
-from service.levers.base import Choice, Lever, Memory, cuda, package
+from service.levers.base import Choice, Effect, Lever, Memory, cuda, package
 
 # What computes logits itself, a part at a time, and so never has all of them in memory.
 WITHOUT_LOGITS = ("chunked", "cut-cross-entropy", "liger")
@@ -23,8 +23,8 @@ LEVER = Lever(
             "labelled positions only, a chunk at a time, each chunk's logits computed again in the backward pass",
             function="chunked_cross_entropy",
             memory=IN_PARTS,
-            change_rank=10,
             not_expressible="Trainer computes all logits at once; train.py computes them in chunks",
+            effect=Effect(1.0, 0.08, limited=0.9),
         ),
         Choice(
             "cut-cross-entropy",
@@ -33,8 +33,8 @@ LEVER = Lever(
             changes_numerics=True,
             function="cut_cross_entropy",
             memory=IN_PARTS,
-            change_rank=80,
             not_expressible="no argument of Trainer; train.py calls the kernel",
+            effect=Effect(0.96, 0.08, limited=0.85),
         ),
         Choice(
             "liger",
@@ -44,6 +44,7 @@ LEVER = Lever(
             function="liger_cross_entropy",
             memory=IN_PARTS,
             not_expressible="Trainer's use_liger_kernel patches all of Liger's kernels at once; train.py this one",
+            effect=Effect(0.97, 0.08, limited=0.85),
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """Hand-written kernels for a model's own operations."""
 
-from service.levers.base import Choice, Lever, cuda, package
+from service.levers.base import Choice, Effect, Lever, cuda, package
 
 NEEDS = (cuda(), package("liger_kernel", "its kernels"))
 PARTLY = "Trainer's use_liger_kernel takes no choice of kernels here; train.py applies these"
@@ -16,7 +16,7 @@ def liger(name: str, summary: str, *operations: str) -> Choice:
         searched=len(operations) > 1,
         function="liger_kernels",
         options={"operations": list(operations)},
-        change_rank=20 if len(operations) > 1 else None,
+        effect=Effect(0.92, 0.07),
         not_expressible=PARTLY,
     )
 

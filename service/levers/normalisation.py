@@ -1,6 +1,6 @@
 """The precision and the kernels of LayerNorm and RMSNorm."""
 
-from service.levers.base import Choice, Exclusion, Lever, cuda, package
+from service.levers.base import Choice, Effect, Exclusion, Lever, cuda, package
 from service.levers.precision import FULL_PRECISION
 
 LEVER = Lever(
@@ -19,6 +19,7 @@ LEVER = Lever(
             changes_numerics=True,
             function="low_precision_norms",
             not_expressible="Trainer leaves norms as they are; train.py runs them in autocast's format",
+            effect=Effect(0.98, 0.04),
         ),
         Choice(
             "apex-fused",
@@ -27,6 +28,7 @@ LEVER = Lever(
             changes_numerics=True,
             function="apex_norms",
             not_expressible="Trainer leaves norms as they are; train.py puts Apex's kernels in",
+            effect=Effect(0.97, 0.05),
         ),
     ),
     exclusions=(

@@ -1,6 +1,6 @@
 """The optimizer's implementation, the precision of its state, and its family."""
 
-from service.levers.base import CUDA, Asked, Choice, Exclusion, Lever, Memory, Need, capability, cuda, package
+from service.levers.base import CUDA, Asked, Choice, Effect, Exclusion, Lever, Memory, Need, capability, cuda, package
 from service.levers.precision import AUTOCAST, FULL_PRECISION
 
 STATES = "optimizer states of low precision"
@@ -31,6 +31,7 @@ LEVER = Lever(
             options={"foreach": False, "fused": False},
             training_arguments={"optim": "adamw_torch"},
             not_expressible="Trainer's adamw_torch lets torch choose foreach on CUDA; train.py sets foreach=False",
+            effect=Effect(1.05, 0.05),
         ),
         Choice(
             "adamw-foreach",
@@ -38,10 +39,10 @@ LEVER = Lever(
             function="adamw",
             options={"foreach": True},
             memory=Memory(gradient_copies=2),
-            change_rank=40,
             asked_by=(Asked({"optim": "adamw_torch"}),),
             training_arguments={"optim": "adamw_torch"},
             not_expressible="Trainer's adamw_torch lets torch choose foreach; train.py sets foreach=True",
+            effect=Effect(1.01, 0.03),
         ),
         Choice(
             "adamw-fused",
@@ -77,9 +78,9 @@ LEVER = Lever(
             function="bitsandbytes_optimizer",
             options={"name": "AdamW8bit"},
             memory=Memory(state=EIGHT),
-            change_rank=90,
             training_arguments={"optim": "adamw_bnb_8bit"},
             not_expressible=EMBEDDINGS,
+            effect=Effect(1.01, 0.06, limited=0.93),
         ),
         Choice(
             "adamw-8bit-stable-embedding",
@@ -105,6 +106,7 @@ LEVER = Lever(
             asked_by=(Asked({"optim": "paged_adamw_8bit"}),),
             training_arguments={"optim": "paged_adamw_8bit"},
             not_expressible=EMBEDDINGS,
+            effect=Effect(1.03, 0.06, limited=0.92),
         ),
         Choice(
             "adamw-bnb-32bit",
@@ -113,6 +115,7 @@ LEVER = Lever(
             function="bitsandbytes_optimizer",
             options={"name": "AdamW32bit"},
             not_expressible="Trainer has bitsandbytes' 32-bit AdamW in its paged form only; train.py has it unpaged",
+            effect=Effect(1.0, 0.04),
         ),
         Choice(
             "paged-adamw-32bit",
@@ -123,6 +126,7 @@ LEVER = Lever(
             memory=HOST,
             asked_by=(Asked({"optim": "paged_adamw_32bit"}),),
             training_arguments={"optim": "paged_adamw_32bit"},
+            effect=Effect(1.04, 0.06, limited=0.95),
         ),
         Choice(
             "adamw-torchao-8bit",
@@ -134,6 +138,7 @@ LEVER = Lever(
             memory=Memory(state=EIGHT),
             asked_by=(Asked({"optim": "adamw_torch_8bit"}),),
             training_arguments={"optim": "adamw_torch_8bit"},
+            effect=Effect(1.03, 0.06, limited=0.95, once=20.0),
         ),
         Choice(
             "adamw-torchao-4bit",
@@ -145,6 +150,7 @@ LEVER = Lever(
             memory=Memory(state=1.06),
             asked_by=(Asked({"optim": "adamw_torch_4bit"}),),
             training_arguments={"optim": "adamw_torch_4bit"},
+            effect=Effect(1.04, 0.06, limited=0.94, once=20.0),
         ),
         Choice(
             "adamw-torchao-fp8",
@@ -155,6 +161,7 @@ LEVER = Lever(
             options={"name": "AdamWFp8"},
             memory=Memory(state=EIGHT),
             not_expressible="Trainer has no fp8 AdamW; train.py takes torchao's",
+            effect=Effect(1.03, 0.06, limited=0.95, once=20.0),
         ),
         Choice(
             "adamw-stochastic-rounding",
@@ -164,6 +171,7 @@ LEVER = Lever(
             function="torchao_optimizer",
             options={"name": "_AdamW", "bf16_stochastic_round": True},
             not_expressible="Trainer has no stochastic rounding; train.py takes torchao's AdamW with it",
+            effect=Effect(1.03, 0.05),
         ),
         Choice(
             "apex-fused-adam",
@@ -171,6 +179,7 @@ LEVER = Lever(
             needs=(package("apex", "its fused optimizers"), cuda()),
             function="apex_adamw",
             not_expressible="transformers has dropped Apex's optimizer; train.py takes it",
+            effect=Effect(0.99, 0.03),
         ),
         Choice(
             "anyprecision",
@@ -184,6 +193,7 @@ LEVER = Lever(
                 "optim": "adamw_anyprecision",
                 "optim_args": "use_kahan_summation=True, momentum_dtype=bfloat16, variance_dtype=bfloat16",
             },
+            effect=Effect(1.03, 0.05),
         ),
         Choice(
             "adafactor",
@@ -194,6 +204,7 @@ LEVER = Lever(
             memory=Memory(state=0.1),  # a row and a column of each matrix
             asked_by=(Asked({"optim": "adafactor"}),),
             training_arguments={"optim": "adafactor"},
+            effect=Effect(1.03, 0.06, limited=0.93),
         ),
         Choice(
             "lion",

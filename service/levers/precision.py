@@ -3,7 +3,7 @@
 The options are data: `weights`, `adapter_weights` (of a frozen base), `autocast`, `scaler`, `matmul`, `cache`.
 """
 
-from service.levers.base import Asked, Choice, Exclusion, Lever, Memory, capability, cuda, native_bf16
+from service.levers.base import Asked, Choice, Effect, Exclusion, Lever, Memory, capability, cuda, native_bf16
 
 # Matmuls of full precision, master weights and autocast over them, by the names of choices: for exclusions.
 FULL_PRECISION = ("fp32", "tf32", "fp32-medium", "fp64")
@@ -19,7 +19,6 @@ LEVER = Lever(
     baseline="checkpoint",
     source="https://docs.pytorch.org/docs/stable/amp.html",
     order=10,
-    recipe="first",
     reference="fp32",
     choices=(
         Choice(
@@ -33,8 +32,9 @@ LEVER = Lever(
             "fp32",
             "fp32 throughout",
             options={"weights": "float32"},
-            recipe_rank=40,
+            estimate_rank=40,
             from_pretrained={"dtype": "float32"},
+            effect=Effect(half=1.8, spread=0.1),
         ),
         Choice(
             "tf32",
@@ -42,10 +42,11 @@ LEVER = Lever(
             needs=(cuda(), capability(8)),
             changes_numerics=True,
             options={"weights": "float32", "matmul": "high"},
-            recipe_rank=30,
+            estimate_rank=30,
             asked_by=(Asked({"tf32": True}),),
             training_arguments={"tf32": True},
             from_pretrained={"dtype": "float32"},
+            effect=Effect(0.55, 0.25, half=1.1),
         ),
         Choice(
             "fp32-medium",
@@ -55,6 +56,7 @@ LEVER = Lever(
             options={"weights": "float32", "matmul": "medium"},
             from_pretrained={"dtype": "float32"},
             not_expressible="Trainer has no argument for it; call torch.set_float32_matmul_precision('medium')",
+            effect=Effect(0.55, 0.3, host=0.8, half=1.1),
         ),
         Choice(
             "bf16-mixed",
@@ -63,11 +65,12 @@ LEVER = Lever(
             changes_numerics=True,
             options=BF16,
             memory=HALF_MIXED,
-            recipe_rank=10,
+            estimate_rank=10,
             asked_by=(Asked({"bf16": True}),),
             training_arguments={"bf16": True},
             from_pretrained={"dtype": "float32"},
             adapter_from_pretrained={"dtype": "bfloat16"},
+            effect=Effect(0.4, 0.3, host=0.7, half=1.0),
         ),
         Choice(
             "bf16-mixed-uncached",
@@ -80,6 +83,7 @@ LEVER = Lever(
             from_pretrained={"dtype": "float32"},
             adapter_from_pretrained={"dtype": "bfloat16"},
             not_expressible="Trainer keeps autocast's cache; train.py sets cache_enabled=False",
+            effect=Effect(0.42, 0.3, host=0.75, half=1.03),
         ),
         Choice(
             "fp16-mixed",
@@ -88,11 +92,12 @@ LEVER = Lever(
             changes_numerics=True,
             options={"weights": "float32", "adapter_weights": "float16", "autocast": "float16", "scaler": True},
             memory=HALF_MIXED,
-            recipe_rank=20,
+            estimate_rank=20,
             asked_by=(Asked({"fp16": True}),),
             training_arguments={"fp16": True},
             from_pretrained={"dtype": "float32"},
             adapter_from_pretrained={"dtype": "float16"},
+            effect=Effect(0.42, 0.3, half=1.02),
         ),
         Choice(
             "bf16",
@@ -103,6 +108,7 @@ LEVER = Lever(
             options={"weights": "bfloat16"},
             memory=HALF,
             from_pretrained={"dtype": "bfloat16"},
+            effect=Effect(0.36, 0.3, host=0.65, half=0.95),
         ),
         Choice(
             "fp16",
@@ -113,6 +119,7 @@ LEVER = Lever(
             options={"weights": "float16"},
             memory=HALF,
             from_pretrained={"dtype": "float16"},
+            effect=Effect(0.36, 0.3, half=0.97),
         ),
         Choice(
             "fp64",

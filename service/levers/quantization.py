@@ -1,6 +1,6 @@
 """The number format of the frozen base model under QLoRA. The worker keeps quantised weights for later trials."""
 
-from service.levers.base import Choice, Lever, Memory, package
+from service.levers.base import Choice, Effect, Lever, Memory, package
 
 TORCHAO = package("torchao", "weight-only formats")
 # Its weights are dequantised by an operation of autograd's, which keeps each for the backward pass.
@@ -29,7 +29,7 @@ LEVER = Lever(
             function="quantised_by_bitsandbytes",
             options={"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False},
             memory=Memory(weight=0.5 + 4 / 64),  # 4 bits and a scale of 4 bytes per 64
-            change_rank=50,
+            effect=Effect(0.98, 0.03),
         ),
         Choice(
             "int8",
@@ -39,6 +39,7 @@ LEVER = Lever(
             function="quantised_by_bitsandbytes",
             options={"load_in_8bit": True},
             memory=Memory(weight=1.0),
+            effect=Effect(1.3, 0.2),
         ),
         Choice(
             "torchao-int8",
@@ -50,6 +51,7 @@ LEVER = Lever(
             options={"name": "Int8WeightOnlyConfig"},
             memory=TORCHAO_MEMORY,
             not_expressible=OBJECT,
+            effect=Effect(0.95, 0.15),
         ),
         Choice(
             "torchao-float8",
@@ -61,6 +63,7 @@ LEVER = Lever(
             options={"name": "Float8WeightOnlyConfig"},
             memory=TORCHAO_MEMORY,
             not_expressible=OBJECT,
+            effect=Effect(0.95, 0.15),
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """The size of the output layer's matrix multiplication."""
 
-from service.levers.base import Choice, Exclusion, Lever
+from service.levers.base import Choice, Effect, Exclusion, Lever
 from service.levers.head import WITHOUT_LOGITS
 
 LATER = "train.py pads the output layer's matmul and cuts the extra columns off, which no argument of Trainer does"
@@ -21,6 +21,7 @@ LEVER = Lever(
             function="pad_head",
             options={"multiple": 8},
             not_expressible=LATER,
+            effect=Effect(0.99, 0.03),
         ),
         Choice(
             "multiple-64",
@@ -28,6 +29,7 @@ LEVER = Lever(
             function="pad_head",
             options={"multiple": 64},
             not_expressible=LATER,
+            effect=Effect(0.99, 0.03),
         ),
     ),
     exclusions=(

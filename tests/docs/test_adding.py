@@ -103,10 +103,10 @@ def test_a_lever(add: Callable[[str], str], spec: Spec, facts: Facts, monkeypatc
     for choice in lever.names:
         test_conformance.test_unmet_needs_are_said_in_a_sentence(name, choice)
     test_catalogue.test_declarations_name_choices_that_exist(name)
-    test_catalogue.test_no_two_levers_or_changes_have_the_same_place()
+    test_catalogue.test_no_two_levers_have_the_same_place()
     assert unknown(name, "off") is None and lever.choice("off").missing(facts()) is None
     assert f"## {name}\n" in runpy.run_path(str(ROOT / "docs" / "make_levers.py"))["text"]()
-    tried = _search(spec(search={"trials": 20, "minutes": 600}), facts())
+    tried = _search(spec(search={"trials": 60, "minutes": 600}), facts())
     assert {made.levers[name] for made in tried} == set(lever.names), "its change is tried"
 
 
@@ -217,7 +217,7 @@ def test_a_proposer(add: Callable[[str], str], spec: Spec, facts: Facts) -> None
     before = _search(job, facts())
     name = add("worker/plan/proposers")
     orders = [proposer.order for proposer in proposers()]
-    assert orders == sorted(orders) and type(proposers()[3]).__name__.lower() == name
+    assert orders == sorted(orders) and type(proposers()[1]).__name__.lower() == name
     known = PlanInput(spec=job, facts=facts(), history=history(job, 6.0), next_number=3)
     assert plan(known) == plan(known), "it is pure"
     after = _search(job, facts())

@@ -9,6 +9,7 @@ import pytest
 
 from service.contract.hardware import HardwareFacts, Package
 from service.levers import LEVERS, METHOD_NEEDS, chosen, is_compiled, packages
+from service.levers.base import Effect
 from tests.factory import configuration
 
 Facts = Callable[..., HardwareFacts]
@@ -18,22 +19,25 @@ Facts = Callable[..., HardwareFacts]
 def test_declarations_name_choices_that_exist(name: str) -> None:
     lever = LEVERS[name]
     assert {*(lever.simulated or ()), lever.reference or lever.baseline} <= set(lever.names)
-    assert (lever.recipe == "baseline") == (not any(choice.recipe_rank for choice in lever.choices))
-    assert all(choice.recipe_rank or not choice.host_recipe_rank for choice in lever.choices)
+    assert lever.choice(lever.baseline).effect == Effect(), "expected effects are relative to the baseline"
+    assert all(choice.effect.factor > 0 and choice.effect.spread > 0 for choice in lever.choices)
+    assert all(name in one.when and len(one.when) > 1 for one in lever.together)
     assert all(name in exclusion.when for exclusion in lever.exclusions), "a rule is declared by a lever it is about"
     assert lever.choice(lever.baseline).memory.activations == 1.0, "factors are relative to the baseline"
 
 
-def test_no_two_levers_or_changes_have_the_same_place() -> None:
-    ranks = [choice.change_rank for lever in LEVERS.values() for choice in lever.choices if choice.change_rank]
+def test_no_two_levers_have_the_same_place() -> None:
     orders = [lever.order for lever in LEVERS.values()]
-    assert len(set(ranks)) == len(ranks) and orders == sorted(set(orders))
+    assert orders == sorted(set(orders))
 
 
-def test_recipes_rank_choices_by_the_device(facts: Facts) -> None:
+def test_what_is_expected_names_choices_that_exist() -> None:
+    for one in (one for lever in LEVERS.values() for one in lever.together):
+        assert all(set(choices) <= set(LEVERS[name].names) for name, choices in one.when.items()), one
+
+
+def test_estimates_rank_choices_by_the_device(facts: Facts) -> None:
     gpu = facts(device="cuda", capability=(9, 0), bf16_native=True)
-    assert LEVERS["batching"].ranked(facts()) == ("grouped", "token-budget", "packed", "sorted")
-    assert LEVERS["batching"].ranked(gpu) == ("packed", "token-budget", "grouped", "sorted")
     assert LEVERS["precision"].ranked(facts()) == ("fp32",), "emulated bf16 is not ranked"
     assert LEVERS["precision"].ranked(gpu) == ("bf16-mixed", "fp16-mixed", "tf32", "fp32")
 

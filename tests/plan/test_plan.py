@@ -1,25 +1,25 @@
-"""The plan is pure: baseline first, recipes, changes, Optuna, verification, the end."""
+"""The plan is pure: baseline first, the surrogate's trials, ablations, verification, the end."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome, Probe
 from service.contract.states import Origin
 from service.contract.task import PlanInput, TrialRecord
-from service.levers import LEVERS, excluded
+from service.levers import LEVERS, excluded, taken_back
 from service.recommend import recommend
 from tests.factory import configuration, failed, history, measured, record
 from worker.plan import plan
 from worker.plan.budget import Budget
-from worker.plan.proposers.changes import changes
-from worker.plan.space import learning_rate, point, space
+from worker.plan.space import learning_rate, point
+from worker.plan.view import View
 
 Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]
@@ -42,6 +42,11 @@ def run(spec: JobSpec, facts: HardwareFacts, seconds: Callable[[Any], float]) ->
             records.append(TrialRecord(request=request, measurement=made))
 
 
+def uneven(made: Configuration) -> float:
+    """Seconds that differ from configuration to configuration, so that there is always something to look for."""
+    return 6.0 + int(made.key[:4], 16) / 2**16
+
+
 def test_the_baseline_is_first_and_alone(spec: Spec, facts: Facts) -> None:
     decision = plan(known(spec(), facts(), workers=3))
     (request,) = decision.trials
@@ -56,30 +61,53 @@ def test_the_same_input_gives_the_same_answer(spec: Spec, facts: Facts) -> None:
     assert first == second and first.trials
 
 
-def test_recipes_come_before_the_search_and_nothing_is_tried_twice(spec: Spec, facts: Facts) -> None:
-    slower = itertools.count(6)  # the first recipe stays the best, so that changes are around one configuration
-    records, _ = run(spec(search={"trials": 25, "minutes": 600}), facts(), lambda _: float(next(slower)))
-    origins = [one.request.origin for one in records]
-    assert origins[0] == "baseline" and set(origins) == {"baseline", "recipe", "search"}
-    assert origins == sorted(origins, key=["baseline", "recipe", "search"].index)
+def test_nothing_is_tried_twice(spec: Spec, facts: Facts) -> None:
+    records, _ = run(spec(search={"trials": 25, "minutes": 600}), facts(), uneven)
+    assert records[0].request.origin == "baseline"
+    assert {one.request.origin for one in records[1:]} <= {"search", "ablation"}
     keys = [one.request.configuration.key for one in records]
     assert len(keys) == len(set(keys)) == 25
 
 
+def test_the_last_trials_take_the_best_ones_levers_back(spec: Spec, facts: Facts) -> None:
+    """So that the answer can say what each of them brought, in all but a quick verification."""
+
+    def seconds(made: Configuration) -> float:
+        return uneven(made) * (0.5 if made.levers["batching"] == "grouped" else 1.0)
+
+    records, now = run(spec(search={"trials": 40, "minutes": 600, "verify": "standard"}), facts(), seconds)
+    ablated = [one for one in records if one.request.origin == "ablation"]
+    best = View(now, "lora").good[0].configuration
+    assert ablated and len(ablated) <= 40 // 4 + 1
+    assert {*taken_back(now.spec, best, records[0].request.configuration)} >= {"batching"}
+
+
+def test_the_search_ends_when_nothing_is_left_to_expect(spec: Spec, facts: Facts) -> None:
+    """Where no lever does anything, the surrogate learns so, long before all combinations were tried."""
+    job = spec(search={"trials": 400, "minutes": 6000})
+    records, now = run(job, facts(), lambda _: 6.0)
+    assert 5 < len(records) < 150
+    assert any("ended before its budget" in note for note in plan(now).notes)
+
+
 def test_invalid_combinations_are_never_tried(spec: Spec, facts: Facts) -> None:
     job = spec(task="sequence-classification", search={"trials": 60, "minutes": 600})
-    records, _ = run(job, facts(), lambda _: 6.0)
+    records, _ = run(job, facts(), uneven)
     assert len(records) > 10
     assert not [one for one in records if excluded(point(one.request.configuration, job))]
 
 
 def test_unavailable_choices_are_not_searched_but_named_ones_are(spec: Spec, facts: Facts) -> None:
     def precisions(job: JobSpec) -> set[str]:
-        return {one.request.configuration.levers["precision"] for one in run(job, facts(), lambda _: 6.0)[0][1:]}
+        return {one.request.configuration.levers["precision"] for one in run(job, facts(), uneven)[0][1:]}
 
-    assert precisions(spec(search={"trials": 30, "minutes": 600})) == {"fp32"}
+    assert precisions(spec(search={"trials": 30, "minutes": 600})) == {
+        "fp32",
+        "checkpoint",
+    }  # the baseline's, to see what fp32 brings
     assert precisions(spec(search={"trials": 30, "minutes": 600, "levers": ["precision"]})) == {
         "fp32",
+        "checkpoint",
         "fp32-medium",
         "bf16-mixed",
         "bf16-mixed-uncached",
@@ -96,7 +124,8 @@ def test_what_the_model_lacks_is_not_tried(spec: Spec, facts: Facts) -> None:
     def tried(lacks: dict[str, str]) -> set[str]:
         records: list[TrialRecord] = []
         while trials := plan(known(job, facts(), tuple(records))).trials:
-            made = measured(trials[0].configuration, 6.0).model_copy(update={"lacks": lacks})
+            configuration = trials[0].configuration
+            made = measured(configuration, uneven(configuration), lacks=lacks)
             records.append(TrialRecord(request=trials[0], measurement=made))
         return {one.request.configuration.levers["experts"] for one in records}
 
@@ -161,18 +190,6 @@ def test_changes_stay_within_what_is_fixed(spec: Spec, facts: Facts) -> None:
     assert {one.request.configuration.levers["attention"] for one in records[1:]} == {"eager"}
 
 
-@pytest.mark.parametrize(("predicted", "tried"), [(15, True), (16, False), (None, True)])
-def test_activations_are_recomputed_where_memory_holds_the_batch_small(
-    spec: Spec, facts: Facts, predicted: int | None, tried: bool
-) -> None:
-    """The fastest micro batch is 8: where 16 fit as well, less memory brings nothing."""
-    job = spec(search={"trials": 50, "minutes": 600})
-    choices = space(job, facts())
-    found = changes(job, measured(configuration(), predicted_micro_batch=predicted), choices)
-    assert ("full" in {one.levers["checkpointing"] for one in found}) is tried
-    assert {one.levers["optimizer"] for one in found} > {"adamw-fused"}
-
-
 def test_a_fixed_choice_that_cannot_run_fails_with_its_sentence(spec: Spec, facts: Facts) -> None:
     decision = plan(known(spec(search={"fixed": {"precision": "tf32"}}), facts()))
     assert decision.finish and decision.error and "needs an NVIDIA GPU" in decision.error
@@ -186,7 +203,7 @@ def test_qlora_without_bitsandbytes_fails_with_a_sentence(spec: Spec, facts: Fac
 
 
 def test_every_method_gets_its_baseline_and_its_share(spec: Spec, facts: Facts) -> None:
-    records, _ = run(spec(method=["lora", "full"], search={"trials": 10, "minutes": 600}), facts(), lambda _: 6.0)
+    records, _ = run(spec(method=["lora", "full"], search={"trials": 10, "minutes": 600}), facts(), uneven)
     methods = [one.request.configuration.method for one in records]
     assert methods.count("lora") == methods.count("full") == 5
 
@@ -314,7 +331,7 @@ def test_other_failures_are_told_by_reason(spec: Spec, facts: Facts) -> None:
 def test_a_failed_baseline_does_not_stop_the_search(spec: Spec, facts: Facts) -> None:
     records = (record(failed(configuration(micro=8)), Origin.baseline),)
     (request,) = plan(known(spec(), facts(), records)).trials
-    assert request.origin == "recipe" and request.reference_loss is None
+    assert request.origin == "search" and request.reference_loss is None
 
 
 def test_an_unset_effective_batch_is_searched_with_a_scaled_learning_rate(spec: Spec, facts: Facts) -> None:

@@ -211,6 +211,8 @@ def test_the_client_reads_every_answer(api: TestClient, job: Make, queue: Queue,
         ended: tuple[tuple[str, Callable[[], BaseModel]], ...] = (
             (f"/v1/jobs/{job_id}", lambda: client.job(job_id)),
             (f"/v1/jobs/{job_id}/memory-curve", lambda: client.memory_curve(job_id)),
+            (f"/v1/jobs/{job_id}/waterfall", lambda: client.waterfall(job_id)),
+            (f"/v1/jobs/{job_id}/pareto", lambda: client.pareto(job_id)),
             (f"/v1/jobs/{job_id}/recommendation", lambda: client.recommendation(job_id)),
         )
         for path, read in ended:

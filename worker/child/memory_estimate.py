@@ -87,9 +87,7 @@ def _levers(spec: JobSpec, device: str, facts: HardwareFacts) -> dict[str, str]:
     """The levers' choices that the search would begin with, and in their place those that the job fixes."""
     # The facts are this machine's. Another kind of device is assumed to compute bf16 natively, as most do.
     there = facts if device == facts.device else facts.model_copy(update={"bf16_native": True})
-    levers = {
-        name: lever.ranked(there)[0] if lever.recipe == "first" else lever.baseline for name, lever in LEVERS.items()
-    }
+    levers = {name: (*lever.ranked(there), lever.baseline)[0] for name, lever in LEVERS.items()}
     return drawable(levers | spec.search.fixed)
 
 

@@ -17,6 +17,8 @@ from worker.plan.proposers import proposers
 from worker.plan.space import blocked, unavailable
 from worker.plan.view import View
 
+ENDED = "The search of {method} ended before its budget: nothing that was not tried is expected to be faster by much."
+
 
 def plan(known: PlanInput) -> PlanDecision:
     """The next trials, the verification, or the end of the job. The same input gives the same decision."""
@@ -67,6 +69,7 @@ def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], note
         method = min(views, key=lambda view: len(view.history)).method
         if not ask(method, always=False):
             waiting.remove(method)
+            notes += [ENDED.format(method=method)] * any(view.method == method and view.good for view in views)
 
 
 __all__ = ["plan"]

@@ -53,6 +53,12 @@ class Budget:
         count = len(self._known.history) + len(self._known.open_trials) + planned
         return count < self._known.spec.search.trials and self.left() > self._typical
 
+    def trials_left(self, planned: int) -> float:
+        """About how many more trials fit beside `planned` new ones, by their number and by their median length."""
+        count = len(self._known.history) + len(self._known.open_trials) + planned
+        by_number = self._known.spec.search.trials - count
+        return min(by_number, self.left() / self._typical) if self._typical else by_number
+
     def affords(self, configuration: Configuration) -> bool:
         """Whether there is time for this configuration; one that compiles takes longer to try and to verify."""
         factor = COMPILE_ROOM if is_compiled(configuration.levers) else 1.0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from service.contract.measurement import Measurement
 from service.contract.task import VerifyRequest
+from service.levers import taken_back
 from worker.plan.view import View
 
 FINALISTS = 3
 # How many finalists are chosen by their trials' speed alone (docs/decisions/0013).
 NEAREST = {"quick": 1, "standard": 2, "strict": 2}
 BLOCKS = {"quick": 4, "standard": 8, "strict": 12}  # at most: a verification ends when it is settled
+ABOUT = 1.02  # how much slower one without a lever may be in its trial, for blocks to tell what the lever brings
 RESERVES = 3  # candidates that are verified if no finalist is stable
 DRIFT = 1.25  # by how much a shared machine's pace may differ between two trials (docs/decisions/0013)
 
@@ -22,6 +24,7 @@ def finalists(view: View) -> list[Measurement]:
     """
     near, reference = view.near(), view.baseline()
     found = near[: NEAREST[view.spec.search.verify]]
+    found += _simpler(view, found[0]) if found else []
     for one in view.good if found else ():
         known = {other.configuration.levers["batching"] for other in found}
         drifted = one is not reference and view.score(one) <= view.score(found[0]) * DRIFT
@@ -29,6 +32,17 @@ def finalists(view: View) -> list[Measurement]:
             found.append(one)
     found += [one for one in near if one not in found]
     return sorted(found[:FINALISTS], key=view.score)
+
+
+def _simpler(view: View, best: Measurement) -> list[Measurement]:
+    """The fastest of those that are the best without one of its levers and about as fast, or none.
+
+    Blocks tell whether the lever brings anything; if not, the simpler one is recommended.
+    """
+    reference = view.baseline_request()
+    taken = taken_back(view.spec, best.configuration, reference.configuration).values() if reference else ()
+    keys, most = {one.key for one in taken}, view.score(best) * ABOUT
+    return [one for one in view.near() if one.configuration.key in keys and view.score(one) <= most][:1]
 
 
 def block_seconds(measured: Measurement) -> float:

@@ -7,7 +7,7 @@ from service.contract.measurement import Block, Measurement, Outcome, Soak, Timi
 from service.contract.objective import smallest_within
 from service.contract.replay import Proof
 from service.contract.task import VerifyRequest
-from service.levers import as_fixed
+from service.levers import LEVERS, as_fixed
 from worker.plan.ratios import ratio, relative_costs
 
 
@@ -26,9 +26,7 @@ def judge(
     asked = {one.configuration.key for one in candidates if as_fixed(spec, one.configuration)}
     stable = [verdict.key for verdict in verdicts if verdict.stable and verdict.key in asked]
     order = sorted(stable, key=lambda key: cost[key])
-    if spec.training.effective_batch_size is None:
-        sizes = {one.configuration.key: one.configuration.effective_batch_size for one in candidates}
-        order = smallest_within(order, cost, sizes)
+    order = smallest_within(order, cost, {one.configuration.key: _size(spec, one, baseline) for one in candidates})
     tied = _tied(spec, blocks, [one for key in order[:2] for one in candidates if one.configuration.key == key])
     return Verification(
         baseline_key=baseline.configuration.key if baseline else None,
@@ -38,6 +36,14 @@ def judge(
         tied=tied,
         note=_note(blocks, tied),
     )
+
+
+def _size(spec: JobSpec, candidate: Measurement, baseline: Measurement | None) -> tuple[int, int]:
+    """What makes one of two equally fast candidates the better answer: a smaller batch, then fewer changed levers."""
+    given, configuration = spec.training.effective_batch_size, candidate.configuration
+    usual = baseline.configuration.levers if baseline else {name: one.baseline for name, one in LEVERS.items()}
+    changed = sum(choice != usual[name] for name, choice in configuration.levers.items())
+    return (0 if given else configuration.effective_batch_size, changed)
 
 
 def _run(request: VerifyRequest, blocks: tuple[Block, ...]) -> list[Measurement]:

@@ -38,7 +38,7 @@ class View:
         self.known, self.spec, self.facts, self.method = known, known.spec, known.facts, method
         self.budget = Budget(known)
         self.under_way = (*known.open_trials, *new)
-        self._number = known.next_number + len(new)
+        self._number, self._planned = known.next_number + len(new), len(new)
         measured = [one.measurement for one in known.history]
         self.history = [one for one in measured if one.configuration.method == method]
         self.good = self._good()
@@ -60,6 +60,10 @@ class View:
     def score(self, measurement: Measurement) -> float:
         """The cost of a measurement by the job's objective, such as the seconds of the user's run: less is better."""
         return score(self.spec, measurement)
+
+    def trials_left(self) -> float:
+        """About how many more trials there is a budget for."""
+        return self.budget.trials_left(self._planned)
 
     def baseline_request(self) -> TrialRequest | None:
         """The request of the method's baseline, or None when it has not been proposed yet.

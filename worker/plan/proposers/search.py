@@ -1,4 +1,8 @@
-"""The sampler: an Optuna study in memory is told the history, and asked for a trial. It is seeded, so it is pure."""
+"""The sampler: an Optuna study in memory is told the history, and asked for a trial. It is seeded, so it is pure.
+
+It is for jobs of which nothing has run, and for which the surrogate has ruled out all that it looks at: what it takes
+for impossible may yet run, as the catalogue's memory factors are no measurements.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +32,14 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Search:
-    """Proposes what the sampler suggests, if there is time for it."""
+    """Proposes what the sampler suggests while nothing has run, if there is time for it."""
 
     order, always = 30, False
 
     def propose(self, view: View) -> Proposal | None:
         """The sampler's next configuration for which there is time: one that compiles may take longer than is left."""
+        if view.good:
+            return None
         taken = set(view.taken)
         for _ in range(MOST_UNAFFORDABLE):
             found = ask(view, taken)

@@ -1,0 +1,94 @@
+"""What a job's trials say when they are laid side by side: each lever's part of the speed-up, and the Pareto front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from service.contract.configuration import Configuration
+from service.contract.job import JobSpec
+from service.contract.measurement import Measurement, Outcome
+from service.contract.objective import score
+from service.contract.task import TrialRecord
+from service.contract.views import Contribution, Pareto, ParetoPoint, Waterfall
+from service.levers import taken_back
+
+# Standard deviation of the logarithm of a ratio between two processes, beside what each timing's interval shows.
+PROCESS_SPREAD = 0.02
+NORMAL = 1.96  # standard errors to each side that hold 95%
+
+
+def waterfall(
+    spec: JobSpec, best: Measurement, baseline: Measurement | None, trials: Sequence[TrialRecord]
+) -> Waterfall:
+    """What each lever of the best configuration brings, from the trials in which it alone was taken back."""
+    known = {one.measurement.configuration.key: one.measurement for one in trials}
+    found: list[Contribution] = []
+    if baseline is not None:
+        without = taken_back(spec, best.configuration, baseline.configuration)
+        found = [_contribution(spec, best, name, made, known.get(made.key)) for name, made in without.items()]
+    speedup = score(spec, baseline) / score(spec, best) if baseline else None
+    factors = [one.factor for one in found]
+    complete = speedup is not None and all(factors)
+    return Waterfall(
+        levers=best.configuration.levers,
+        method=best.configuration.method,
+        speedup=speedup,
+        contributions=tuple(sorted(found, key=lambda one: -(one.factor or 0.0))),
+        together=speedup / math.prod(one or 1.0 for one in factors) if complete and speedup else None,
+    )
+
+
+def _contribution(
+    spec: JobSpec, best: Measurement, lever: str, made: Configuration, without: Measurement | None
+) -> Contribution:
+    factor = low = high = None
+    reason = ""
+    if without is None:
+        reason = "not measured: the search had no time for it"
+    elif without.outcome is not Outcome.ok:
+        reason = f"without it the configuration does not run ({without.outcome}): {without.reason}"
+    else:
+        factor = score(spec, without) / score(spec, best)
+        timings = [one.timing for one in (best, without) if one.timing]
+        widths = [math.log(timing.high / timing.low) / (2 * NORMAL) for timing in timings]
+        width = math.exp(NORMAL * math.hypot(PROCESS_SPREAD, *widths))
+        low, high = factor / width, factor * width
+    return Contribution(
+        lever=lever,
+        baseline=made.levers[lever],
+        choice=best.configuration.levers[lever],
+        factor=factor,
+        low=low,
+        high=high,
+        reason=reason,
+    )
+
+
+def pareto(trials: Sequence[TrialRecord]) -> Pareto:
+    """The successful trials that none beats in both tokens/s and peak memory, fastest first."""
+    good = [
+        (one.measurement.tokens_per_second, one.measurement.peak_bytes, one)
+        for one in trials
+        if one.measurement.outcome is Outcome.ok
+    ]
+    points: list[ParetoPoint] = []
+    ordered = sorted(
+        ((speed, peak, one) for speed, peak, one in good if speed and peak), key=lambda it: (-it[0], it[1])
+    )
+    for speed, peak, one in ordered:
+        if not points or peak < points[-1].peak_bytes:
+            points.append(_point(one, speed, peak))
+    return Pareto(points=tuple(points))
+
+
+def _point(record: TrialRecord, speed: float, peak: int) -> ParetoPoint:
+    configuration = record.measurement.configuration
+    return ParetoPoint(
+        trial=record.request.number,
+        levers=configuration.levers,
+        method=configuration.method,
+        micro_batch_size=record.measurement.micro_batch_size or 1,
+        tokens_per_second=speed,
+        peak_bytes=peak,
+    )

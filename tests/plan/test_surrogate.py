@@ -1,0 +1,174 @@
+"""The surrogate learns what choices and pairs of them do; the grid knows valid rows; `Fits` what cannot run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
+from service.contract.states import Origin
+from service.contract.task import PlanInput
+from service.levers import excluded
+from tests.factory import DATASET, configuration, failed, measured, record
+from worker.plan.fits import Fits
+from worker.plan.grid import Grid
+from worker.plan.prior import Prior, is_limited, padded_share
+from worker.plan.space import point
+from worker.plan.surrogate import Surrogate
+from worker.plan.view import View
+
+Facts = Callable[..., HardwareFacts]
+Spec = Callable[..., JobSpec]
+GPU = {"device": "cuda", "capability": (9, 0), "has_own_memory": True, "memory_bytes": 24 << 30, "bf16_native": True}
+
+
+def seen(spec: JobSpec, facts: HardwareFacts, *measurements: Measurement) -> View:
+    """The view of a job with these trials, the first its baseline."""
+    records = tuple(
+        record(one, Origin.recipe if at else Origin.baseline, at + 1) for at, one in enumerate(measurements)
+    )
+    return View(PlanInput(spec=spec, facts=facts, history=records, next_number=len(records) + 1), "lora")
+
+
+def grid_of(view: View) -> Grid:
+    return Grid(view.spec, "lora", view.choices, view.effectives, [one.configuration for one in view.history])
+
+
+def test_rows_are_configurations_and_neighbours_are_valid(spec: Spec, facts: Facts) -> None:
+    view = seen(spec(), facts(**GPU), measured(configuration()))
+    grid = grid_of(view)
+    made = configuration(precision="bf16-mixed", attention="varlen", batching="padding-free")
+    row = grid.encode(made)
+    assert grid.decode(row) == made
+    near = grid.neighbours(row, 2)
+    assert len(near) == len({tuple(one) for one in near}) and tuple(row) not in {tuple(one) for one in near}
+    assert all(1 <= (one != row).sum() <= 2 for one in near)
+    found = [grid.decode(one) for one in near[::40]]
+    assert all(one is not None and excluded(point(one, view.spec)) is None for one in found)
+    outside = grid.encode(configuration())
+    assert not grid.valid(outside[None, :])[0], "precision=checkpoint is no choice of the search"
+    assert grid.valid(grid.nearest(outside)[None, :])[0]
+
+
+def test_the_surrogate_finds_out_what_choices_do(spec: Spec, facts: Facts) -> None:
+    """Of an additive truth that is far from the prior, it learns each choice from a trial or two."""
+    view = seen(spec(), facts(**GPU), measured(configuration()))
+    grid = grid_of(view)
+    prior = Prior(view, grid)
+    rng = np.random.default_rng(0)
+    truth = prior.mean + rng.normal(size=prior.mean.shape) * prior.spread
+
+    def true(rows: Any) -> Any:
+        return truth[np.arange(truth.shape[0]), rows].sum(axis=1)
+
+    start = grid.nearest(grid.encode(configuration()))
+    rows = np.vstack([start[None, :], grid.neighbours(start)])
+    surrogate = Surrogate(prior.expected, prior.spread, rows, true(rows), np.full(len(rows), 0.01))
+    tried = {(column, row[column]) for row in rows for column in range(len(start))}
+    far = np.array([row for row in grid.neighbours(start, 2) if {*enumerate(row)} <= tried])
+    mean, deviation = surrogate.predict(far)
+    assert np.quantile(np.abs(mean - true(far)), 0.9) < 0.05
+    assert (np.abs(mean - true(far)) < 3 * deviation + 0.01).mean() > 0.95
+    before = Surrogate(prior.expected, prior.spread, rows[:1], true(rows[:1]), np.full(1, 0.01))
+    assert (before.predict(far)[1] > deviation).all(), "what was measured makes it surer"
+
+
+def test_a_surprising_pair_is_learnt_where_it_was_measured(spec: Spec, facts: Facts) -> None:
+    view = seen(spec(), facts(**GPU), measured(configuration()))
+    grid = grid_of(view)
+    prior = Prior(view, grid)
+    choices = [
+        {},
+        {"compile": "per-layer"},
+        {"padding": "multiple-64"},
+        {"compile": "per-layer", "padding": "multiple-64"},
+        {"compile": "per-layer", "padding": "multiple-64", "allocator": "expandable"},
+    ]
+    rows = np.array([grid.encode(configuration(precision="bf16-mixed", **one)) for one in choices])
+    values = np.array([0.0, -0.2, -0.2, 0.1, 0.1])
+    surrogate = Surrogate(prior.expected, prior.spread, rows[:4], values[:4], np.full(4, 0.01))
+    mean, _ = surrogate.predict(rows)
+    assert abs(mean[4] - 0.1) < 0.08, "the pair is 0.5 slower than the sum of both, wherever it is in"
+
+
+def test_what_needs_no_less_memory_than_what_did_not_fit_is_ruled_out(spec: Spec, facts: Facts) -> None:
+    full = failed(configuration(precision="fp32"), Outcome.infeasible, "out of memory at a micro batch of 1")
+    slimmer = failed(configuration(precision="fp32", attention="varlen"), Outcome.infeasible, "out of memory")
+    view = seen(spec(), facts(**GPU), failed(configuration(micro=8)), full, slimmer)
+    grid = grid_of(view)
+    fits = Fits(view, grid)
+    more = grid.encode(configuration(precision="fp32", attention="eager"))
+    less = grid.encode(configuration(precision="bf16-mixed", checkpointing="full", head="chunked"))
+    assert list(fits.impossible(np.array([more, less]))) == [True, False]
+    plain = grid.encode(configuration(precision="bf16-mixed"))
+    chances = fits.chance(np.array([less, plain]))
+    assert chances[0] >= chances[1] >= fits.chance(more[None, :])[0], "it has fewer of the choices that failed together"
+    assert list(fits.saved(np.array([less, plain]))) == sorted(fits.saved(np.array([less, plain])), reverse=True)
+    assert is_limited(view)
+
+
+def test_a_memory_line_rules_out_what_would_be_far_over(spec: Spec, facts: Facts) -> None:
+    line = MemoryLine(rest_bytes=4e9, slope_bytes=15e9)
+    slim = configuration(precision="bf16-mixed", checkpointing="full", head="chunked")
+    ran = measured(slim, memory_line=line, parameters=1_000_000_000, trainable_parameters=1_000_000)
+    view = seen(spec(), facts(**GPU), ran)
+    grid = grid_of(view)
+    rows = np.array([grid.encode(one) for one in (slim, configuration(precision="bf16-mixed"))])
+    assert list(Fits(view, grid).impossible(rows)) == [False, True], "15 GB / 0.16 a sample on 24 GiB"
+
+
+def test_failures_that_are_no_memorys_lower_the_chance_of_the_like(spec: Spec, facts: Facts) -> None:
+    view = seen(
+        spec(),
+        facts(**GPU),
+        measured(configuration()),
+        measured(configuration(precision="bf16-mixed")),
+        failed(configuration(precision="bf16-mixed", compile="whole"), Outcome.unstable, "the loss is off"),
+    )
+    grid = grid_of(view)
+    rows = [configuration(precision="bf16-mixed", padding="multiple-64", compile=one) for one in ("whole", "per-layer")]
+    chances = Fits(view, grid).chance(np.array([grid.encode(one) for one in rows]))
+    assert chances[0] < 0.5 < chances[1]
+
+
+def test_a_probe_that_ran_at_one_makes_nothing_hopeless(spec: Spec, facts: Facts) -> None:
+    fewer = failed(configuration(precision="fp32")).model_copy(
+        update={"probes": (Probe(micro_batch_size=1, peak_bytes=5), Probe(micro_batch_size=2, peak_bytes=None))}
+    )
+    view = seen(spec(), facts(**GPU), measured(configuration()), fewer)
+    grid = grid_of(view)
+    assert not Fits(view, grid).impossible(grid.encode(configuration(precision="fp32"))[None, :])[0]
+
+
+def test_the_prior_knows_the_job(spec: Spec, facts: Facts) -> None:
+    lengths = DATASET.model_copy(update={"histogram": {"100": 50, "200": 50}})
+    baseline = measured(configuration(micro=8), predicted_micro_batch=64, dataset=lengths)
+    view = seen(spec(), facts(**GPU), baseline)
+    grid, host = grid_of(view), seen(spec(), facts(), baseline)
+    assert math.isclose(padded_share(view), 1 - 150 / (200 - 100 * 0.5**8)), "the longest of 8 is nearly always 200"
+    own, other = Prior(view, grid), Prior(host, grid_of(host))
+    eager = [
+        one.expected(grid_.encode(configuration(attention="eager"))[None, :])[0]
+        for one, grid_ in ((own, grid), (other, grid_of(host)))
+    ]
+    assert eager[0] > eager[1] == 0.0, "on the host, plain matmuls cost nothing"
+    order = ["padded", "sorted", "grouped", "padding-free"]
+    expected = [own.expected(grid.encode(configuration(batching=one))[None, :])[0] for one in order]
+    assert all(more > less for more, less in pairwise(expected)), "the more padding it leaves out, the faster"
+
+
+def test_memory_that_limits_the_batch_changes_what_is_expected(spec: Spec, facts: Facts) -> None:
+    tight = measured(configuration(micro=1), predicted_micro_batch=1, largest_micro_batch=1, micro_batch_size=1)
+    view = seen(spec(), facts(**GPU), tight)
+    roomy = seen(spec(), facts(**GPU), measured(configuration(micro=8), predicted_micro_batch=64))
+    row = configuration(checkpointing="full")
+    limited = Prior(view, grid_of(view)).expected(grid_of(view).encode(row)[None, :])[0]
+    free = Prior(roomy, grid_of(roomy)).expected(grid_of(roomy).encode(row)[None, :])[0]
+    assert is_limited(view) and not is_limited(roomy)
+    assert limited < 0 < free

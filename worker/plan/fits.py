@@ -1,0 +1,155 @@
+"""How likely a configuration runs to its end, by what the catalogue says of memory and by the trials that did not.
+
+Two things rule a configuration out: two trials of others that need no more memory did not fit at a micro batch of 1, or
+the memory line of the most similar trial puts it far over the device's memory. All others have a chance: what fails,
+most often fails for two choices that do not go together, so it is that of the pair of choices that failed most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.contract.configuration import Configuration
+from service.contract.measurement import Measurement, Outcome
+from service.levers import LEVERS
+from worker.plan.grid import Grid, Rows, look_up
+from worker.plan.surrogate import Floats
+from worker.plan.view import View
+
+RAN, FAILED = 0.3, 0.03  # trials of every pair of choices that are assumed before any was run
+ENOUGH_FAILURES = 2  # as one may have a cause of its own, such as a kernel that needs a large buffer
+FAR_OVER = 1.6  # times the device's memory, which no error of the catalogue's factors explains
+LINE_SPREAD = 0.25  # standard deviation of the logarithm of a scaled memory line's peak
+BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+
+
+class Fits:
+    """Judges rows of a grid by the trials of a method."""
+
+    def __init__(self, view: View, grid: Grid) -> None:
+        self._grid = grid
+        self._tables = _memory_tables(view, grid)
+        self._ok = [one for one in view.history if one.outcome is Outcome.ok]
+        # One that was given its micro batch, as the baseline is, may fit at a smaller one.
+        failed = [one for one in view.history if one.outcome is not Outcome.ok and not was_given_too_much(one)]
+        self._capacity = float(view.facts.memory_bytes)
+        self._hopeless = self._explained([one.configuration for one in failed if one.outcome is Outcome.infeasible])
+        self._first = np.cumsum([0, *map(len, grid.options)])[:-1]  # the number of each column's first option
+        self._rates = self._learn(failed)
+
+    def impossible(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which rows cannot fit, as two that need no more memory did not, or as they are predicted far over it."""
+        mine = self._coordinates(rows)
+        over = _no_less(mine, self._hopeless).sum(axis=1) >= ENOUGH_FAILURES
+        found: NDArray[np.bool_] = over | (self._peaks(rows) > FAR_OVER * self._capacity)
+        return found
+
+    def chance(self, rows: Rows) -> Floats:
+        """The probability that each row runs to its end: that of its worst pair of choices, and that it fits."""
+        places = rows + self._first
+        worst = self._rates[places[:, :, None], places[:, None, :]].min(axis=(1, 2))
+        margin = np.log(self._capacity / np.maximum(self._peaks(rows), 1.0)) / LINE_SPREAD
+        found: Floats = worst * cumulative(margin)
+        return found
+
+    def saved(self, rows: Rows) -> Floats:
+        """How much memory each row saves: the negative logarithm of the activations' factors, and of the state's."""
+        mine = self._coordinates(rows)
+        found: Floats = -mine[:, 0] - np.log((1 + mine[:, 1] + mine[:, 2]) / (1 + 8 + 4))
+        return found
+
+    def _learn(self, failed: list[Measurement]) -> Floats:
+        """(options, options): how often a trial with both choices ran, with one in eleven expected to fail at first."""
+        count = sum(map(len, self._grid.options))
+        ran, all_of_them = np.full((count, count), RAN), np.full((count, count), RAN + FAILED)
+        rows = _encoded(self._grid, [one.configuration for one in (*self._ok, *failed)]) + self._first
+        for at, places in enumerate(rows):
+            pairs = np.ix_(places, places)
+            all_of_them[pairs] += 1
+            ran[pairs] += at < len(self._ok)
+        rates: Floats = ran / all_of_them
+        return rates
+
+    def _explained(self, hopeless: list[Configuration]) -> Floats:
+        """The coordinates of those that did not fit for want of memory: none that needs as much has run."""
+        mine = self._coordinates(_encoded(self._grid, hopeless))
+        ran = self._coordinates(_encoded(self._grid, [one.configuration for one in self._ok]))
+        return mine[~_no_less(ran, mine).any(axis=0)]
+
+    def _coordinates(self, rows: Rows) -> Floats:
+        """Numbers that all grow with the memory that a row needs, of shape (rows, tables)."""
+        return np.stack([look_up(table, rows).sum(axis=1) for table in self._tables], axis=1)
+
+    def _peaks(self, rows: Rows) -> Floats:
+        """The predicted peak bytes at a micro batch of 1, by the memory line of the most similar trial; 0 without."""
+        lined = [one for one in self._ok if one.memory_line is not None]
+        if not lined:
+            return np.zeros(len(rows))
+        known = _encoded(self._grid, [one.configuration for one in lined])
+        nearest = (rows[:, None, :] == known[None, :, :]).sum(axis=2).argmax(axis=1)
+        change = self._coordinates(rows) - self._coordinates(known)[nearest]
+        lines = [one.memory_line for one in lined if one.memory_line is not None]
+        rest = np.array([line.rest_bytes for line in lines])[nearest]
+        slope = np.array([line.slope_bytes for line in lines])[nearest]
+        trained = np.array([float(one.trainable_parameters or 0) for one in lined])[nearest]
+        weights = np.array([float(one.parameters or 0) for one in lined])[nearest]
+        rest = rest + trained * change[:, 1] + weights * change[:, 2]
+        peaks: Floats = np.maximum(rest, 0.0) + slope * np.exp(change[:, 0])
+        return peaks
+
+
+def _no_less(ones: Floats, others: Floats) -> NDArray[np.bool_]:
+    """(ones, others): whether each one needs no less memory than each other in any coordinate."""
+    found: NDArray[np.bool_] = (ones[:, None, :] >= others[None, :, :] - 1e-9).all(axis=2)
+    return found
+
+
+def _memory_tables(view: View, grid: Grid) -> list[Floats]:
+    """Tables of the grid: logarithms of activations' factors, state bytes a trained parameter, bytes a weight."""
+    activations = {
+        (name, choice.name): math.log(choice.memory.activations)
+        for name, lever in LEVERS.items()
+        for choice in lever.choices
+    }
+    states = {("optimizer", choice.name): choice.memory.state for choice in LEVERS["optimizer"].choices}
+    if view.method == "qlora":
+        weights = {("quantization", one.name): one.memory.weight or 2.0 for one in LEVERS["quantization"].choices}
+    else:
+        kind = "weights" if view.method == "full" else "adapter_weights"
+        own = next((one.weights_dtype for one in view.history if one.weights_dtype), "float32")
+        weights = {
+            ("precision", one.name): _weight_bytes(one.options, kind, own) for one in LEVERS["precision"].choices
+        }
+    return [grid.table(activations), grid.table(states), grid.table(weights)]
+
+
+def _weight_bytes(options: Mapping[str, Any], kind: str, own: str) -> float:
+    """Bytes a weight takes under a precision, with the copy that autocast keeps of each while a step lasts."""
+    stored = str(options.get(kind, options["weights"]))
+    held = BYTES.get(own if stored == "auto" else stored, 4.0)
+    copied = "autocast" in options and options.get("cache", True) and held > BYTES["float16"]
+    return held + BYTES["float16"] * copied
+
+
+def _encoded(grid: Grid, configurations: list[Configuration]) -> Rows:
+    if not configurations:
+        return np.empty((0, len(grid.names)), dtype=np.int64)
+    return np.array([grid.encode(one) for one in configurations])
+
+
+def was_given_too_much(failed: Measurement) -> bool:
+    """Whether a trial did not fit at a micro batch that it was given, so that a smaller one may."""
+    if failed.outcome is not Outcome.infeasible:
+        return False
+    sizes = [probe.micro_batch_size for probe in failed.probes if probe.peak_bytes is None]
+    return min(sizes, default=failed.configuration.micro_batch_size or 1) > 1
+
+
+def cumulative(values: Floats) -> Floats:
+    """The standard normal distribution's cumulative probability."""
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in values])

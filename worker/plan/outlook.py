@@ -1,0 +1,160 @@
+"""What untried configurations promise: the expected improvement over the best so far, by the surrogate's predictions.
+
+That is the improvement that is expected on average where a configuration's seconds are as unsure as the surrogate says
+(Jones et al. 1998, "Efficient Global Optimization"), times the chance that it runs to its end.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from service.contract.configuration import Configuration
+from service.contract.measurement import Measurement, Outcome
+from service.contract.objective import training_seconds
+from service.levers import as_fixed
+from worker.plan.fits import Fits, cumulative
+from worker.plan.grid import Grid, Rows
+from worker.plan.prior import Prior, short_of_memory
+from worker.plan.space import inside
+from worker.plan.surrogate import Floats, Surrogate
+from worker.plan.view import View
+
+WORTH = 0.005  # of the seconds: what improves less promises nothing
+LEAST_NOISE = 0.01  # standard deviation of the logarithm of a trial's seconds, at least
+WIDTH = 2 * 1.96  # standard errors in a timing's interval
+# How much of the logarithm of memory saved outweighs one of seconds, while nothing has run: where nothing fitted at any
+# micro batch, and where only the micro batch that the baseline was given did not.
+SAVING, SAVING_AT_FIRST = 0.7, 0.15
+BEST = 2  # configurations around which others are looked at
+MOST = 40  # configurations that are named
+ROUNDS = 12  # steps of a leap, at most
+
+
+class Outlook:
+    """Looks at the configurations around the best so far, and at the one that is expected to be the fastest of all.
+
+    `switches` is by how many levers those around the best differ from it, at most.
+    """
+
+    def __init__(self, view: View, switches: int) -> None:
+        self._switches = switches
+        ran = [one for one in view.history if one.outcome is Outcome.ok and math.isfinite(view.score(one))]
+        waiting = [one.configuration for one in view.under_way if one.configuration.method == view.method]
+        seen = [*(one.configuration for one in view.history), *waiting]
+        self._grid = Grid(view.spec, view.method, view.choices, view.effectives, seen)
+        self._saving = _saving(view)
+        self._prior, self._fits = Prior(view, self._grid), Fits(view, self._grid)
+        self._taken = {tuple(self._grid.encode(one)) for one in seen if one.micro_batch_size is None}
+        counts = view.spec.search.objective == "wall-clock"
+        self._load_seconds = min((one.load_seconds for one in ran), default=0.0) if counts else 0.0
+        self._surrogate = self._fitted(view, ran, waiting) if ran else None
+        self._anchors = self._best(view, ran)
+
+    def _fitted(self, view: View, ran: list[Measurement], waiting: list[Configuration]) -> Surrogate:
+        """The surrogate of all that ran. Of trials under way it is told what it expects of them itself."""
+        rows = np.array([self._grid.encode(one.configuration) for one in ran])
+        values = np.array([math.log(training_seconds(view.spec, one)) for one in ran])
+        noise = np.array([_noise(one) for one in ran])
+        made = Surrogate(self._prior.expected, self._prior.spread, rows, values, noise)
+        if not waiting:
+            return made
+        more = np.array([self._grid.encode(one) for one in waiting])
+        rows, noise = np.vstack([rows, more]), np.append(noise, np.full(len(more), LEAST_NOISE))
+        values = np.append(values, made.predict(more)[0])
+        return Surrogate(self._prior.expected, self._prior.spread, rows, values, noise)
+
+    def _best(self, view: View, ran: list[Measurement]) -> list[Rows]:
+        """The best rows of those that ran; where none in the space has, the row nearest to the baseline."""
+        mine = [one for one in ran if inside(one.configuration, view.choices, view.spec.task)]
+        mine = [one for one in mine if as_fixed(view.spec, one.configuration)]
+        rows = [self._grid.encode(one.configuration) for one in sorted(mine, key=view.score)[:BEST]]
+        self._threshold = 0.0
+        if self._surrogate:
+            known = np.array(rows or [self._grid.encode(one.configuration) for one in ran])
+            self._threshold = float(self._run(known)[0].min())
+        first = view.history[0].configuration if view.history else None
+        return rows or ([self._grid.nearest(self._grid.encode(first))] if first else [])
+
+    def best(self) -> list[tuple[Configuration, float]]:
+        """(a configuration that was not tried, the share of the seconds that it promises to save), best first."""
+        rows, promise = self._found()
+        order = [at for at in np.argsort(-promise, kind="stable") if promise[at] > -math.inf]
+        found = ((self._grid.decode(rows[at]), math.exp(promise[at])) for at in order[:MOST])
+        return [(configuration, promised) for configuration, promised in found if configuration]
+
+    def _found(self) -> tuple[Rows, Floats]:
+        """(rows that are worth a trial, what each promises): neighbours of the best, and a leap from each of them.
+
+        A leap goes on from neighbour to neighbour as long as a faster one is
+        expected, so that it takes all choices that are expected to help.
+        """
+        if not self._anchors:
+            return np.empty((0, len(self._grid.names)), dtype=np.int64), np.empty(0)
+        near = [self._grid.neighbours(row, self._switches) for row in self._anchors]
+        rows = np.unique(np.vstack([*near, *map(self._leap, self._anchors)]), axis=0)
+        return rows, self._promise(rows)
+
+    def _promise(self, rows: Rows) -> Floats:
+        """The logarithm of what each row promises; minus infinity for what was tried or cannot fit."""
+        chance = self._chance(rows)
+        if self._surrogate is None:  # nothing ran yet: what runs at all comes first, then what is fast
+            found = chance - self._expected(rows)
+        else:
+            mean, deviation = self._run(rows)
+            found = chance + log_improvement(self._threshold - WORTH - mean, deviation)
+        tried = np.array([tuple(row) in self._taken for row in rows])
+        return np.where(tried, -math.inf, found)
+
+    def _chance(self, rows: Rows) -> Floats:
+        """The logarithm of the chance that each row runs to its end; minus infinity where it cannot."""
+        found: Floats = np.log(np.maximum(self._fits.chance(rows), 1e-12))
+        return np.where(self._fits.impossible(rows), -math.inf, found)
+
+    def _expected(self, rows: Rows) -> Floats:
+        """The expected logarithm of each row's seconds; while nothing fits, what saves memory comes first."""
+        if self._surrogate:
+            return self._run(rows)[0]
+        return self._prior.expected(rows) - self._saving * self._fits.saved(rows)
+
+    def _run(self, rows: Rows) -> tuple[Floats, Floats]:
+        """(expected logarithm of the whole run's seconds, its standard deviation): once, and the training."""
+        assert self._surrogate is not None
+        mean, deviation = self._surrogate.predict(rows)
+        training, once = np.exp(mean), self._load_seconds + self._prior.once(rows)
+        return np.log(training + once), deviation * training / (training + once)
+
+    def _leap(self, row: Rows) -> Rows:
+        """The rows on the way from one row to the next faster one by up to two switches, until there is none."""
+        kept, at = [row], math.inf
+        for _ in range(ROUNDS):
+            near = self._grid.neighbours(row, 2)
+            expected = self._expected(near) - self._chance(near) if len(near) else np.array([math.inf])
+            if expected.min() >= at:
+                break
+            at, row = float(expected.min()), near[int(expected.argmin())]
+            kept.append(row)
+        return np.array(kept)
+
+
+def _saving(view: View) -> float:
+    """How much saving memory counts."""
+    return SAVING if short_of_memory(view) else SAVING_AT_FIRST if view.history else 0.0
+
+
+def log_improvement(gain: Floats, deviation: Floats) -> Floats:
+    """The logarithm of the expected improvement where the gain is normal with that mean and standard deviation."""
+    score = gain / deviation
+    density = np.exp(-0.5 * score**2) / math.sqrt(2 * math.pi)
+    plain = density + score * cumulative(score)
+    # Far below, where the difference above is lost to rounding: the first term of the asymptotic series.
+    series = -0.5 * score**2 - 0.5 * math.log(2 * math.pi) - 2 * np.log(np.maximum(-score, 1.0))
+    found: Floats = np.log(deviation) + np.where(score < -5.0, series, np.log(np.maximum(plain, 1e-300)))
+    return found
+
+
+def _noise(measurement: Measurement) -> float:
+    """The standard deviation of the logarithm of a trial's seconds, by its timing's interval."""
+    timing = measurement.timing
+    return max(LEAST_NOISE, math.log(timing.high / timing.low) / WIDTH) if timing and timing.low > 0 else LEAST_NOISE

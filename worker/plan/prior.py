@@ -1,0 +1,136 @@
+"""What the catalogue expects of the choices of one job, before they are measured: logarithms of factors on seconds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.contract.measurement import Outcome
+from service.levers import LEVERS
+from service.levers.base import Effect
+from worker.plan.fits import was_given_too_much
+from worker.plan.grid import EFFECTIVE, Grid, Rows, look_up
+from worker.plan.space import TRAINER_BATCH
+from worker.plan.view import View
+
+HALF = ("bfloat16", "float16")
+EMULATED = 1.5  # expected factor of a choice that this hardware only emulates, where a job asks for it by name
+PADDED_SHARE = 0.4  # of what a device computes is padding, where nothing is known of the data yet
+DOUBLING = 0.93  # expected factor for an effective batch of twice the size: fewer, larger passes and updates
+DOUBLING_SPREAD = 0.1  # standard deviation of that factor's logarithm
+
+
+class Prior:
+    """Expected effects of a job's choices on the logarithm of the seconds, and how unsure each of them is.
+
+    `mean` and `spread` are tables (columns, options) of the grid. A choice that is measured to do something else is
+    corrected by the surrogate; the less sure the prior, the faster.
+    """
+
+    def __init__(self, view: View, grid: Grid) -> None:
+        effects = {
+            (name, choice.name): choice.effect
+            for name, lever in LEVERS.items()
+            for choice in lever.choices
+            if choice.name != lever.baseline
+        }
+        limited, half, padding = is_limited(view), _is_half(view), padded_share(view)
+        own = view.facts.has_own_memory
+        factors = {of: math.log(_factor(effect, limited, half, own, padding)) for of, effect in effects.items()}
+        factors |= {
+            (name, choice.name): math.log(EMULATED)
+            for name, lever in LEVERS.items()
+            for choice in lever.choices
+            if choice.name != lever.baseline and choice.missing(view.facts)
+        }
+        spreads = {of: effect.spread for of, effect in effects.items()}
+        smallest = min(view.effectives)
+        for size in view.effectives:
+            doublings = math.log2(size / smallest)
+            factors[EFFECTIVE, str(size)] = doublings * math.log(DOUBLING)
+            spreads[EFFECTIVE, str(size)] = doublings**0.5 * DOUBLING_SPREAD
+        self.mean = grid.table(factors)
+        self.spread = grid.table(spreads)
+        self._together = [
+            ([(grid.names.index(name), grid.members(name, options)) for name, options in one.when.items()], one.factor)
+            for lever in LEVERS.values()
+            for one in lever.together
+        ]
+        self._once = grid.table(_once(view, effects))
+
+    def expected(self, rows: Rows) -> NDArray[np.float64]:
+        """The expected logarithm of each row's seconds, relative to the levers' baselines."""
+        found: NDArray[np.float64] = look_up(self.mean, rows).sum(axis=1)
+        for parts, factor in self._together:
+            found += math.log(factor) * np.all([members[rows[:, column]] for column, members in parts], axis=0)
+        return found
+
+    def once(self, rows: Rows) -> NDArray[np.float64]:
+        """The seconds that a run of each row takes before its first step, where the job's objective counts them."""
+        found: NDArray[np.float64] = look_up(self._once, rows).sum(axis=1)
+        return found
+
+
+def _once(view: View, effects: dict[tuple[str, str], Effect]) -> dict[tuple[str, str], float]:
+    """(lever, choice) -> seconds that it takes once: as measured, or as the catalogue says, scaled by what was."""
+    if view.spec.search.objective != "wall-clock":
+        return {}
+    expected = {of: effect.once for of, effect in effects.items() if effect.once}
+    measured: dict[tuple[str, str], list[float]] = {}
+    for one in view.good:
+        for of in one.configuration.levers.items():
+            if of in expected:
+                measured.setdefault(of, []).append(one.compile_seconds)
+    known = {of: statistics.median(seconds) for of, seconds in measured.items()}
+    scale = statistics.median([known[of] / expected[of] for of in known]) if known else 1.0
+    return {of: known.get(of, seconds * scale) for of, seconds in expected.items()}
+
+
+def _factor(effect: Effect, limited: bool, half: bool, own: bool, padding: float) -> float:
+    """The expected factor on the seconds where these circumstances hold."""
+    held = [
+        factor
+        for factor, holds in ((effect.limited, limited), (effect.host, not own), (effect.half, half))
+        if factor is not None and holds
+    ]
+    return (held[0] if held else effect.factor) * (1 - effect.padding * padding)
+
+
+def is_limited(view: View) -> bool:
+    """Whether memory holds the micro batch smaller than the effective batch: of the fastest, or nothing has run yet."""
+    if view.good:
+        best = view.good[0]
+        most = best.predicted_micro_batch or best.largest_micro_batch or 0
+        return most < best.configuration.effective_batch_size and most < 2 * (best.micro_batch_size or 1)
+    return short_of_memory(view)
+
+
+def short_of_memory(view: View) -> bool:
+    """Whether a trial did not fit at any micro batch."""
+    return any(one.outcome is Outcome.infeasible and not was_given_too_much(one) for one in view.history)
+
+
+def _is_half(view: View) -> bool:
+    """Whether the checkpoint's weights have 16 bits, as a trial in the checkpoint's own format found."""
+    found = [one.weights_dtype for one in view.history if one.configuration.levers["precision"] == "checkpoint"]
+    return any(dtype in HALF for dtype in found)
+
+
+def padded_share(view: View) -> float:
+    """The share of padding where micro batches of Trainer's size are padded to their longest, by the data's lengths."""
+    facts = next((one.dataset for one in view.history if one.dataset), None)
+    if facts is None or not facts.histogram:
+        return PADDED_SHARE
+    edges = sorted((int(edge), rows) for edge, rows in facts.histogram.items() if rows)
+    total = sum(rows for _, rows in edges)
+    mean = sum(edge * rows for edge, rows in edges) / total
+    longest, below, up_to = 0.0, 0.0, 0
+    for edge, rows in edges:
+        up_to += rows
+        at_most = (up_to / total) ** TRAINER_BATCH  # the probability that the longest of a micro batch is within edge
+        longest += edge * (at_most - below)
+        below = at_most
+    return max(0.0, 1 - mean / longest)

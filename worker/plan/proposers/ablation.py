@@ -1,0 +1,42 @@
+"""Takes the best configuration's levers back one at a time, so that the answer can say what each of them brought."""
+
+from __future__ import annotations
+
+from service.contract.configuration import Configuration
+from service.contract.states import Origin
+from service.levers import as_fixed, taken_back
+from worker.plan.proposers import Proposal
+from worker.plan.view import View
+
+MOST_TRIALS = 4  # a share of one in so many of a job's trials, at most
+
+
+class Ablation:
+    """Proposes the best configuration with one lever as the baseline has it. One that is faster becomes the best."""
+
+    order, always = 25, False
+
+    def propose(self, view: View) -> Proposal | None:
+        """The first of these that was not tried, and that there is time for."""
+        for configuration in pending(view):
+            if view.budget.affords(configuration):
+                return Proposal(configuration, Origin.ablation)
+        return None
+
+
+def pending(view: View) -> list[Configuration]:
+    """The single levers taken back of the best configuration that may be recommended, as far as they are not tried."""
+    reference = view.baseline_request()
+    best = next((one for one in view.good if as_fixed(view.spec, one.configuration)), None)
+    if best is None or reference is None:
+        return []
+    found = taken_back(view.spec, best.configuration, reference.configuration).values()
+    return [one for one in found if one.key not in view.taken and as_fixed(view.spec, one)]
+
+
+def kept_for_ablation(view: View) -> int:
+    """How many of the job's last trials are for taking levers back: one a lever, but at most a quarter of all."""
+    return min(len(pending(view)), view.spec.search.trials // MOST_TRIALS)
+
+
+PROPOSER = Ablation()

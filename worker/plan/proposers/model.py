@@ -1,0 +1,42 @@
+"""The surrogate's proposal: the configuration that promises most, by what the job's trials say of all others.
+
+Before anything was measured beside the baseline that is the combination of all that the catalogue expects to help. Each
+measurement then corrects what is expected of its choices (worker/plan/surrogate.py), and what is expected to run at all
+(worker/plan/fits.py).
+"""
+
+from __future__ import annotations
+
+from service.contract.states import Origin
+from worker.plan.outlook import Outlook
+from worker.plan.proposers import Proposal
+from worker.plan.proposers.ablation import kept_for_ablation
+from worker.plan.view import View
+
+ENOUGH = 0.003  # of the seconds: while a trial is expected to save as much, the search goes on
+
+
+class Model:
+    """Proposes the configuration of the greatest expected improvement that there is time for."""
+
+    order, always = 20, False
+
+    def propose(self, view: View) -> Proposal | None:
+        """The most promising configuration, or None when none promises enough.
+
+        In turns it looks at configurations with one switch and with up to two: single ones tell best what a choice
+        does, and some choices only help in pairs.
+        """
+        if view.spec.search.verify != "quick" and view.trials_left() <= kept_for_ablation(view):
+            return None
+        first = 2 - len(view.history) % 2
+        for switches in (first, 3 - first):
+            for configuration, promised in Outlook(view, switches).best():
+                if promised < ENOUGH and view.good:
+                    break
+                if configuration.key not in view.taken and view.budget.affords(configuration):
+                    return Proposal(configuration, Origin.search)
+        return None
+
+
+PROPOSER = Model()
