@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.surfaces import QUICK, build, fingerprint, names
+from benchmarks.surfaces import QUICK, build, names
 from benchmarks.surfaces.base import Surface
 from benchmarks.surfaces.policies import POLICIES, measured_score
 
@@ -39,7 +39,10 @@ Row = dict[str, Any]
 def trials(surface: Surface, policy: str, seed: int) -> Run:
     """The scores of a policy's trials."""
     made = POLICIES[policy](surface, TRIALS[-1], seed)
-    return [[measured_score(surface, one, seed), surface.true_score(one)] for one in made]
+    found = [[measured_score(surface, one, seed), surface.true_score(one)] for one in made]
+    lowest = min(true for _, true in found)
+    assert lowest >= surface.best * (1 - 1e-9), f"{surface.name}: {policy} found {lowest}, the best is {surface.best}"
+    return found
 
 
 def regret(run: Run, count: int, best: float) -> float:
@@ -93,7 +96,7 @@ def _kept(file: Path | None, surface: Surface) -> dict[str, Run]:
 def _identity(surface: Surface) -> str:
     """Hex digits over the surface and the policies, which tell whether trials that were kept still hold."""
     code = (Path(__file__).parent / "surfaces" / "policies.py").read_text()
-    return hashlib.sha256(f"{fingerprint(surface)}|{code}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{surface.fingerprint}|{code}".encode()).hexdigest()[:16]
 
 
 def written(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,7 @@ from worker.plan.space import Space, applicable, effective_choices, point, space
 from worker.plan.view import View
 
 UNIT_STEPS, PASSES, PROBES = 8, 2, 4
+SAMPLED = 64  # combinations whose scores are part of the fingerprint
 START = 6.0  # seconds that a trial's process takes to begin
 
 
@@ -74,6 +76,17 @@ class Analytic(Surface):
         starts = [self.start, *recipes(view, self.effectives[min(1, len(self.effectives) - 1)])]
         given = [(one.levers, one.effective_batch_size) for one in starts]
         return exhaustive.switches(self.world, self.arranged, self.found, given, self.circumstances)
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        """Sixteen hex digits over the search space, its exclusions, the world, and some combinations' scores."""
+        rng = np.random.default_rng(0)
+        levers = {name: rng.integers(0, len(choices), SAMPLED) for name, choices in self.world.names.items()}
+        sizes = rng.integers(0, len(self.arranged.effectives), SAMPLED)
+        scores = ",".join(f"{one:.6g}" for one in evaluate(self.world, self.arranged, levers, sizes, None).score)
+        rules = exhaustive.relevant(self.options, self.circumstances)
+        text = "|".join([repr(self.options), repr(rules), repr(self.effectives), repr(self.world), scores])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def evaluated(self, configuration: Configuration) -> Found:
         """One configuration's figures, each an array of one."""

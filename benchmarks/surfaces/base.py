@@ -50,6 +50,11 @@ class Surface(ABC):
     def rows(self) -> int:
         """The rows that the job trains on, which decide the effective batches that the search tries."""
 
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Hex digits that change when the surface does."""
+
     @abstractmethod
     def _true_score(self, configuration: Configuration) -> float: ...
 

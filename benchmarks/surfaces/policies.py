@@ -64,13 +64,16 @@ class Bounds:
                 return made
         return None
 
-    def changed(self, configuration: Configuration) -> list[Configuration]:
-        """Every valid configuration that differs by one choice, levers in the catalogue's order."""
-        inside = {
+    def inside(self, configuration: Configuration) -> dict[str, str]:
+        """A configuration's choices; where one is not in the space, as the baseline's may be, the lever's first."""
+        return {
             name: choice if choice in self.choices[name] else self.choices[name][0]
             for name, choice in configuration.levers.items()
         }
-        size = configuration.effective_batch_size
+
+    def changed(self, configuration: Configuration) -> list[Configuration]:
+        """Every valid configuration that differs by one choice, levers in the catalogue's order."""
+        inside, size = self.inside(configuration), configuration.effective_batch_size
         found = [
             self.make({**inside, name: choice}, size)
             for name, options in self.choices.items()
@@ -184,29 +187,30 @@ def by_recipes(surface: Surface, trials: int, seed: int) -> list[Configuration]:
 def coordinate(surface: Surface, trials: int, seed: int) -> list[Configuration]:
     """Coordinate descent from the baseline: levers in the catalogue's order, improvements are kept."""
     bounds = Bounds(surface)
-    found, taken, best = [bounds.baseline], {bounds.baseline.key}, bounds.baseline
-    names = [*(name for name in LEVERS if len(bounds.choices[name]) > 1 or name == "precision"), EFFECTIVE]
+    found, taken = [bounds.baseline], {bounds.baseline.key}
+    levers, effective, best = bounds.inside(bounds.baseline), bounds.baseline.effective_batch_size, math.inf
     while len(found) < trials:
         before = len(found)
-        for name in names:
-            for made in _moved(bounds, best, name):
+        for name in (*LEVERS, EFFECTIVE):
+            for made in _along(bounds, levers, effective, name):
                 if made.key in taken or len(found) >= trials:
                     continue
                 found.append(made)
                 taken.add(made.key)
-                best = min(best, made, key=lambda one: measured_score(surface, one, seed))
+                value = measured_score(surface, made, seed)
+                if value < best:
+                    levers, effective, best = made.levers, made.effective_batch_size, value
         if len(found) == before:
             break
     return found
 
 
-def _moved(bounds: Bounds, best: Configuration, name: str) -> list[Configuration]:
-    """The configuration with each other choice of one lever; what fits no exclusion is left out."""
+def _along(bounds: Bounds, levers: dict[str, str], effective: int, name: str) -> list[Configuration]:
+    """The configurations with each choice of one lever; excluded ones are left out."""
     if name == EFFECTIVE:
-        made = [bounds.make(best.levers, one) for one in bounds.effectives if one != best.effective_batch_size]
+        made = [bounds.make(levers, one) for one in bounds.effectives]
     else:
-        others = [choice for choice in bounds.choices[name] if choice != best.levers[name]]
-        made = [bounds.make({**best.levers, name: choice}, best.effective_batch_size) for choice in others]
+        made = [bounds.make({**levers, name: choice}, effective) for choice in bounds.choices[name]]
     return [one for one in made if one is not None]
 
 

@@ -29,7 +29,8 @@ from worker.plan.space import Space, applicable, effective_choices, space
 COUNT = 56
 FAR = 3  # switches
 MOST_COMBINATIONS = 1_500_000  # after pruning, that are enumerated
-PAIRS, TRIPLES, IMPOSSIBLE, UNSTABLE = 7, 4, 3, 3
+PAIRS, TRIPLES, IMPOSSIBLE, UNSTABLE = 7, 4, 2, 2
+SHORTEST = 20.0  # seconds that the fastest run takes at least
 STRONGEST = (math.log(0.8), math.log(1.25))
 # Levers that may be left without any effect on a surface, so that fewer combinations are enumerated.
 MAY_BE_INERT = ("cache", "activations", "normalisation", "vocabulary", "allocator", "loading", "kernels", "head")
@@ -80,8 +81,9 @@ def synthetic(number: int, attempt: int) -> Analytic | None:
 
 
 def accepted(found: Analytic, number: int) -> bool:
-    """Whether a surface has something that runs, and is as far as its number asks."""
-    return math.isfinite(found.found[0]) and (number % 2 == 1 or found.switches >= FAR)
+    """Whether a surface has something that runs, for long enough, and is as far as its number asks."""
+    seconds = found.found[0]
+    return math.isfinite(seconds) and seconds >= SHORTEST and (number % 2 == 1 or found.switches >= FAR)
 
 
 def _job(rng: np.random.Generator, number: int) -> Drawn:
@@ -94,7 +96,7 @@ def _job(rng: np.random.Generator, number: int) -> Drawn:
         median=float(np.exp(rng.uniform(math.log(40), math.log(400)))),
         spread=float(rng.uniform(0.1, 1.1)),
         longest=int(rng.choice([128, 256, 512, 1024])),
-        rows=int(rng.choice([600, 2000, 5000, 20_000])),
+        rows=int(rng.choice([600, 2000, 5000, 20_000] if facts.device == "cpu" else [2000, 10_000, 50_000])),
         seed=number,
     )
     training: dict[str, Any] = {"epochs": float(rng.choice([1, 3]))}
