@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.surfaces import QUICK, build, names
 from benchmarks.surfaces.base import Surface
-from benchmarks.surfaces.policies import POLICIES, measured_score
+from benchmarks.surfaces.policies import POLICIES, listed, measured_score
 
 TRIALS = (10, 20, 30)
 SEEDS, QUICK_SEEDS = 20, 5
@@ -94,9 +94,10 @@ def _kept(file: Path | None, surface: Surface) -> dict[str, Run]:
 
 
 def _identity(surface: Surface) -> str:
-    """Hex digits over the surface and the policies, which tell whether trials that were kept still hold."""
+    """Hex digits over the surface, the recipes and the policies: whether trials that were kept still hold."""
     code = (Path(__file__).parent / "surfaces" / "policies.py").read_text()
-    return hashlib.sha256(f"{surface.fingerprint}|{code}".encode()).hexdigest()[:16]
+    first = ",".join(one.key for one in listed(surface))
+    return hashlib.sha256(f"{surface.fingerprint}|{first}|{code}".encode()).hexdigest()[:16]
 
 
 def written(value: Any) -> Any:

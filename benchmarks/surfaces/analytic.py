@@ -74,8 +74,8 @@ class Analytic(Surface):
         """How far the best is from the baseline and the recipes."""
         view = View(PlanInput(spec=self.spec, facts=self.facts), self.method)
         starts = [self.start, *recipes(view, self.effectives[min(1, len(self.effectives) - 1)])]
-        given = [(one.levers, one.effective_batch_size) for one in starts]
-        return exhaustive.switches(self.world, self.arranged, self.found, given, self.circumstances)
+        levers = [one.levers for one in starts]
+        return exhaustive.switches(self.world, self.arranged, self.found, levers, self.circumstances)
 
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]

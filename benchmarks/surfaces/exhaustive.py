@@ -96,7 +96,7 @@ def chunks(
         numbers = np.arange(start, min(start + CHUNK, total))
         parts = np.unravel_index(numbers, lengths)
         levers = {name: tables[name][part] for name, part in zip(active, parts[:-1], strict=True)}
-        valid = ~_excluded(world, levers, rules)
+        valid = ~np.broadcast_to(_excluded(world, levers, rules), numbers.shape)
         yield (
             {name: levers[name][valid] if name in levers else tables[name] for name in options},
             parts[-1][valid].astype(np.int64),
@@ -111,7 +111,7 @@ def _excluded(world: World, levers: Mapping[str, Ints], rules: list[dict[str, tu
         for name, values in when.items():
             hit = hit & np.array([one in values for one in world.names[name]])[levers[name]]
         bad = bad | hit
-    return np.broadcast_to(bad, next(iter(levers.values())).shape) if levers else bad
+    return bad
 
 
 def best(
@@ -139,13 +139,16 @@ def switches(
     world: World,
     arranged: Arranged,
     found: tuple[float, dict[str, str], int],
-    starts: list[tuple[dict[str, str], int]],
+    starts: list[dict[str, str]],
     circumstances: Mapping[str, str],
 ) -> int:
-    """The fewest levers of the best to be switched in one of the starts to come within 2% of the best."""
+    """The fewest levers of the best to be switched in one of the starts to come within 2% of the best.
+
+    The effective batch is the best's throughout, and no switch.
+    """
     score, top, effective = found
     return min(
-        (_from(world, arranged, score * NEAR, (top, effective), start, circumstances) for start, _ in starts),
+        (_from(world, arranged, score * NEAR, (top, effective), start, circumstances) for start in starts),
         default=0,
     )
 
@@ -158,7 +161,7 @@ def _from(
     start: dict[str, str],
     circumstances: Mapping[str, str],
 ) -> int:
-    """The switches from one start; the effective batch is the best's, and no switch."""
+    """The switches from one start."""
     levers, effective = top
     different = [name for name in levers if levers[name] != start[name]]
     if len(different) > MOST_SUBSETS:

@@ -164,12 +164,18 @@ def _suggested(
     return None, None
 
 
+def listed(surface: Surface) -> list[Configuration]:
+    """The baseline and the recipes."""
+    bounds = Bounds(surface)
+    view = View(PlanInput(spec=surface.spec, facts=surface.facts), bounds.method)
+    found = recipes(view, bounds.effectives[min(1, len(bounds.effectives) - 1)])
+    return list({one.key: one for one in (bounds.baseline, *found)}.values())
+
+
 def by_recipes(surface: Surface, trials: int, seed: int) -> list[Configuration]:
     """The baseline, the recipes, then random single changes of the best."""
     bounds, rng = Bounds(surface), random.Random(seed)
-    view = View(PlanInput(spec=surface.spec, facts=surface.facts), bounds.method)
-    listed = recipes(view, bounds.effectives[min(1, len(bounds.effectives) - 1)])
-    found = list({one.key: one for one in (bounds.baseline, *listed)}.values())[:trials]
+    found = listed(surface)[:trials]
     while len(found) < trials:
         taken = {one.key for one in found}
         order = sorted(found, key=lambda one: (measured_score(surface, one, seed), one.key))
