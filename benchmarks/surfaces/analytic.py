@@ -21,7 +21,7 @@ from service.contract.task import PlanInput
 from service.levers import LEVERS, circumstances, exclusions
 from worker.plan.proposers.baseline import baseline
 from worker.plan.proposers.recipes import recipes
-from worker.plan.space import Space, applicable, effective_choices, point, space
+from worker.plan.space import Space, applicable, effective_choices, point, space, without
 from worker.plan.view import View
 
 UNIT_STEPS, PASSES, PROBES = 8, 2, 4
@@ -36,10 +36,12 @@ class Analytic(Surface):
         super().__init__()
         self.kind, self.name, self.spec, self.facts = kind, name, spec, facts
         self.method: Method = spec.method[0]
-        self.options: Space = applicable(space(spec, facts), self.method, spec.task)
+        self.lacks = dict(world.lacks)
+        everything = applicable(space(spec, facts), self.method, spec.task)
+        self.options: Space = without(everything, self.lacks)
         names = {
             lever: choices if LEVERS[lever].baseline in choices else (*choices, LEVERS[lever].baseline)
-            for lever, choices in self.options.items()
+            for lever, choices in everything.items()
         }
         self.world = World(**{**vars(world), "names": names, "method": self.method})
         self.effectives = effective_choices(spec, world.lengths.rows)
@@ -108,12 +110,17 @@ class Analytic(Surface):
                     return outcome, one.reason
         return None
 
+    def lacked(self, configuration: Configuration) -> str | None:
+        """Why the model cannot have one of the choices, or None."""
+        named = (f"{name}={choice}" for name, choice in configuration.levers.items())
+        return next((f"{one}: {self.lacks[one]}" for one in named if one in self.lacks), None)
+
     def valid(self, configuration: Configuration) -> bool:
         """Whether no exclusion forbids a configuration."""
         return not any(rule.hits(point(configuration, self.spec)) for rule in exclusions())
 
     def _true_score(self, configuration: Configuration) -> float:
-        return float(self.evaluated(configuration).score[0])
+        return math.inf if self.lacked(configuration) else float(self.evaluated(configuration).score[0])
 
     def _measure(self, configuration: Configuration, seed: int) -> Measurement:
         corner, found = self.corner(configuration), self.evaluated(configuration)
@@ -127,6 +134,9 @@ class Analytic(Surface):
             "dataset": self.dataset,
         }
         load = {"start": START, "load": model.load_seconds}
+        if lacked := self.lacked(configuration):
+            values |= {"outcome": Outcome.invalid, "reason": lacked, "lacks": self.lacks}
+            return Measurement(**values, time_spent={"start": START})
         if corner is not None:
             values |= {"outcome": corner[0], "reason": corner[1], "time_spent": {**load, "probe": 2.0}}
             return Measurement(**values)
@@ -180,6 +190,7 @@ class Analytic(Surface):
             "losses": (2.5, 2.4),
             "grad_norms": (1.0, 1.0),
             "weights_dtype": self._dtype(configuration),
+            "lacks": self.lacks,
             "time_spent": spent,
         }
         return Measurement(**values)

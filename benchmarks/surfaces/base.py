@@ -27,7 +27,8 @@ class Surface(ABC):
     """A job of one method with a known truth.
 
     `switches` is how far the best is from what the search begins with: the fewest levers of the best that have to be
-    switched, in the baseline or in a recipe, to come within 2% of the best; None where it was not computed.
+    switched, in the baseline or in a recipe, to come within 2% of the best; None where it was not computed. `lacks` are
+    the choices (`lever=choice`) that the job's model cannot have, which a trial reports.
     """
 
     kind: Kind
@@ -37,6 +38,7 @@ class Surface(ABC):
     switches: int | None = None
 
     def __init__(self) -> None:
+        self.lacks: dict[str, str] = {}
         self._scores: dict[str, float] = {}
         self._measured: dict[tuple[str, int], Measurement] = {}
 

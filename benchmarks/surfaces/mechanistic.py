@@ -11,6 +11,7 @@ from benchmarks.surfaces.physics import Device, Interaction, Model, World
 from benchmarks.surfaces.workers import GIB, H200, RTX_3080_TI, RTX_4090, SMALL_CPU
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
+from service.levers import LEVERS
 
 SPEEDS = {
     "3080ti": {"16": 3.0, "tf32": 1.6, "medium": 1.6},
@@ -54,6 +55,14 @@ STRUCTURE = (
     Interaction({"checkpointing": ("selective",), "compile": ("per-layer",)}, 1.1, "kernels"),
 )
 ENCODER = (Interaction({"attention": ("sdpa-flash",), "batching": ("padded", "grouped")}, 3.0, "attention"),)
+
+
+DENSE = {f"experts={one}": "the model has no experts" for one in ("eager", "batched", "grouped")}
+WITH_DROPOUT = {
+    f"attention={one.name}": "it has no dropout, and the model's config.json asks for 0.1"
+    for one in LEVERS["attention"].choices
+    if not one.drops_attention
+}
 
 
 def costs(device: str, speeds: str, method: Form, checkpoint: str) -> Costs:
@@ -102,6 +111,7 @@ def _surface(
         wall_clock=True,
         costs=table,
         interactions=STRUCTURE + extra,
+        lacks=DENSE if MODELS[model].causal else DENSE | WITH_DROPOUT,
     )
     return Analytic("mechanistic", name, spec, facts, world)
 

@@ -83,6 +83,7 @@ class World:
     interactions: tuple[Interaction, ...] = ()
     infeasible: tuple[Interaction, ...] = ()
     unstable: tuple[Interaction, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict)
     method: str = "full"
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -19,7 +19,7 @@ from service.levers import LEVERS, circumstances, excluded
 from worker.plan import plan
 from worker.plan.proposers.baseline import baseline
 from worker.plan.proposers.recipes import recipes
-from worker.plan.space import Space, applicable, effective_choices, make, space
+from worker.plan.space import Space, applicable, effective_choices, make, space, without
 from worker.plan.view import View
 
 Policy = Callable[[Surface, int, int], list[Configuration]]
@@ -40,7 +40,9 @@ class Bounds:
 
     def __init__(self, surface: Surface) -> None:
         self.spec, self.method = surface.spec, surface.spec.method[0]
-        self.choices: Space = applicable(space(self.spec, surface.facts), self.method, self.spec.task)
+        self.choices: Space = applicable(
+            without(space(self.spec, surface.facts), surface.lacks), self.method, self.spec.task
+        )
         self.effectives = effective_choices(self.spec, surface.rows)
         self.baseline = baseline(self.spec, self.method, {})[0]
         self._circumstances = circumstances(self.spec, self.method)

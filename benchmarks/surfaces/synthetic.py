@@ -18,13 +18,13 @@ from benchmarks.surfaces import exhaustive
 from benchmarks.surfaces.analytic import Analytic
 from benchmarks.surfaces.costs import FACTORS, Costs, Form
 from benchmarks.surfaces.lengths import Lengths
-from benchmarks.surfaces.mechanistic import DEVICES, ENCODER, MODELS, STRUCTURE, costs
+from benchmarks.surfaces.mechanistic import DENSE, DEVICES, ENCODER, MODELS, STRUCTURE, WITH_DROPOUT, costs
 from benchmarks.surfaces.physics import Interaction, Model, World
 from benchmarks.surfaces.workers import H200, LARGE_CPU, OLD_CPU, RTX_3080_TI, RTX_4090, SMALL_CPU
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.levers import LEVERS, circumstances, exclusions
-from worker.plan.space import Space, applicable, effective_choices, space
+from worker.plan.space import Space, applicable, effective_choices, space, without
 
 COUNT = 56
 FAR = 3  # switches
@@ -124,7 +124,7 @@ def _job(rng: np.random.Generator, number: int) -> Drawn:
     )
     checkpoint = "bf16" if spec.model.weights == "pretrained" and facts.device == "cuda" else "fp32"
     world = _world(rng, spec, facts, device, SMALL.get(name) or MODELS[name], lengths, checkpoint)
-    return Drawn(spec, facts, world, applicable(space(spec, facts), method, task))
+    return Drawn(spec, facts, world, applicable(without(space(spec, facts), world.lacks), method, task))
 
 
 def _world(
@@ -166,6 +166,7 @@ def _world(
         wall_clock=spec.search.objective == "wall-clock",
         costs=table,
         interactions=STRUCTURE if model.causal else (*STRUCTURE, *ENCODER),
+        lacks=DENSE | WITH_DROPOUT if not model.causal and rng.random() < 0.5 else DENSE,
     )
 
 
