@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.published.jobs import EXAMPLE, SIZES, Size, config, prepare
+from benchmarks.published.jobs import SIZES, Size, config, prepare
 from benchmarks.store import say
 from benchmarks.surfaces.recorded import Table
 from service.contract.child import Workplace
@@ -35,34 +35,37 @@ from worker.runner.sandbox import Sandbox
 ROOT = Path(__file__).parent.parent
 SECONDS = 120.0  # at most, a trial
 PACKAGES = ("peft",)  # that the tables' facts have: with others there are choices that no table could hold all of
-ENCODER = Size(128, 4, 4, 128, 0, 1, 1)
+# Small, as a work unit has 10,000 tokens at least: a trial shall take seconds.
+MODELS = {"decoder": ("llama", Size(128, 4, 4, 256, 0, 1, 1)), "encoder": ("bert", Size(128, 2, 2, 256, 0, 1, 1))}
 PLACE = "HOME"  # what stands for the home folder in a table
 
 
-def job(task: str, method: str, model: str, data: str, searched: tuple[str, ...], **changes: Any) -> dict[str, Any]:
-    """A job that fixes all levers but the searched ones at their baselines."""
-    fixed = {name: lever.baseline for name, lever in LEVERS.items() if name not in searched}
+def job(
+    task: str, method: str, model: str, data: str, searched: tuple[str, ...], splits: dict[str, str]
+) -> dict[str, Any]:
+    """A job that fixes all levers but the searched ones at their baselines, and the precision, as CPUs differ in it."""
+    fixed = {name: lever.baseline for name, lever in LEVERS.items() if name not in searched} | {"precision": "fp32"}
     return {
         "model": {"source": model, "weights": "random"},
         "task": task,
-        "dataset": {"source": f"{PLACE}/data/{data}.jsonl", "max_length": 256, **changes.pop("dataset", {})},
+        "dataset": {"source": f"{PLACE}/data/{data}.jsonl", "max_length": 256, "splits": splits},
         "method": method,
         "training": {"effective_batch_size": 8, "epochs": 3},
-        "search": {"trials": 1000, "minutes": 10_000, "verify": "quick", "fixed": fixed | changes},
+        "search": {"trials": 1000, "minutes": 10_000, "verify": "quick", "fixed": fixed},
     }
 
 
 JOBS: dict[str, Callable[[], dict[str, Any]]] = {
     "llama-lora": lambda: job(
-        "causal-lm", "lora", f"{PLACE}/llama-13m", "functions", ("precision", "attention", "batching", "head")
+        "causal-lm", "lora", f"{PLACE}/decoder", "functions", ("attention", "head", "optimizer", "batching"), {}
     ),
     "bert-full": lambda: job(
         "sequence-classification",
         "full",
         f"{PLACE}/encoder",
         "packages",
-        ("precision", "optimizer", "batching", "padding"),
-        dataset={"splits": {"column": "split", "train": "train", "validation": "validation"}},
+        ("optimizer", "checkpointing", "batching", "padding"),
+        {"column": "split", "train": "train", "validation": "validation"},
     ),
 }
 
@@ -70,9 +73,9 @@ JOBS: dict[str, Callable[[], dict[str, Any]]] = {
 def models(home: Path) -> None:
     """Write the models' folders and the data below `home`."""
     prepare(home, SIZES["tiny"])
-    shutil.copytree(EXAMPLE, home / "llama-13m", dirs_exist_ok=True)
-    shutil.copytree(home / "bert", home / "encoder", dirs_exist_ok=True)
-    (home / "encoder" / "config.json").write_text(json.dumps(config("bert", ENCODER)))
+    for name, (kind, size) in MODELS.items():
+        shutil.copytree(home / kind, home / name, dirs_exist_ok=True)
+        (home / name / "config.json").write_text(json.dumps(config(kind, size)))
 
 
 def placed(spec: JobSpec, home: Path) -> JobSpec:
