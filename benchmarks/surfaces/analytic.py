@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.surfaces import exhaustive
 from benchmarks.surfaces.base import Kind, Surface
 from benchmarks.surfaces.lengths import Arranged, arrange
-from benchmarks.surfaces.physics import Found, Interaction, World, evaluate
+from benchmarks.surfaces.physics import Found, Interaction, Ints, World, evaluate, observed
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
@@ -90,13 +90,16 @@ class Analytic(Surface):
         text = "|".join([repr(self.options), repr(rules), repr(self.effectives), repr(self.world), scores])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def evaluated(self, configuration: Configuration) -> Found:
-        """One configuration's figures, each an array of one."""
+    def indices(self, configuration: Configuration) -> tuple[dict[str, Ints], Ints]:
+        """A configuration as the physics takes it: its choices and its effective batch by index, in arrays of one."""
         levers = {
             name: np.array([choices.index(configuration.levers[name])]) for name, choices in self.world.names.items()
         }
-        at = np.array([self.arranged.effectives.index(configuration.effective_batch_size)])
-        return evaluate(self.world, self.arranged, levers, at, configuration.micro_batch_size)
+        return levers, np.array([self.arranged.effectives.index(configuration.effective_batch_size)])
+
+    def evaluated(self, configuration: Configuration) -> Found:
+        """One configuration's figures, each an array of one."""
+        return evaluate(self.world, self.arranged, *self.indices(configuration), configuration.micro_batch_size)
 
     def corner(self, configuration: Configuration) -> tuple[Outcome, str] | None:
         """The outcome and the reason where certain choices cannot be together, or None."""
@@ -158,7 +161,7 @@ class Analytic(Surface):
         seconds = step * UNIT_STEPS * self.noise(configuration, seed)
         peak = int(line.at(micro))
         compiling = float(found.once[0]) - model.load_seconds * (1 + self._loading(configuration))
-        timing = self._timing(seconds, micro, effective, peak)
+        timing = self._timing(configuration, seconds, micro, peak)
         probes = tuple(
             Probe(micro_batch_size=one, peak_bytes=int(line.at(one)), seconds=step) for one in sorted({1, micro})
         )
@@ -195,7 +198,9 @@ class Analytic(Surface):
         }
         return Measurement(**values)
 
-    def _timing(self, seconds: float, micro: int, effective: int, peak: int) -> Timing:
+    def _timing(self, configuration: Configuration, seconds: float, micro: int, peak: int) -> Timing:
+        tokens, waiting = observed(self.world, self.arranged, *self.indices(configuration), micro)
+        effective = configuration.effective_batch_size
         real = int(self.dataset.tokens / self.dataset.rows * effective * UNIT_STEPS)
         return Timing(
             micro_batch_size=micro,
@@ -204,7 +209,8 @@ class Analytic(Surface):
             high=seconds * 1.01,
             samples=effective * UNIT_STEPS,
             tokens=real,
-            padded_tokens=real,
+            padded_tokens=max(real, int(tokens * UNIT_STEPS)),
+            waiting_seconds=min(seconds, waiting * UNIT_STEPS),
             steps=UNIT_STEPS,
             passes=PASSES,
             peak_bytes=peak,

@@ -127,6 +127,16 @@ def evaluate(world: World, arranged: Arranged, levers: Mapping[str, Ints], effec
     return Found(np.where(bad, np.inf, score), found, best, largest, rest, slope, once)
 
 
+def observed(
+    world: World, arranged: Arranged, levers: Mapping[str, Ints], effective: Ints, micro: int
+) -> tuple[float, float]:
+    """(tokens that a step of one configuration computes, padding included; seconds of it that wait for batches)."""
+    batching = BATCHING.index(world.names["batching"][int(levers["batching"][0])])
+    padding = PADDING.index(world.names["padding"][int(levers["padding"][0])])
+    tokens = float(arranged.tokens[batching, padding, MICROS.index(micro), int(effective[0])])
+    return tokens, tokens * world.model.collate * float(_fields(world, levers)["stall"][0])
+
+
 def hits(
     interaction: Interaction, levers: Mapping[str, Ints], names: Mapping[str, tuple[str, ...]]
 ) -> NDArray[np.bool_]:
