@@ -1,0 +1,232 @@
+"""A surface whose truth is a world's physics: mechanistic and synthetic surfaces are of this class."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from benchmarks.surfaces import exhaustive
+from benchmarks.surfaces.base import Kind, Surface
+from benchmarks.surfaces.lengths import Arranged, arrange
+from benchmarks.surfaces.physics import Found, Interaction, Ints, World, evaluate, observed
+from service.contract.configuration import Configuration
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec, Method
+from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe, Timing
+from service.contract.task import PlanInput
+from service.levers import LEVERS, circumstances, exclusions
+from worker.plan.proposers.baseline import baseline
+from worker.plan.proposers.recipes import recipes
+from worker.plan.space import Space, applicable, effective_choices, point, space, without
+from worker.plan.view import View
+
+UNIT_STEPS, PASSES, PROBES = 8, 2, 4
+SAMPLED = 64  # combinations whose scores are part of the fingerprint
+START = 6.0  # seconds that a trial's process takes to begin
+
+
+class Analytic(Surface):
+    """A surface that computes its scores. `world.names` is filled in from the job's search space."""
+
+    def __init__(self, kind: Kind, name: str, spec: JobSpec, facts: HardwareFacts, world: World) -> None:
+        super().__init__()
+        self.kind, self.name, self.spec, self.facts = kind, name, spec, facts
+        self.method: Method = spec.method[0]
+        self.lacks = dict(world.lacks)
+        everything = applicable(space(spec, facts), self.method, spec.task)
+        self.options: Space = without(everything, self.lacks)
+        names = {
+            lever: choices if LEVERS[lever].baseline in choices else (*choices, LEVERS[lever].baseline)
+            for lever, choices in everything.items()
+        }
+        self.world = World(**{**vars(world), "names": names, "method": self.method})
+        self.effectives = effective_choices(spec, world.lengths.rows)
+        self.start = baseline(spec, self.method, {})[0]
+        self.circumstances = circumstances(spec, self.method)
+        self.dataset = world.lengths.facts()
+
+    @property
+    def rows(self) -> int:
+        """The rows of the training split."""
+        return self.world.lengths.rows
+
+    @cached_property
+    def arranged(self) -> Arranged:
+        """How steps are arranged, for the effective batches of the search and of the baseline."""
+        return arrange(self.world.lengths, tuple(sorted({*self.effectives, self.start.effective_batch_size})))
+
+    @cached_property
+    def found(self) -> tuple[float, dict[str, str], int]:
+        """(the best score of the space, its choices, its effective batch)."""
+        return exhaustive.best(
+            self.world, arrange(self.world.lengths, self.effectives), self.options, self.circumstances
+        )
+
+    @cached_property
+    def best(self) -> float:  # type: ignore[override]
+        """The best true score; the baseline, which need not be in the space, counts too."""
+        return min(self.found[0], self.true_score(self.start))
+
+    @cached_property
+    def switches(self) -> int:  # type: ignore[override]
+        """How far the best is from the baseline and the recipes."""
+        view = View(PlanInput(spec=self.spec, facts=self.facts), self.method)
+        starts = [self.start, *recipes(view, self.effectives[min(1, len(self.effectives) - 1)])]
+        levers = [one.levers for one in starts]
+        return exhaustive.switches(self.world, self.arranged, self.found, levers, self.circumstances)
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        """Sixteen hex digits over the search space, its exclusions, the world, and some combinations' scores."""
+        rng = np.random.default_rng(0)
+        levers = {name: rng.integers(0, len(choices), SAMPLED) for name, choices in self.world.names.items()}
+        sizes = rng.integers(0, len(self.arranged.effectives), SAMPLED)
+        scores = ",".join(f"{one:.6g}" for one in evaluate(self.world, self.arranged, levers, sizes, None).score)
+        rules = exhaustive.relevant(self.options, self.circumstances)
+        text = "|".join([repr(self.options), repr(rules), repr(self.effectives), repr(self.world), scores])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def indices(self, configuration: Configuration) -> tuple[dict[str, Ints], Ints]:
+        """A configuration as the physics takes it: its choices and its effective batch by index, in arrays of one."""
+        levers = {
+            name: np.array([choices.index(configuration.levers[name])]) for name, choices in self.world.names.items()
+        }
+        return levers, np.array([self.arranged.effectives.index(configuration.effective_batch_size)])
+
+    def evaluated(self, configuration: Configuration) -> Found:
+        """One configuration's figures, each an array of one."""
+        return evaluate(self.world, self.arranged, *self.indices(configuration), configuration.micro_batch_size)
+
+    def corner(self, configuration: Configuration) -> tuple[Outcome, str] | None:
+        """The outcome and the reason where certain choices cannot be together, or None."""
+
+        def holds(one: Interaction) -> bool:
+            return all(configuration.levers[name] in choices for name, choices in one.when.items())
+
+        for outcome, corners in ((Outcome.infeasible, self.world.infeasible), (Outcome.unstable, self.world.unstable)):
+            for one in corners:
+                if holds(one):
+                    return outcome, one.reason
+        return None
+
+    def lacked(self, configuration: Configuration) -> str | None:
+        """Why the model cannot have one of the choices, or None."""
+        named = (f"{name}={choice}" for name, choice in configuration.levers.items())
+        return next((f"{one}: {self.lacks[one]}" for one in named if one in self.lacks), None)
+
+    def valid(self, configuration: Configuration) -> bool:
+        """Whether no exclusion forbids a configuration."""
+        return not any(rule.hits(point(configuration, self.spec)) for rule in exclusions())
+
+    def _true_score(self, configuration: Configuration) -> float:
+        return math.inf if self.lacked(configuration) else float(self.evaluated(configuration).score[0])
+
+    def _measure(self, configuration: Configuration, seed: int) -> Measurement:
+        corner, found = self.corner(configuration), self.evaluated(configuration)
+        rest, slope = float(found.rest[0]), float(found.slope[0])
+        model, capacity = self.world.model, int(self.world.device.capacity)
+        values: dict[str, Any] = {
+            "configuration": configuration,
+            "capacity_bytes": capacity,
+            "parameters": int(model.parameters),
+            "trainable_parameters": int(model.trained),
+            "dataset": self.dataset,
+        }
+        load = {"start": START, "load": model.load_seconds}
+        if lacked := self.lacked(configuration):
+            values |= {"outcome": Outcome.invalid, "reason": lacked, "lacks": self.lacks}
+            return Measurement(**values, time_spent={"start": START})
+        if corner is not None:
+            values |= {"outcome": corner[0], "reason": corner[1], "time_spent": {**load, "probe": 2.0}}
+            return Measurement(**values)
+        tried = configuration.micro_batch_size or 1
+        if not math.isfinite(found.step[0]):
+            reason = f"out of memory at a micro batch of {tried}"
+            probes = (Probe(micro_batch_size=tried, peak_bytes=None),)
+            values |= {"outcome": Outcome.infeasible, "reason": reason, "probes": probes}
+            return Measurement(**values, time_spent={**load, "probe": 3.0})
+        line = MemoryLine(rest_bytes=rest, slope_bytes=slope, residual=0.01)
+        return self._measured_well(configuration, seed, found, values, line)
+
+    def _measured_well(
+        self, configuration: Configuration, seed: int, found: Found, values: dict[str, Any], line: MemoryLine
+    ) -> Measurement:
+        """The measurement of a configuration that runs."""
+        micro, step, model = int(found.micro[0]), float(found.step[0]), self.world.model
+        effective = configuration.effective_batch_size
+        seconds = step * UNIT_STEPS * self.noise(configuration, seed)
+        peak = int(line.at(micro))
+        compiling = float(found.once[0]) - model.load_seconds * (1 + self._loading(configuration))
+        timing = self._timing(configuration, seconds, micro, peak)
+        probes = tuple(
+            Probe(micro_batch_size=one, peak_bytes=int(line.at(one)), seconds=step) for one in sorted({1, micro})
+        )
+        spent = {
+            "start": START,
+            "load": model.load_seconds,
+            "probe": step * PROBES / max(1, effective // max(1, micro)) + 1.0,
+            "compile": compiling,
+            "timing": seconds * PASSES,
+        }
+        values |= {
+            "outcome": Outcome.ok,
+            "micro_batch_size": micro,
+            "gradient_accumulation_steps": -(-effective // micro),
+            "largest_micro_batch": int(found.largest[0]),
+            "predicted_micro_batch": line.largest(self.world.device.capacity * 0.95),
+            "limited_by": "memory" if int(found.largest[0]) < effective else "the effective batch",
+            "memory_line": line,
+            "timing": timing,
+            "probes": probes,
+            "peak_bytes": peak,
+            "reserved_bytes": int(peak * 1.03),
+            "used_before_bytes": 0,
+            "evaluation_batch_size": micro,
+            "load_seconds": float(found.once[0]) - compiling,
+            "compile_seconds": compiling,
+            "check_loss": 2.5,
+            "check_grad_norm": 1.0,
+            "losses": (2.5, 2.4),
+            "grad_norms": (1.0, 1.0),
+            "weights_dtype": self._dtype(configuration),
+            "lacks": self.lacks,
+            "time_spent": spent,
+        }
+        return Measurement(**values)
+
+    def _timing(self, configuration: Configuration, seconds: float, micro: int, peak: int) -> Timing:
+        tokens, waiting = observed(self.world, self.arranged, *self.indices(configuration), micro)
+        effective = configuration.effective_batch_size
+        real = int(self.dataset.tokens / self.dataset.rows * effective * UNIT_STEPS)
+        return Timing(
+            micro_batch_size=micro,
+            seconds=seconds,
+            low=seconds * 0.99,
+            high=seconds * 1.01,
+            samples=effective * UNIT_STEPS,
+            tokens=real,
+            padded_tokens=max(real, int(tokens * UNIT_STEPS)),
+            waiting_seconds=min(seconds, waiting * UNIT_STEPS),
+            steps=UNIT_STEPS,
+            passes=PASSES,
+            peak_bytes=peak,
+            clean_share=1.0,
+            largest_share_of_others=0.0,
+        )
+
+    def _loading(self, configuration: Configuration) -> float:
+        """The part of loading that quantising takes, in units of the model's own."""
+        costs = self.world.costs
+        return sum(costs[name][choice].get("loading", 0.0) for name, choice in configuration.levers.items())
+
+    def _dtype(self, configuration: Configuration) -> str:
+        choice = configuration.levers["precision"]
+        if choice == "checkpoint":
+            return "float32" if self.spec.model.weights == "random" else "bfloat16"
+        options = LEVERS["precision"].choice(choice).options
+        frozen = None if self.method == "full" else options.get("adapter_weights")
+        return str(frozen or options.get("weights", "float32"))

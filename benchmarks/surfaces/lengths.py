@@ -1,0 +1,155 @@
+"""How many tokens a step computes, by how its samples are arranged: simulated once on made-up lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.contract.measurement import DatasetFacts
+from service.levers import LEVERS
+
+Floats = NDArray[np.float64]
+MICROS = (1, 2, 4, 8, 16, 32, 64, 128)  # the ladder of micro batches
+BATCHING = LEVERS["batching"].names
+PADDING = LEVERS["padding"].names
+ACROSS = 8  # steps over which `grouped` sorts
+DRAWS = 4  # groups of that many steps that are simulated
+MULTIPLES = {"longest": 1, "multiple-8": 8, "multiple-64": 64}
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of samples in tokens: log-normal with a median and a spread, cut at `longest`."""
+
+    median: float
+    spread: float
+    longest: int
+    rows: int
+    seed: int = 0
+
+    def draw(self, count: int) -> NDArray[np.int64]:
+        """Lengths of that many samples, always the same ones."""
+        drawn = np.random.default_rng(self.seed).lognormal(np.log(self.median), self.spread, count)
+        return np.clip(np.round(drawn), 8, self.longest).astype(np.int64)
+
+    def facts(self) -> DatasetFacts:
+        """What a trial would report of the data."""
+        some = self.draw(4000)
+        p50, p90, p99 = (int(one) for one in np.percentile(some, (50, 90, 99)))
+        edges = [32 << at for at in range(16) if 32 << at < 2 * self.longest]
+        counts = np.histogram(some, [0, *edges])[0]
+        return DatasetFacts(
+            fingerprint=f"{self.seed:016x}",
+            rows=self.rows,
+            validation_rows=max(1, self.rows // 20),
+            tokens=int(some.mean() * self.rows),
+            at_max_length=int((some == self.longest).mean() * self.rows),
+            p50=p50,
+            p90=p90,
+            p99=p99,
+            longest=self.longest,
+            histogram={str(edge): int(count * self.rows / 4000) for edge, count in zip(edges, counts, strict=True)},
+            formats=(".jsonl",),
+        )
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A step by (batching, padding, micro batch of MICROS, effective batch): means over simulated steps.
+
+    `micros` counts micro batches, `tokens` what is computed, `squares` the sum of squared rows, which attention under
+    a mask computes. `own` are samples' own squares and `real` their tokens, by effective batch.
+    """
+
+    effectives: tuple[int, ...]
+    micros: Floats
+    tokens: Floats
+    squares: Floats
+    own: Floats
+    real: Floats
+
+
+def arrange(lengths: Lengths, effectives: tuple[int, ...]) -> Arranged:
+    """Simulate all arrangements."""
+    shape = (len(BATCHING), len(PADDING), len(MICROS), len(effectives))
+    micros, tokens, squares = (np.full(shape, np.inf) for _ in range(3))
+    own, real = np.zeros(len(effectives)), np.zeros(len(effectives))
+    for e, effective in enumerate(effectives):
+        groups = lengths.draw(effective * ACROSS * DRAWS).reshape(DRAWS, ACROSS, effective)
+        own[e], real[e] = float((groups**2).sum(-1).mean()), float(groups.sum(-1).mean())
+        for b, batching in enumerate(BATCHING):
+            for m, micro in enumerate(MICROS):
+                for p, padding in enumerate(PADDING):
+                    found = _step(groups, batching, MULTIPLES.get(padding, 0), min(micro, effective), lengths.longest)
+                    micros[b, p, m, e], tokens[b, p, m, e], squares[b, p, m, e] = found
+    return Arranged(effectives, micros, tokens, squares, own, real)
+
+
+def _step(
+    groups: NDArray[np.int64], batching: str, multiple: int, micro: int, longest: int
+) -> tuple[float, float, float]:
+    """(micro batches, computed tokens, squares of rows) of a mean step."""
+    steps = groups.reshape(-1, groups.shape[-1])
+    effective = steps.shape[1]
+    if batching in ("padded", "sorted", "grouped"):
+        if batching == "sorted":
+            steps = np.sort(steps, axis=1)
+        if batching == "grouped":
+            steps = np.sort(groups.reshape(len(groups), -1), axis=1).reshape(-1, effective)
+        rows = _padded(steps, micro, multiple, longest)
+        return float(-(-effective // micro)), float(rows.sum(1).mean()), float((rows**2).sum(1).mean())
+    budget = micro * longest
+    if batching == "token-budget":
+        counts = [_budgeted(np.sort(step)[::-1], budget) for step in steps[:8]]
+        return _means(counts)
+    if batching == "padding-free":
+        total = steps.sum(1)
+        count = np.maximum(1, np.ceil(total / budget))
+        return float(count.mean()), float(total.mean()), float((total**2 / count).mean())
+    many = steps[:8] if batching == "packed" else steps[:8].reshape(1, -1)
+    share = 1 if batching == "packed" else len(many[0]) / effective
+    filled = [_rows(step, longest) / share for step in many]
+    found = [(max(1.0, np.ceil(rows / micro)), rows * longest, rows * longest**2) for rows in filled]
+    return _means(found)
+
+
+def _means(found: list[tuple[float, float, float]]) -> tuple[float, float, float]:
+    first, second, third = (float(one) for one in np.mean(np.array(found), axis=0))
+    return first, second, third
+
+
+def _padded(steps: NDArray[np.int64], micro: int, multiple: int, longest: int) -> Floats:
+    """The padded length of every sample where rows are cut into micro batches in their order."""
+    effective = steps.shape[1]
+    padded = np.zeros(steps.shape)
+    for at in range(0, effective, micro):
+        top = steps[:, at : at + micro].max(axis=1, keepdims=True).astype(np.float64)
+        if multiple > 1:
+            top = np.minimum(np.ceil(top / multiple) * multiple, max(longest, multiple))
+        padded[:, at : at + micro] = longest if multiple == 0 else top
+    return padded
+
+
+def _budgeted(falling: NDArray[np.int64], budget: int) -> tuple[float, float, float]:
+    """A step's samples, longest first, in micro batches of at most `budget` padded tokens."""
+    micros, tokens, squares, at = 0, 0.0, 0.0, 0
+    while at < len(falling):
+        top = float(falling[at])
+        count = min(len(falling) - at, max(1, int(budget // top)))
+        micros, at = micros + 1, at + count
+        tokens, squares = tokens + count * top, squares + count * top**2
+    return float(micros), tokens, squares
+
+
+def _rows(step: NDArray[np.int64], longest: int) -> int:
+    """How many rows a step's samples fill, by best fit of the longest first."""
+    left: list[int] = []
+    for length in sorted((int(one) for one in step), reverse=True):
+        fits = [at for at, room in enumerate(left) if room >= length]
+        if fits:
+            left[min(fits, key=lambda one: left[one])] -= length
+        else:
+            left.append(longest - length)
+    return len(left)

@@ -1,0 +1,144 @@
+"""Surfaces from tables of real measurements: every valid configuration of a small job, measured as a trial.
+
+A table is a folder's JSON file that `benchmarks/collect_table.py` writes: the job, the worker's facts, and a
+measurement of every configuration of the search space, which is the full factorial of the few levers that the job
+leaves open, and of the baseline. Their scores are taken for the truth; what a policy is told has 1% of noise on top.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks.surfaces.base import Surface
+from service.contract.configuration import Configuration
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.measurement import DatasetFacts, Measurement, Outcome
+from service.contract.objective import score
+from service.contract.task import PlanInput
+from worker.plan.proposers.baseline import baseline
+from worker.plan.proposers.recipes import recipes
+from worker.plan.space import applicable, effective_choices, every, space
+from worker.plan.view import View
+
+TABLES = Path(__file__).parent / "tables"
+NEAR = 1.02  # times the best: what counts as having found it, for `switches`
+LEFT_OUT = {"dataset", "losses", "grad_norms", "curve", "adapter_excludes"}  # of what is kept of a measurement
+
+
+def valid(spec: JobSpec, facts: HardwareFacts, rows: int) -> list[Configuration]:
+    """The baseline, and every valid configuration of a job's search space."""
+    method = spec.method[0]
+    choices = applicable(space(spec, facts), method, spec.task)
+    found = [baseline(spec, method, {})[0], *every(spec, method, choices, effective_choices(spec, rows))]
+    return list({one.key: one for one in found}.values())
+
+
+class Table:
+    """A table's file: the job, the facts, and measurements as they come. It is written anew after each."""
+
+    def __init__(self, file: Path, spec: JobSpec | None = None, facts: HardwareFacts | None = None) -> None:
+        self.file = file
+        if file.exists():
+            kept: dict[str, Any] = json.loads(file.read_text())
+        else:
+            assert spec is not None and facts is not None, f"there is no table {file}"
+            kept = {"spec": spec.model_dump(mode="json"), "facts": facts.model_dump(mode="json"), "dataset": None}
+            kept["measurements"] = []
+        self._kept = kept
+        self.spec, self.facts = JobSpec.model_validate(kept["spec"]), HardwareFacts.model_validate(kept["facts"])
+
+    @property
+    def dataset(self) -> DatasetFacts | None:
+        """The data's facts, the same in every measurement; None before the first."""
+        return DatasetFacts.model_validate(self._kept["dataset"]) if self._kept["dataset"] else None
+
+    def measurements(self) -> dict[str, Measurement]:
+        """All measurements by their configuration's key."""
+        dataset = self._kept["dataset"]
+        found = [Measurement.model_validate({**one, "dataset": dataset}) for one in self._kept["measurements"]]
+        return {one.configuration.key: one for one in found}
+
+    def add(self, measurement: Measurement) -> None:
+        """Keep a measurement."""
+        if measurement.dataset is not None:
+            self._kept["dataset"] = measurement.dataset.model_dump(mode="json")
+        row = measurement.model_dump(mode="json", exclude=LEFT_OUT, exclude_defaults=True)
+        self._kept["measurements"].append(row)
+        partial = self.file.with_suffix(".partial")
+        head = {name: value for name, value in self._kept.items() if name != "measurements"}
+        rows = ",\n".join(json.dumps(one) for one in self._kept["measurements"])
+        partial.write_text(f'{json.dumps(head)[:-1]}, "measurements": [\n{rows}\n]}}\n')
+        partial.replace(self.file)
+
+    def missing(self) -> list[Configuration]:
+        """The configurations that have not been measured; the baseline first, as it tells the count of rows."""
+        known = self.measurements()
+        rows = self.dataset.rows if self.dataset else 0
+        return [one for one in valid(self.spec, self.facts, rows) if one.key not in known]
+
+
+class Recorded(Surface):
+    """The surface of a complete table."""
+
+    kind = "recorded"
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        table = Table(file)
+        assert table.dataset is not None and not table.missing(), f"{file} is not complete: collect the rest of it"
+        self.name, self.spec, self.facts, self._rows = file.stem, table.spec, table.facts, table.dataset.rows
+        self._table = table.measurements()
+        self._fingerprint = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+    @property
+    def rows(self) -> int:
+        """The rows of the training split."""
+        return self._rows
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits over the table's file."""
+        return self._fingerprint
+
+    @cached_property
+    def best(self) -> float:  # type: ignore[override]
+        """The least score in the table."""
+        return min(map(self._score, self._table.values()))
+
+    @cached_property
+    def switches(self) -> int:  # type: ignore[override]
+        """The fewest levers in which a configuration within 2% of the best differs from the baseline or a recipe."""
+        method = self.spec.method[0]
+        view = View(PlanInput(spec=self.spec, facts=self.facts), method)
+        effectives = effective_choices(self.spec, self._rows)
+        starts = [baseline(self.spec, method, {})[0], *recipes(view, effectives[min(1, len(effectives) - 1)])]
+        near = [one.configuration for one in self._table.values() if self._score(one) <= self.best * NEAR]
+        return min(
+            sum(one.levers[name] != start.levers[name] for name in one.levers) for one in near for start in starts
+        )
+
+    def _score(self, measurement: Measurement) -> float:
+        return score(self.spec, measurement) if measurement.outcome is Outcome.ok else math.inf
+
+    def _true_score(self, configuration: Configuration) -> float:
+        return self._score(self._table[configuration.key])
+
+    def _measure(self, configuration: Configuration, seed: int) -> Measurement:
+        found = self._table[configuration.key]
+        if found.timing is None:
+            return found
+        factor = self.noise(configuration, seed)
+        names = ("seconds", "low", "high")
+        timing = found.timing.model_copy(update={name: getattr(found.timing, name) * factor for name in names})
+        return found.model_copy(update={"timing": timing})
+
+
+def tables() -> list[str]:
+    """The names of the tables that are complete enough to be listed: those that were committed."""
+    return sorted(file.stem for file in TABLES.glob("*.json"))

@@ -1,0 +1,138 @@
+"""Surfaces of known truth: their best is that of all configurations, and policies are judged by it."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.search_regret import regret, written
+from benchmarks.surfaces import drawn
+from benchmarks.surfaces.analytic import Analytic
+from benchmarks.surfaces.base import normal
+from benchmarks.surfaces.mechanistic import MECHANISTIC
+from benchmarks.surfaces.policies import POLICIES, measured_score
+from benchmarks.surfaces.recorded import Recorded, Table, valid
+from benchmarks.surfaces.synthetic import FAR, synthetic
+from service.contract.measurement import Outcome
+from service.contract.objective import score
+from service.levers import LEVERS
+from worker.plan.space import every
+
+MOST = 400  # configurations that a test computes one by one
+
+
+def narrowed(name: str, seed: int) -> Analytic:
+    """A surface in whose job all but some random levers are fixed, so that few configurations are left."""
+    full = drawn.analytic(name)
+    rng = random.Random(seed)
+    free = rng.sample(sorted(lever for lever, choices in full.options.items() if len(choices) > 1), 4)
+    while True:
+        fixed = {lever: full.options[lever][0] for lever in LEVERS if lever not in free}
+        search = full.spec.search.model_copy(update={"fixed": fixed})
+        made = Analytic("synthetic", "narrow", full.spec.model_copy(update={"search": search}), full.facts, full.world)
+        if math.prod(map(len, made.options.values())) * len(made.effectives) <= MOST:
+            return made
+        free.pop()
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"), [("synthetic-01", 1), ("synthetic-02", 2), ("synthetic-04", 3), ("llama-8b-lora", 4)]
+)
+def test_the_best_is_that_of_all_valid_configurations(name: str, seed: int) -> None:
+    surface = narrowed(name, seed)
+    each = every(surface.spec, surface.method, surface.options, surface.effectives)
+    lowest = min((surface.true_score(one) for one in each), default=math.inf)
+    assert surface.found[0] == pytest.approx(lowest)
+    assert surface.best == min(surface.found[0], surface.true_score(surface.start))
+
+
+def test_the_best_is_found_by_its_own_configuration() -> None:
+    surface = MECHANISTIC["bert-12gib"]()
+    best, levers, effective = surface.found
+    made = surface.start.model_copy(
+        update={
+            "levers": {name: levers[name] for name in surface.start.levers},
+            "effective_batch_size": effective,
+            "micro_batch_size": None,
+        }
+    )
+    assert surface.valid(made)
+    assert surface.true_score(made) == pytest.approx(best)
+
+
+def test_at_least_half_of_fifty_synthetic_surfaces_are_three_switches_from_all_that_a_search_begins_with() -> None:
+    switches = [drawn.entries()[name]["switches"] for name in drawn.SYNTHETIC]
+    assert len(switches) >= 50
+    assert all(one >= FAR for one in switches[::2])
+
+
+@pytest.mark.parametrize("name", ["bert-12gib", "synthetic-01", "synthetic-08"])
+def test_the_file_holds_what_is_computed(name: str) -> None:
+    entry, surface = drawn.entries()[name], drawn.analytic(name)
+    assert surface.fingerprint == entry["fingerprint"], "run python -m benchmarks.surfaces"
+    del surface.__dict__["best"]
+    assert surface.best == pytest.approx(entry["best"])
+
+
+def test_a_surface_is_the_same_whenever_it_is_made() -> None:
+    attempt = drawn.entries()["synthetic-01"]["attempt"]
+    first, second = synthetic(1, attempt), synthetic(1, attempt)
+    assert first is not None and second is not None
+    assert first.fingerprint == second.fingerprint
+    assert first.measure(first.start, 3) == second.measure(second.start, 3)
+    third = first.measure(first.start, 4)
+    assert third.timing and third != first.measure(first.start, 3)
+
+
+def test_a_measurement_s_score_is_the_true_one_with_noise() -> None:
+    surface = MECHANISTIC["bert-139gib"]()
+    measured = [score(surface.spec, surface.measure(surface.start, seed)) for seed in range(50)]
+    true = surface.true_score(surface.start)
+    assert all(abs(one / true - 1) < 0.06 for one in measured)
+    assert abs(sum(measured) / 50 / true - 1) < 0.006
+    assert len(set(measured)) == 50
+    assert normal("a", 1) == normal("a", 1) != normal("a", 2)
+
+
+def test_what_does_not_fit_is_infeasible_with_a_reason() -> None:
+    surface = MECHANISTIC["llama-8b-lora"]()
+    found = surface.measure(surface.start, 0)
+    assert found.outcome is Outcome.infeasible and "out of memory" in found.reason
+    assert math.isinf(surface.true_score(surface.start)) and found.probes[0].peak_bytes is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_begins_with_the_baseline_and_is_deterministic(policy: str) -> None:
+    surface = MECHANISTIC["bert-12gib"]()
+    found = POLICIES[policy](surface, 8, 1)
+    assert found[0] == surface.start and len({one.key for one in found}) == 8
+    assert all(surface.valid(one) for one in found[1:])
+    assert [one.key for one in POLICIES[policy](surface, 8, 1)] == [one.key for one in found]
+
+
+def test_regret_is_of_what_measured_best() -> None:
+    run = [[math.inf, math.inf], [12.0, 11.0], [11.5, 12.0]]
+    assert math.isinf(regret(run, 1, 10.0))
+    assert regret(run, 2, 10.0) == pytest.approx(0.1)
+    assert regret(run, 3, 10.0) == pytest.approx(0.2)
+    assert written({"a": math.inf, "b": [0.1]}) == {"a": "inf", "b": [0.1]}
+
+
+def test_a_table_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+    source = narrowed("synthetic-01", 1)
+    file = tmp_path / "some-table.json"
+    table = Table(file, source.spec, source.facts)
+    count = 1 + sum(1 for _ in every(source.spec, source.method, source.options, source.effectives))
+    table.add(source.measure(table.missing()[0], 0))
+    assert len(Table(file).missing()) == count - 1
+    for one in Table(file).missing():
+        table.add(source.measure(one, 0))
+    recorded = Recorded(file)
+    assert [one.key for one in valid(source.spec, source.facts, source.rows)] == list(table.measurements())
+    assert recorded.best == pytest.approx(source.best, rel=0.05)
+    assert recorded.switches is not None and recorded.true_score(source.start) == pytest.approx(
+        measured_score(source, source.start, 0)
+    )
