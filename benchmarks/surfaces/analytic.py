@@ -13,6 +13,7 @@ from benchmarks.surfaces import exhaustive
 from benchmarks.surfaces.base import Kind, Surface
 from benchmarks.surfaces.lengths import Arranged, arrange
 from benchmarks.surfaces.physics import Found, Interaction, Ints, World, evaluate, observed
+from benchmarks.surfaces.recipes import recipes
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
@@ -20,7 +21,6 @@ from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.task import PlanInput
 from service.levers import LEVERS, circumstances, exclusions
 from worker.plan.proposers.baseline import baseline
-from worker.plan.proposers.recipes import recipes
 from worker.plan.space import Space, applicable, effective_choices, point, space, without
 from worker.plan.view import View
 

@@ -11,6 +11,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
 from benchmarks.surfaces.base import Surface
+from benchmarks.surfaces.recipes import recipes
 from service.contract.configuration import Configuration
 from service.contract.measurement import Outcome
 from service.contract.objective import score
@@ -18,7 +19,6 @@ from service.contract.task import PlanInput, TrialRecord
 from service.levers import LEVERS, circumstances, excluded
 from worker.plan import plan
 from worker.plan.proposers.baseline import baseline
-from worker.plan.proposers.recipes import recipes
 from worker.plan.space import Space, applicable, effective_choices, make, space, without
 from worker.plan.view import View
 

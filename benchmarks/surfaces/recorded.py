@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.surfaces.base import Surface
+from benchmarks.surfaces.recipes import recipes
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
@@ -22,7 +23,6 @@ from service.contract.measurement import DatasetFacts, Measurement, Outcome
 from service.contract.objective import score
 from service.contract.task import PlanInput
 from worker.plan.proposers.baseline import baseline
-from worker.plan.proposers.recipes import recipes
 from worker.plan.space import applicable, effective_choices, every, space
 from worker.plan.view import View
 

@@ -83,7 +83,7 @@ def test_a_surprising_pair_is_learnt_where_it_was_measured(spec: Spec, facts: Fa
     view = seen(spec(), facts(**GPU), measured(configuration()))
     grid = grid_of(view)
     prior = Prior(view, grid)
-    choices = [
+    choices: list[dict[str, Any]] = [
         {},
         {"compile": "per-layer"},
         {"padding": "multiple-64"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -13,7 +14,7 @@ from service.contract.states import Origin
 from tests.factory import configuration, failed, measured, record
 
 Spec = Callable[..., JobSpec]
-BEST = {"batching": "grouped", "compile": "per-layer", "attention": "eager"}
+BEST: dict[str, Any] = {"batching": "grouped", "compile": "per-layer", "attention": "eager"}
 
 
 def test_each_lever_taken_back_says_what_it_brings(spec: Spec) -> None:
@@ -33,7 +34,7 @@ def test_each_lever_taken_back_says_what_it_brings(spec: Spec) -> None:
 
 
 def test_what_levers_do_together_is_left_over(spec: Spec) -> None:
-    levers = {"batching": "grouped", "attention": "eager"}
+    levers: dict[str, Any] = {"batching": "grouped", "attention": "eager"}
     best, baseline = measured(configuration(**levers), 5.0), measured(configuration(), 20.0)
     others = [measured(configuration(batching="grouped"), 10.0), measured(configuration(attention="eager"), 5.0)]
     trials = [record(one) for one in (baseline, best, *others)]

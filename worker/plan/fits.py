@@ -105,7 +105,7 @@ class Fits:
 
 def _no_less(ones: Floats, others: Floats) -> NDArray[np.bool_]:
     """(ones, others): whether each one needs no less memory than each other in any coordinate."""
-    found: NDArray[np.bool_] = (ones[:, None, :] >= others[None, :, :] - 1e-9).all(axis=2)
+    found: NDArray[np.bool_] = np.all(ones[:, None, :] >= others[None, :, :] - 1e-9, axis=2)
     return found
 
 

@@ -61,7 +61,7 @@ class Grid:
 
     def valid(self, rows: Rows) -> NDArray[np.bool_]:
         """Which rows are in the search space and no excluded combination."""
-        good = (rows < self.sizes).all(axis=1)
+        good: NDArray[np.bool_] = np.all(rows < self.sizes, axis=1)
         for rule in self._rules:
             hit = np.ones(len(rows), dtype=bool)
             for column, members in rule:
@@ -84,12 +84,8 @@ class Grid:
         for at, pair in enumerate(pairs, start=len(single)):
             for column, option in pair:
                 found[at, column] = option
-        return found[self.valid(found)]
-
-    def draw(self, rng: np.random.Generator, count: int) -> Rows:
-        """Valid rows at random, at most `count`: most draws of all columns at once break some rule."""
-        rows = (rng.random((count, len(self.sizes))) * self.sizes).astype(np.int64)
-        return rows[self.valid(rows)]
+        kept: Rows = found[self.valid(found)]
+        return kept
 
     def table(self, of_choice: dict[tuple[str, str], float], otherwise: float = 0.0) -> NDArray[np.float64]:
         """(columns, options): a number of each (column's name, option), to be looked up with `look_up`."""
