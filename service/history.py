@@ -10,12 +10,22 @@ from sqlalchemy.orm import Session
 
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Verification
-from service.contract.states import TaskState
-from service.contract.task import PlanInput, TaskKind, TrialClaim, TrialRecord, TrialRequest, VerifyClaim, VerifyRequest
+from service.contract.measurement import Measurement, Outcome, Verification
+from service.contract.states import Origin, TaskState
+from service.contract.task import (
+    EarlierTrial,
+    PlanInput,
+    TaskKind,
+    TrialClaim,
+    TrialRecord,
+    TrialRequest,
+    VerifyClaim,
+    VerifyRequest,
+)
 from service.errors import NotFound
 from service.models import Job, Task, Worker
 
+EARLIER_JOBS, EARLIER_TRIALS = 5, 60  # the last ones, which order the trials of a job on the same hardware
 ALIVE_SECONDS = 30.0  # since its last sign of life, for which a worker counts as alive
 
 
@@ -113,6 +123,57 @@ def elapsed(session: Session, job_id: str, now: float) -> float:
     return busy_seconds((start or now, stop if stop is not None else now) for start, stop in rows)
 
 
+def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ...]:
+    """Trials of the last jobs on the same hardware that ended before this one began, those of the same job first."""
+    if not spec.search.reuse:
+        return ()
+    rows = session.scalars(
+        select(Job)
+        .where(Job.fingerprint == job.fingerprint, Job.id != job.id, Job.finished_at <= job.started_at)
+        .order_by(Job.seq.desc())
+        .limit(EARLIER_JOBS)
+    )
+    found: list[EarlierTrial] = []
+    for row in rows:
+        other = JobSpec.model_validate(row.spec)
+        if other.task == spec.task:
+            found += _earlier_trials(trials(session, row.id), _what(other) == _what(spec))
+    return tuple(sorted(found, key=lambda one: not one.same_job)[:EARLIER_TRIALS])
+
+
+def _what(spec: JobSpec) -> dict[str, object]:
+    """What a job trains, without its name and how it is searched."""
+    return spec.model_dump(exclude={"name", "labels", "search", "baseline"})
+
+
+def _earlier_trials(records: tuple[TrialRecord, ...], same_job: bool) -> list[EarlierTrial]:
+    """The successful trials of each method that has a baseline to compare them with."""
+    good = [one for one in records if one.measurement.outcome is Outcome.ok and one.measurement.timing]
+    paces = {
+        one.measurement.configuration.method: _pace(one.measurement)
+        for one in good
+        if one.request.origin is Origin.baseline
+    }
+    return [
+        EarlierTrial(
+            configuration=one.measurement.configuration,
+            ratio=_pace(one.measurement) / paces[one.measurement.configuration.method],
+            parameters=one.measurement.parameters,
+            dataset=one.measurement.dataset.fingerprint if one.measurement.dataset else None,
+            same_job=same_job,
+        )
+        for one in good
+        if one.measurement.configuration.method in paces and one.request.origin is not Origin.baseline
+    ]
+
+
+def _pace(measurement: Measurement) -> float:
+    """Seconds a sample."""
+    timing = measurement.timing
+    assert timing is not None
+    return timing.seconds / timing.samples
+
+
 def plan_input(session: Session, job_id: str, now: float) -> PlanInput:
     """The input of the job's plan, as this transaction sees the job."""
     job = session.scalars(select(Job).where(Job.id == job_id)).one()
@@ -126,8 +187,10 @@ def plan_input(session: Session, job_id: str, now: float) -> PlanInput:
         select(func.count()).where(Worker.fingerprint == job.fingerprint, Worker.seen_at > now - ALIVE_SECONDS)
     )
     last = session.scalar(select(func.max(Task.number)).where(Task.job_id == job.id))
+    spec = JobSpec.model_validate(job.spec)
     return PlanInput(
-        spec=JobSpec.model_validate(job.spec),
+        spec=spec,
+        earlier=earlier(session, job, spec),
         facts=HardwareFacts.model_validate(job.facts),
         history=trials(session, job.id),
         open_trials=tuple(

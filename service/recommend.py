@@ -20,6 +20,7 @@ from service.contract.recommendation import (
 from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRecord
 from service.exports.arguments import arguments
+from service.instead import break_even, instead
 from service.levers import as_fixed
 from service.levers.batching import ACROSS_STEPS, BUDGETED, ROWS
 
@@ -46,19 +47,21 @@ def recommend(
     best = min(winners.values(), key=lambda winner: (winner.stability.stable is not True, _seconds(spec, winner)))
     dataset = best.evidence.measurement.dataset
     chosen = {winner.evidence.measurement.configuration.key for winner in winners.values()}
-    others = [record.measurement for record in history if record.measurement.outcome is Outcome.ok]
-    others = [one for one in ranked(spec, others) if one.configuration.key not in chosen]
+    good = [record.measurement for record in history if record.measurement.outcome is Outcome.ok]
+    others = [one for one in ranked(spec, good) if one.configuration.key not in chosen]
+    pays = break_even(spec, best.evidence.measurement, good)
     return Recommendation(
         **{name: getattr(best, name) for name in Winner.model_fields},
         job_id=job_id,
         job_name=spec.name,
         final=final,
         weights=_weights(spec),
-        notes=notes + (dataset.notes if dataset else ()) + _notes(spec, best),
+        notes=notes + (dataset.notes if dataset else ()) + _notes(spec, best) + ((pays,) if pays else ()),
         methods=winners,
         environment=_environment(facts),
         dataset=dataset,
         alternatives=tuple(others[:MANY_ALTERNATIVES]),
+        instead=instead(spec, best.evidence.measurement, good),
         rejected=_rejected(history, verifications, best.evidence.peak_bytes),
         spec=spec.model_dump(mode="json"),
         reproduce="dynotune tune recommendation.json",

@@ -10,6 +10,7 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -61,8 +62,9 @@ class Asked(Contract):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_value(cls, value: object) -> object:
-        if isinstance(value, bool):
+    def _no_truth_value(cls, value: object, info: ValidationInfo) -> object:
+        asked = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and asked is not bool:
             raise ValueError(f"cannot be {str(value).lower()}; if it is meant as text, quote it")
         return value
 
@@ -180,6 +182,9 @@ class SearchSpec(Asked):
     max_micro_batch_size: Positive | None = Field(default=None, description="Never probe or use a larger micro batch.")
     soak_steps: Positive | None = Field(
         default=None, description="Steps of the soak; when not given 200, or 40 with verify: quick, 1,000 with strict."
+    )
+    reuse: bool = Field(
+        default=True, description="Whether trials of earlier jobs on the same hardware order this job's trials."
     )
     seed: Seed = 0
 

@@ -70,6 +70,19 @@ class Rejected(Contract):
     reason: str
 
 
+class Instead(Contract):
+    """A measured configuration for another aim than speed, with what it costs. Its figures are a single trial's."""
+
+    aim: str = Field(description="no-compile, exact-numerics, plain-arguments or least-memory.")
+    meaning: str
+    levers: dict[str, str]
+    micro_batch_size: int
+    effective_batch_size: int
+    speed: float = Field(description="The recommended configuration's seconds over its own, by the job's objective.")
+    tokens_per_second: float | None
+    peak_bytes: int | None
+
+
 class Winner(Contract):
     """The best configuration of one method, with the arguments by which transformers and peft set it up."""
 
@@ -99,6 +112,7 @@ class Recommendation(Winner):
     environment: dict[str, Any]
     dataset: DatasetFacts | None
     alternatives: tuple[Measurement, ...] = ()
+    instead: tuple[Instead, ...] = Field(default=(), description="What to take for another aim than speed.")
     rejected: tuple[Rejected, ...] = ()
     spec: dict[str, Any]
     reproduce: str

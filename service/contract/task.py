@@ -122,12 +122,23 @@ class TrialRecord(Contract):
     measurement: Measurement
 
 
+class EarlierTrial(Contract):
+    """A successful trial of an earlier job on the same hardware, as far as the plan of another job needs it."""
+
+    configuration: Configuration
+    ratio: float = Field(gt=0, description="Its seconds a sample over those of its own job's baseline.")
+    parameters: int | None = Field(description="Of the model.")
+    dataset: str | None = Field(description="The fingerprint of the data that it was measured with.")
+    same_job: bool = Field(description="That job asked for the same, apart from its name and how it is searched.")
+
+
 class PlanInput(Contract):
     """All that a plan may know, with the `history` in finish order. The same input gives the same decision."""
 
     spec: JobSpec
     facts: HardwareFacts
     history: tuple[TrialRecord, ...] = ()
+    earlier: tuple[EarlierTrial, ...] = Field(default=(), description="Of other jobs, those of the same job first.")
     open_trials: tuple[TrialRequest, ...] = ()
     verified_methods: tuple[Method, ...] = ()
     verify_open: bool = False

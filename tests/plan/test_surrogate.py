@@ -8,14 +8,17 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 
+from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.states import Origin
-from service.contract.task import PlanInput
+from service.contract.task import EarlierTrial, PlanInput, TrialRecord
 from service.levers import excluded
 from tests.factory import DATASET, configuration, failed, measured, record
+from worker.plan import plan
 from worker.plan.fits import Fits
 from worker.plan.grid import Grid
 from worker.plan.prior import Prior, is_limited, padded_share
@@ -172,3 +175,54 @@ def test_memory_that_limits_the_batch_changes_what_is_expected(spec: Spec, facts
     free = Prior(roomy, grid_of(roomy)).expected(grid_of(roomy).encode(row)[None, :])[0]
     assert is_limited(view) and not is_limited(roomy)
     assert limited < 0 < free
+
+
+def earlier(made: Configuration, ratio: float, same: bool) -> EarlierTrial:
+    return EarlierTrial(configuration=made, ratio=ratio, parameters=1_000, dataset=DATASET.fingerprint, same_job=same)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_earlier_trials_say_what_to_try_first(spec: Spec, facts: Facts, same: bool) -> None:
+    """A choice that nobody would expect to help halved the seconds of an earlier job on this hardware."""
+    best = configuration(precision="fp32", vocabulary="multiple-8")
+    changes: list[dict[str, Any]] = [{}, {"attention": "eager"}, {"padding": "multiple-8"}]
+    others = [configuration(precision="fp32", **one) for one in changes]
+    before = (earlier(best, 0.5, same), *(earlier(one, 1.0, same) for one in others))
+    baseline = record(measured(configuration(micro=8), 10.0, parameters=1_500), Origin.baseline)
+    known = PlanInput(spec=spec(), facts=facts(), history=(baseline,), earlier=before, next_number=2)
+    decision = plan(known)
+    assert decision.trials[0].configuration.levers["vocabulary"] == "multiple-8"
+    assert ("4 of the same job" if same else "4 of similar jobs") in decision.notes[0]
+    larger = [one.model_copy(update={"parameters": 9_000}) for one in before]
+    unlike = plan(known.model_copy(update={"earlier": tuple(larger)}))
+    assert not unlike.notes, "another size of model tells nothing"
+
+
+def run(job: JobSpec, facts: HardwareFacts, before: tuple[EarlierTrial, ...]) -> list[TrialRecord]:
+    """Plan and measure until no trial is asked for: token-budget with a head in chunks is best by far."""
+    records: list[TrialRecord] = []
+    while True:
+        known = PlanInput(spec=job, facts=facts, history=tuple(records), earlier=before, next_number=len(records) + 1)
+        trials = plan(known).trials
+        if not trials:
+            return records
+        levers = trials[0].configuration.levers
+        seconds = 6.0 if levers["batching"] == "token-budget" else 10.0
+        made = measured(
+            trials[0].configuration, seconds * (0.8 if levers["head"] == "chunked" else 1), parameters=1_000
+        )
+        records.append(TrialRecord(request=trials[0], measurement=made))
+
+
+def test_the_same_job_again_needs_few_trials(spec: Spec, facts: Facts) -> None:
+    def seconds(record: TrialRecord) -> float:
+        timing = record.measurement.timing
+        assert timing is not None
+        return timing.seconds
+
+    job = spec(search={"trials": 60, "minutes": 6000})
+    first = run(job, facts(), ())
+    before = tuple(earlier(one.measurement.configuration, seconds(one) / 10.0, True) for one in first[1:])
+    again = run(job, facts(), before)
+    assert len(again) < len(first) / 2
+    assert min(map(seconds, again[:6])) == min(map(seconds, first)), "what was best then is tried at once"

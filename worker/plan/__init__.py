@@ -31,6 +31,7 @@ def plan(known: PlanInput) -> PlanDecision:
     new: list[TrialRequest] = []
     if not known.verified_methods and not known.verify_open:
         _fill(known, methods, new, notes)
+    notes += _reused([View(known, method) for method in methods])
     planned = known.spec.search.trials
     if new or known.open_trials:
         phase = JobPhase.searching if known.history else JobPhase.baseline
@@ -44,6 +45,14 @@ def plan(known: PlanInput) -> PlanDecision:
     good = [one for view in views for one in view.good if as_fixed(known.spec, one.configuration)]
     error = None if good else nothing_worked(known.history)
     return PlanDecision(finish=True, phase=JobPhase.done, notes=tuple(notes), error=error)
+
+
+def _reused(views: list[View]) -> list[str]:
+    """A sentence about the earlier trials that order this job's, or none."""
+    same = sum(view.repeats(one) for view in views for one in view.earlier)
+    alike = sum(len(view.earlier) for view in views) - same
+    parts = [f"{same} of the same job"] * bool(same) + [f"{alike} of similar jobs"] * bool(alike)
+    return [f"Earlier trials on the same hardware ordered this search's: {' and '.join(parts)}."] if parts else []
 
 
 def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], notes: list[str]) -> None:

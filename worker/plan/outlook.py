@@ -23,6 +23,8 @@ from worker.plan.view import View
 
 WORTH = 0.005  # of the seconds: what improves less promises nothing
 LEAST_NOISE = 0.01  # standard deviation of the logarithm of a trial's seconds, at least
+# Of trials of earlier jobs: the same job at another hour, and another job on the same hardware.
+SAME_NOISE, LIKE_NOISE = 0.015, 0.2
 WIDTH = 2 * 1.96  # standard errors in a timing's interval
 # How much of the logarithm of memory saved outweighs one of seconds, while nothing has run: where nothing fitted at any
 # micro batch, and where only the micro batch that the baseline was given did not.
@@ -43,7 +45,8 @@ class Outlook:
         ran = [one for one in view.history if one.outcome is Outcome.ok and math.isfinite(view.score(one))]
         waiting = [one.configuration for one in view.under_way if one.configuration.method == view.method]
         seen = [*(one.configuration for one in view.history), *waiting]
-        self._grid = Grid(view.spec, view.method, view.choices, view.effectives, seen)
+        earlier = [one.configuration for one in view.earlier]
+        self._grid = Grid(view.spec, view.method, view.choices, view.effectives, [*seen, *earlier])
         self._saving = _saving(view)
         self._prior, self._fits = Prior(view, self._grid), Fits(view, self._grid)
         self._taken = {tuple(self._grid.encode(one)) for one in seen if one.micro_batch_size is None}
@@ -53,17 +56,31 @@ class Outlook:
         self._anchors = self._best(view, ran)
 
     def _fitted(self, view: View, ran: list[Measurement], waiting: list[Configuration]) -> Surrogate:
-        """The surrogate of all that ran. Of trials under way it is told what it expects of them itself."""
-        rows = np.array([self._grid.encode(one.configuration) for one in ran])
-        values = np.array([math.log(training_seconds(view.spec, one)) for one in ran])
-        noise = np.array([_noise(one) for one in ran])
-        made = Surrogate(self._prior.expected, self._prior.spread, rows, values, noise)
+        """The surrogate of all that ran. Of trials under way it is told what it expects of them itself.
+
+        Earlier jobs' trials count as so much of this job's baseline as they were of their own: surely where they
+        measured the very same, and as a hint where only hardware, task and method are the same.
+        """
+        configurations = [one.configuration for one in ran]
+        values = [math.log(training_seconds(view.spec, one)) for one in ran]
+        noise = [_noise(one) for one in ran]
+        if reference := view.baseline():
+            level = math.log(training_seconds(view.spec, reference))
+            for one in view.earlier:
+                configurations.append(one.configuration)
+                values.append(level + math.log(one.ratio))
+                noise.append(SAME_NOISE if view.repeats(one) else LIKE_NOISE)
+        made = self._surrogate_of(configurations, values, noise)
         if not waiting:
             return made
-        more = np.array([self._grid.encode(one) for one in waiting])
-        rows, noise = np.vstack([rows, more]), np.append(noise, np.full(len(more), LEAST_NOISE))
-        values = np.append(values, made.predict(more)[0])
-        return Surrogate(self._prior.expected, self._prior.spread, rows, values, noise)
+        expected = made.predict(np.array([self._grid.encode(one) for one in waiting]))[0]
+        return self._surrogate_of(
+            [*configurations, *waiting], [*values, *expected.tolist()], [*noise, *[LEAST_NOISE] * len(waiting)]
+        )
+
+    def _surrogate_of(self, configurations: list[Configuration], values: list[float], noise: list[float]) -> Surrogate:
+        rows = np.array([self._grid.encode(one) for one in configurations])
+        return Surrogate(self._prior.expected, self._prior.spread, rows, np.array(values), np.array(noise))
 
     def _best(self, view: View, ran: list[Measurement]) -> list[Rows]:
         """The best rows of those that ran; where none in the space has, the row nearest to the baseline."""

@@ -9,12 +9,13 @@ from service.contract.job import Method
 from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import ranked, score
 from service.contract.states import Origin
-from service.contract.task import PlanInput, TrialRecord, TrialRequest
+from service.contract.task import EarlierTrial, PlanInput, TrialRecord, TrialRequest
 from service.levers import chosen
 from worker.plan.budget import Budget
 from worker.plan.expected_memory import expected
 from worker.plan.space import effective_choices, space, without
 
+ABOUT_AS_LARGE = 2.0  # times the parameters of this job's model: where earlier trials tell something of it
 WITHIN = 1.15  # times the best's score: how near to the best `near` is
 
 
@@ -28,10 +29,10 @@ class View:
     """One method of a job. A proposer changes nothing in it, so the same view gives the same proposal.
 
     `history` are the method's finished measurements in finish order; `good` those that may be recommended, best first;
-    `under_way` the trials of all methods that are queued, run, or were proposed a moment ago; `taken` the keys of all
-    configurations tried or under way; `lacks` the choices that the job's model was found
-    to lack, and why; `choices` the search space without these;
-    `effectives` the effective batch sizes to try, in samples.
+    `earlier` trials of other jobs that tell something of it; `under_way` the trials of all methods that are queued or
+    run, or were proposed a moment ago; `taken` the keys of all configurations tried or under way; `lacks` the choices that
+    the job's model was found to lack, and why; `choices` the search space without these; `effectives` the effective
+    batch sizes to try, in samples.
     """
 
     def __init__(self, known: PlanInput, method: Method, new: Sequence[TrialRequest] = ()) -> None:
@@ -45,6 +46,7 @@ class View:
         self.taken = {one.configuration.key for one in measured} | {one.configuration.key for one in self.under_way}
         self.lacks = {name: reason for one in measured for name, reason in one.lacks.items()}
         self.choices = without(space(self.spec, self.facts), self.lacks)
+        self.earlier = self._earlier()
         rows = next((one.dataset.rows for one in self.history if one.dataset), None)
         self.effectives = effective_choices(self.spec, rows)
 
@@ -56,6 +58,23 @@ class View:
             if one.outcome is Outcome.ok and (before is None or _known_clean(one) >= _known_clean(before)):
                 found[key] = one
         return ranked(self.spec, list(found.values()))
+
+    def _earlier(self) -> list[EarlierTrial]:
+        """Trials of earlier jobs that are like this one: of its method, and of a model of about its size."""
+        own = next((one.parameters for one in self.history if one.parameters), None)
+        return [
+            one
+            for one in self.known.earlier
+            if one.configuration.method == self.method
+            and own
+            and one.parameters
+            and 1 / ABOUT_AS_LARGE <= one.parameters / own <= ABOUT_AS_LARGE
+        ]
+
+    def repeats(self, earlier: EarlierTrial) -> bool:
+        """Whether an earlier trial measured just what a trial of this job would: the same job on the same data."""
+        own = {one.dataset.fingerprint for one in self.history if one.dataset}
+        return earlier.same_job and earlier.dataset in own
 
     def score(self, measurement: Measurement) -> float:
         """The cost of a measurement by the job's objective, such as the seconds of the user's run: less is better."""

@@ -13,7 +13,9 @@ from worker.plan.proposers import Proposal
 from worker.plan.proposers.ablation import kept_for_ablation
 from worker.plan.view import View
 
-ENOUGH = 0.003  # of the seconds: while a trial is expected to save as much, the search goes on
+# Of the seconds: while a trial is expected to save as much, the search goes on; where the same job was searched before,
+# what it left untried has to promise more.
+ENOUGH, ENOUGH_AGAIN = 0.003, 0.02
 
 
 class Model:
@@ -29,10 +31,11 @@ class Model:
         """
         if view.spec.search.verify != "quick" and view.trials_left() <= kept_for_ablation(view):
             return None
+        enough = ENOUGH_AGAIN if any(view.repeats(one) for one in view.earlier) else ENOUGH
         first = 2 - len(view.history) % 2
         for switches in (first, 3 - first):
             for configuration, promised in Outlook(view, switches).best():
-                if promised < ENOUGH and view.good:
+                if promised < enough and view.good:
                     break
                 if configuration.key not in view.taken and view.budget.affords(configuration):
                     return Proposal(configuration, Origin.search)
