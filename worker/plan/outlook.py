@@ -104,8 +104,8 @@ class Outlook:
     def _found(self) -> tuple[Rows, Floats]:
         """(rows that are worth a trial, what each promises): neighbours of the best, and a leap from each of them.
 
-        A leap goes on from neighbour to neighbour as long as a faster one is
-        expected, so that it takes all choices that are expected to help.
+        A leap goes on from neighbour to neighbour as long as a faster one is expected, so that it takes all choices
+        that are expected to help.
         """
         if not self._anchors:
             return np.empty((0, len(self._grid.names)), dtype=np.int64), np.empty(0)

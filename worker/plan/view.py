@@ -31,8 +31,8 @@ class View:
     `history` are the method's finished measurements in finish order; `good` those that may be recommended, best first;
     `earlier` trials of other jobs that tell something of it; `under_way` the trials of all methods that are queued or
     run, or were proposed a moment ago; `taken` the keys of all configurations tried or under way; `lacks` the choices
-    that the job's model was found to lack, and why; `choices` the search space without these; `effectives` the effective
-    batch sizes to try, in samples.
+    that the job's model was found to lack, and why; `choices` the search space without these; `effectives` the
+    effective batch sizes to try, in samples.
     """
 
     def __init__(self, known: PlanInput, method: Method, new: Sequence[TrialRequest] = ()) -> None:
