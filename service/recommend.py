@@ -63,6 +63,7 @@ def recommend(
         alternatives=tuple(others[:MANY_ALTERNATIVES]),
         instead=instead(spec, best.evidence.measurement, good),
         rejected=_rejected(history, verifications, best.evidence.peak_bytes),
+        time_spent=_time_spent(history, verifications),
         spec=spec.model_dump(mode="json"),
         reproduce="dynotune tune recommendation.json",
     )
@@ -245,6 +246,16 @@ def _rejected(
                 made = by_key[verdict.key]
                 rejected.append(Rejected(method=made.method, levers=made.levers, outcome="unstable", reason=reason))
     return tuple(rejected)
+
+
+def _time_spent(history: tuple[TrialRecord, ...], verifications: dict[str, Verification | None]) -> dict[str, float]:
+    """Seconds of all trials by phase, and of the verifications in all."""
+    found: dict[str, float] = {}
+    for record in history:
+        for phase, seconds in record.measurement.time_spent.items():
+            found[phase] = found.get(phase, 0.0) + seconds
+    verified = sum(one.seconds for one in verifications.values() if one)
+    return found | ({"verification": verified} if verified else {})
 
 
 def _weights(spec: JobSpec) -> str:

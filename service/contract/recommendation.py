@@ -114,5 +114,9 @@ class Recommendation(Winner):
     alternatives: tuple[Measurement, ...] = ()
     instead: tuple[Instead, ...] = Field(default=(), description="What to take for another aim than speed.")
     rejected: tuple[Rejected, ...] = ()
+    time_spent: dict[str, float] = Field(
+        default_factory=dict,
+        description="Seconds of all trials by phase (load, probe, compile, timing and others), and of verifications.",
+    )
     spec: dict[str, Any]
     reproduce: str

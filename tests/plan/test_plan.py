@@ -315,7 +315,8 @@ def test_after_verification_the_job_ends(spec: Spec, facts: Facts) -> None:
 def test_when_nothing_fits_the_answer_says_what_would_help(spec: Spec, facts: Facts) -> None:
     small = failed(configuration(batching="sorted"))
     small = small.model_copy(update={"probes": (Probe(micro_batch_size=1, peak_bytes=2 << 30),)})
-    records = (record(failed(configuration(micro=8)), Origin.baseline), record(small))
+    first = record(failed(configuration(micro=8)), Origin.baseline)
+    records = (first, record(failed(configuration()), Origin.baseline), record(small))
     decision = plan(known(spec(search={"trials": 2}), facts(), records))
     assert decision.finish and decision.error
     assert "2.00 GiB" in decision.error and "qlora" in decision.error
@@ -329,8 +330,25 @@ def test_other_failures_are_told_by_reason(spec: Spec, facts: Facts) -> None:
 
 
 def test_a_failed_baseline_does_not_stop_the_search(spec: Spec, facts: Facts) -> None:
-    records = (record(failed(configuration(micro=8)), Origin.baseline),)
+    records = (record(failed(configuration(micro=8), Outcome.crashed), Origin.baseline),)
     (request,) = plan(known(spec(), facts(), records)).trials
+    assert request.origin == "search" and request.reference_loss is None
+
+
+def test_a_baseline_that_does_not_fit_is_measured_at_what_does(spec: Spec, facts: Facts) -> None:
+    """As its user would lower the batch: the speed-up is over something that runs."""
+    records: tuple[TrialRecord, ...] = (record(failed(configuration(micro=8)), Origin.baseline),)
+    decision = plan(known(spec(), facts(), records))
+    (again,) = decision.trials
+    assert again.origin == "baseline" and again.configuration == configuration()
+    assert "did not fit at its micro batch of 8" in decision.notes[0]
+    ran = (*records, record(measured(configuration(), 20.0), Origin.baseline))
+    (request,) = plan(known(spec(), facts(), ran)).trials
+    assert request.origin == "search" and request.reference_loss == 9.0
+    best = recommend("j", spec(), facts(), (*ran, record(measured(configuration(batching="sorted"), 5.0))), {})
+    assert best and best.evidence.speedup and best.evidence.speedup > 3
+    hopeless = (*records, record(failed(configuration()), Origin.baseline))
+    (request,) = plan(known(spec(), facts(), hopeless)).trials
     assert request.origin == "search" and request.reference_loss is None
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 
+import pytest
+
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
+from service.contract.measurement import Measurement
+from service.contract.states import Origin
 from service.contract.task import PlanInput
-from tests.factory import history
+from tests.factory import configuration, history, measured, record, timing
+from worker.plan import plan
 from worker.plan.proposers import proposers
+from worker.plan.proposers.sizes import neighbours
 from worker.plan.view import View
 
 Facts = Callable[..., HardwareFacts]
@@ -18,8 +24,8 @@ Spec = Callable[..., JobSpec]
 
 def test_proposers_are_asked_in_their_order_the_baseline_first() -> None:
     names = [type(proposer).__name__ for proposer in proposers()]
-    assert names == ["Baseline", "Model", "Ablation", "Search", "Repeat"]
-    assert [proposer.always for proposer in proposers()] == [True, False, False, False, False]
+    assert names == ["Baseline", "Sizes", "Model", "Ablation", "Search", "Repeat"]
+    assert [proposer.always for proposer in proposers()] == [True, False, False, False, False, False]
     assert len({proposer.order for proposer in proposers()}) == len(names)
 
 
@@ -31,3 +37,41 @@ def test_a_proposer_is_pure(spec: Spec, facts: Facts) -> None:
         first = proposer.propose(view)
         assert proposer.propose(view) == first == proposer.propose(View(known, "lora"))
         assert before == {name: value for name, value in vars(view).items() if name != "budget"}
+
+
+@pytest.mark.parametrize(
+    ("batching", "micro", "predicted", "limit", "sizes"),
+    [
+        ("grouped", 4, 12, None, [8, 2]),
+        ("grouped", 4, 7, None, [6, 2]),
+        ("grouped", 4, 5, None, [2]),
+        ("grouped", 1, 100, None, [2]),
+        ("grouped", 24, 100, None, [12]),
+        ("grouped", 4, 12, 6, [6, 2]),
+        ("token-budget", 5, 100, None, [10, 3]),
+    ],
+)
+def test_the_best_is_tried_at_the_micro_batches_next_to_its_own(
+    batching: str, micro: int, predicted: int, limit: int | None, sizes: list[int]
+) -> None:
+    best = measured(configuration(effective=24, batching=batching), micro_batch_size=micro)
+    assert neighbours(best.model_copy(update={"predicted_micro_batch": predicted}), limit) == sizes
+
+
+def test_sizes_come_with_the_last_trials_and_not_where_they_were_timed(spec: Spec, facts: Facts) -> None:
+    baseline = record(measured(configuration(micro=8), 20.0), Origin.baseline)
+    best = measured(configuration(batching="grouped"), 5.0, predicted_micro_batch=16)
+
+    def proposed(trials: int, measurement: Measurement) -> list[int | None]:
+        known = PlanInput(
+            spec=spec(search={"trials": trials}),
+            facts=facts(),
+            history=(baseline, record(measurement)),
+            next_number=3,
+            workers=2,
+        )
+        return [one.configuration.micro_batch_size for one in plan(known).trials]
+
+    assert proposed(5, best) == [16, 4] and proposed(30, best) == [None, None]
+    timed = best.model_copy(update={"curve": (timing(6.0, micro=16), timing(7.0, micro=4))})
+    assert proposed(5, timed) == [None, None]

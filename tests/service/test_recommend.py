@@ -33,6 +33,15 @@ def test_best_so_far_from_the_first_good_trial_on(spec: Spec, facts: Facts) -> N
     assert best.evidence.speedup_low and best.evidence.speedup_low < 2.5 < (best.evidence.speedup_high or 0)
 
 
+def test_what_the_time_went_into_is_said(spec: Spec, facts: Facts) -> None:
+    records = history(spec(), 5.0)
+    base, one = (record.measurement for record in records)
+    request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
+    judged = judge(spec(), request, (block(base, 10.0), block(one, 5.0)), {}, {})
+    best = recommend("j", spec(), facts(), records, {"lora": judged.model_copy(update={"seconds": 40.0})})
+    assert best and best.time_spent == {"timing": 2 * (10.0 + 5.0), "verification": 40.0}
+
+
 def test_verification_decides(spec: Spec, facts: Facts) -> None:
     records = history(spec(), 5.0, 4.0)
     base, one, two = (record.measurement for record in records)

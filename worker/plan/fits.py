@@ -19,7 +19,7 @@ from service.contract.measurement import Measurement, Outcome
 from service.levers import LEVERS
 from worker.plan.grid import Grid, Rows, look_up
 from worker.plan.surrogate import Floats
-from worker.plan.view import View
+from worker.plan.view import View, was_given_too_much
 
 RAN, FAILED = 0.3, 0.03  # trials of every pair of choices that are assumed before any was run
 ENOUGH_FAILURES = 2  # as one may have a cause of its own, such as a kernel that needs a large buffer
@@ -140,14 +140,6 @@ def _encoded(grid: Grid, configurations: list[Configuration]) -> Rows:
     if not configurations:
         return np.empty((0, len(grid.names)), dtype=np.int64)
     return np.array([grid.encode(one) for one in configurations])
-
-
-def was_given_too_much(failed: Measurement) -> bool:
-    """Whether a trial did not fit at a micro batch that it was given, so that a smaller one may."""
-    if failed.outcome is not Outcome.infeasible:
-        return False
-    sizes = [probe.micro_batch_size for probe in failed.probes if probe.peak_bytes is None]
-    return min(sizes, default=failed.configuration.micro_batch_size or 1) > 1
 
 
 def cumulative(values: Floats) -> Floats:

@@ -52,8 +52,9 @@ class Outlook:
         self._taken = {tuple(self._grid.encode(one)) for one in seen if one.micro_batch_size is None}
         counts = view.spec.search.objective == "wall-clock"
         self._load_seconds = min((one.load_seconds for one in ran), default=0.0) if counts else 0.0
-        self._surrogate = self._fitted(view, ran, waiting) if ran else None
-        self._anchors = self._best(view, ran)
+        own = [one for one in ran if one.configuration.micro_batch_size is None or one is view.baseline()]
+        self._surrogate = self._fitted(view, own, waiting) if own else None
+        self._anchors = self._best(view, own)
 
     def _fitted(self, view: View, ran: list[Measurement], waiting: list[Configuration]) -> Surrogate:
         """The surrogate of all that ran. Of trials under way it is told what it expects of them itself.

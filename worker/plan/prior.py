@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from service.contract.measurement import Outcome
 from service.levers import LEVERS
 from service.levers.base import Effect
-from worker.plan.fits import was_given_too_much
 from worker.plan.grid import EFFECTIVE, Grid, Rows, look_up
 from worker.plan.space import TRAINER_BATCH
-from worker.plan.view import View
+from worker.plan.view import View, was_given_too_much
 
 HALF = ("bfloat16", "float16")
 EMULATED = 1.5  # expected factor of a choice that this hardware only emulates, where a job asks for it by name

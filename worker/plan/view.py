@@ -87,9 +87,11 @@ class View:
     def baseline_request(self) -> TrialRequest | None:
         """The request of the method's baseline, or None when it has not been proposed yet.
 
-        One with a choice that the model turned out to lack was none: another takes its place.
+        One with a choice that the model turned out to lack was none, nor one that did not fit at the micro batch that
+        it was given: another takes its place.
         """
-        requests = (*(one.request for one in self.known.history if not _lacked(one)), *self.under_way)
+        held = (one.request for one in self.known.history if not _lacked(one) and not _too_large(one))
+        requests = (*held, *self.under_way)
         return next((one for one in requests if self._is_baseline(one)), None)
 
     def baseline_is_open(self) -> bool:
@@ -134,6 +136,18 @@ def _lacked(record: TrialRecord) -> bool:
     """Whether a trial failed because the model lacks a choice of its configuration."""
     levers = record.request.configuration.levers
     return any(f"{name}={choice}" in record.measurement.lacks for name, choice in levers.items())
+
+
+def _too_large(record: TrialRecord) -> bool:
+    return was_given_too_much(record.measurement)
+
+
+def was_given_too_much(failed: Measurement) -> bool:
+    """Whether a trial did not fit at a micro batch that it was given, so that a smaller one may."""
+    if failed.outcome is not Outcome.infeasible:
+        return False
+    sizes = [probe.micro_batch_size for probe in failed.probes if probe.peak_bytes is None]
+    return min(sizes, default=failed.configuration.micro_batch_size or 1) > 1
 
 
 def _known_clean(measurement: Measurement) -> float:

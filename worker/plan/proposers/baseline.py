@@ -17,8 +17,14 @@ from worker.plan.view import View
 MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
+TOO_LARGE = "The baseline did not fit at its micro batch of {micro}, so it is measured at the fastest that fits."
+
+
 class Baseline:
-    """Proposes each method's baseline, once and before anything else, since all trials are compared with it."""
+    """Proposes each method's baseline before anything else, since all trials are compared with it.
+
+    Where it does not fit at the user's micro batch, it is proposed at the fastest that fits, as a user would lower it.
+    """
 
     order, always = 0, True
 
@@ -27,6 +33,9 @@ class Baseline:
         if view.baseline_request() is not None:
             return None
         configuration, notes = baseline(view.spec, view.method, view.lacks)
+        if configuration.key in view.taken:
+            notes = (TOO_LARGE.format(micro=configuration.micro_batch_size),)
+            configuration = configuration.model_copy(update={"micro_batch_size": None})
         return Proposal(configuration, Origin.baseline, notes) if configuration.key not in view.taken else None
 
 

@@ -1,0 +1,70 @@
+"""The best configuration at the micro batches next to its own, where its trial has not timed them.
+
+A trial times the micro batch that promises most, and another only where that promises a lot more. Which of two is
+faster by a few percent is for the verification, in which they take turns.
+"""
+
+from __future__ import annotations
+
+import math
+
+from service.contract.configuration import Configuration
+from service.contract.measurement import Measurement
+from service.contract.states import Origin
+from service.levers import as_fixed
+from service.levers.batching import BUDGETED, ROWS
+from service.levers.optimizer import WHOLE_STEP
+from worker.plan.proposers import Proposal
+from worker.plan.view import View
+
+
+class Sizes:
+    """Proposes these when what is left of the budget is just enough for them."""
+
+    order, always = 15, False
+
+    def propose(self, view: View) -> Proposal | None:
+        """The first of them that was not tried, once the search has come to its last trials."""
+        found = pending(view)
+        if not found or view.trials_left() > len(found) + 1:
+            return None
+        return Proposal(found[0], Origin.search)
+
+
+def pending(view: View) -> list[Configuration]:
+    """The best configuration at about twice and half its micro batch, as far as these fit and were not timed."""
+    best = next((one for one in view.good if as_fixed(view.spec, one.configuration)), None)
+    if best is None or best.configuration.micro_batch_size is not None or best is view.baseline():
+        return []
+    timed = {one.micro_batch_size for one in best.curve} | {best.micro_batch_size}
+    made = [
+        best.configuration.model_copy(update={"micro_batch_size": size})
+        for size in neighbours(best, view.spec.search.max_micro_batch_size)
+        if size not in timed
+    ]
+    return [one for one in made if one.key not in view.taken]
+
+
+def neighbours(best: Measurement, limit: int | None) -> list[int]:
+    """The micro batches nearest to twice and to half of the best one, larger first.
+
+    Where they count samples, they divide the effective batch.
+    """
+    configuration, micro = best.configuration, best.micro_batch_size or 1
+    effective = configuration.effective_batch_size
+    if configuration.levers["optimizer"] in WHOLE_STEP:
+        return []
+    counts_samples = configuration.levers["batching"] not in (*ROWS, *BUDGETED)
+    sizes = [one for one in range(1, effective + 1) if not counts_samples or effective % one == 0]
+    most = min(best.predicted_micro_batch or micro, limit or effective)
+    larger = [one for one in sizes if micro < one <= most]
+    smaller = [one for one in sizes if one < micro]
+    found = []
+    if larger:
+        found.append(min(larger, key=lambda one: abs(math.log(one / (2 * micro)))))
+    if smaller:
+        found.append(min(smaller, key=lambda one: abs(math.log(2 * one / micro))))
+    return found
+
+
+PROPOSER = Sizes()
