@@ -31,7 +31,7 @@ LEVER = Lever(
             changes_numerics=True,
             function="compile_layers",
             not_expressible=TRAINER,
-            effect=Effect(0.87, 0.15, host=1.15, once=25.0),
+            effect=Effect(0.87, 0.15, host=1.2, once=25.0),
         ),
         Choice(
             "per-layer-max-autotune",
@@ -50,7 +50,7 @@ LEVER = Lever(
             function="compile_model",
             asked_by=(Asked({"torch_compile": True}),),
             training_arguments={"torch_compile": True},
-            effect=Effect(0.87, 0.15, host=1.2, once=60.0),
+            effect=Effect(0.87, 0.15, host=1.25, once=60.0),
         ),
         Choice(
             "whole-reduce-overhead",

@@ -257,6 +257,15 @@ def test_a_compiled_trial_needs_room_for_ten_usual_ones(spec: Spec, facts: Facts
     assert early.affords(compiled) and not late.affords(compiled) and late.affords(configuration())
 
 
+def test_before_any_other_trial_the_baseline_says_what_there_is_time_for(spec: Spec, facts: Facts) -> None:
+    """The baseline took 20 s, so that a compiled one needs 200."""
+    records = history(spec(search={"minutes": 10}))
+    budgets = [
+        Budget(known(spec(search={"minutes": 10}), facts(), records, elapsed_seconds=left)) for left in (200, 300)
+    ]
+    assert [one.affords(configuration(compile="per-layer")) for one in budgets] == [True, False]
+
+
 def test_a_trial_may_take_a_few_times_the_longest_so_far(spec: Spec, facts: Facts) -> None:
     (request,) = plan(known(spec(), facts(), history(spec(), 30.0))).trials
     assert request.seconds_limit == 3 * 60.0

@@ -62,7 +62,7 @@ class Budget:
     def affords(self, configuration: Configuration) -> bool:
         """Whether there is time for this configuration; one that compiles takes longer to try and to verify."""
         factor = COMPILE_ROOM if is_compiled(configuration.levers) else 1.0
-        return self.left() > factor * self._typical
+        return self.left() > factor * (self._typical or self._longest)
 
     def trial_limit(self, configuration: Configuration, origin: Origin) -> float:
         """The time limit of a trial in seconds: a few times the longest trial so far.
