@@ -261,7 +261,7 @@ def test_before_any_other_trial_the_baseline_says_what_there_is_time_for(spec: S
     """The baseline took 20 s, so that a compiled one needs 200."""
     records = history(spec(search={"minutes": 10}))
     budgets = [
-        Budget(known(spec(search={"minutes": 10}), facts(), records, elapsed_seconds=left)) for left in (200, 300)
+        Budget(known(spec(search={"minutes": 10}), facts(), records, elapsed_seconds=left)) for left in (100, 300)
     ]
     assert [one.affords(configuration(compile="per-layer")) for one in budgets] == [True, False]
 
