@@ -18,6 +18,7 @@ from service.recommend import recommend
 from tests.factory import configuration, failed, history, measured, record
 from worker.plan import plan
 from worker.plan.budget import Budget
+from worker.plan.finalists import finalists
 from worker.plan.space import learning_rate, point
 from worker.plan.view import View
 
@@ -312,6 +313,16 @@ def test_other_batchings_are_finalists_where_drift_may_have_slowed_them(
     assert decision.verify
     assert [one.timing.seconds for one in decision.verify.finalists if one.timing] == finalists
     assert not {*finalists} & {one.timing.seconds for one in decision.verify.reserves if one.timing}
+
+
+def test_a_simpler_one_and_another_size_are_finalists_where_they_are_about_as_fast(spec: Spec, facts: Facts) -> None:
+    best = measured(configuration(batching="grouped", attention="eager"), 5.0)
+    simpler = measured(configuration(batching="grouped"), 5.05)
+    other = measured(configuration(micro=16, batching="grouped", attention="eager"), 5.3)
+    packed = measured(configuration(batching="packed"), 5.2)
+    records = (*history(spec()), *map(record, (best, simpler, other, packed)))
+    view = View(known(spec(), facts(), records), "lora")
+    assert finalists(view) == [best, simpler, other]
 
 
 def test_after_verification_the_job_ends(spec: Spec, facts: Facts) -> None:

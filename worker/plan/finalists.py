@@ -12,19 +12,21 @@ FINALISTS = 3
 NEAREST = {"quick": 1, "standard": 2, "strict": 2}
 BLOCKS = {"quick": 4, "standard": 8, "strict": 12}  # at most: a verification ends when it is settled
 ABOUT = 1.02  # how much slower one without a lever may be in its trial, for blocks to tell what the lever brings
+CLOSE = 1.1  # how much slower another micro batch may be in its trial, for blocks to tell which is faster
 RESERVES = 3  # candidates that are verified if no finalist is stable
 DRIFT = 1.25  # by how much a shared machine's pace may differ between two trials (docs/decisions/0013)
 
 
 def finalists(view: View) -> list[Measurement]:
-    """The fastest configurations, then the fastest of other batchings, then others that are near the fastest.
+    """The fastest configurations, with one that is simpler and one of another size if they are about as fast; then the
+    fastest of other batchings; then others that are near the fastest.
 
     Single changes are tried around one configuration, minutes after the recipes, and a shared machine changes its pace
     in that time. So trials tell little about which batching is faster; blocks in which candidates take turns do.
     """
     near, reference = view.near(), view.baseline()
     found = near[: NEAREST[view.spec.search.verify]]
-    found += _simpler(view, found[0]) if found else []
+    found += [*_simpler(view, found[0]), *_other_sizes(view, found[0])] if found else []
     for one in view.good if found else ():
         known = {other.configuration.levers["batching"] for other in found}
         drifted = one is not reference and view.score(one) <= view.score(found[0]) * DRIFT
@@ -43,6 +45,19 @@ def _simpler(view: View, best: Measurement) -> list[Measurement]:
     taken = taken_back(view.spec, best.configuration, reference.configuration).values() if reference else ()
     keys, most = {one.key for one in taken}, view.score(best) * ABOUT
     return [one for one in view.near() if one.configuration.key in keys and view.score(one) <= most][:1]
+
+
+def _other_sizes(view: View, best: Measurement) -> list[Measurement]:
+    """The fastest of those that are the best at another micro batch and about as fast, or none."""
+    most = view.score(best) * CLOSE
+    return [
+        one
+        for one in view.near()
+        if one is not best
+        and one.configuration.levers == best.configuration.levers
+        and one.configuration.effective_batch_size == best.configuration.effective_batch_size
+        and view.score(one) <= most
+    ][:1]
 
 
 def block_seconds(measured: Measurement) -> float:
