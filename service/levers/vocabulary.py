@@ -21,7 +21,7 @@ LEVER = Lever(
             function="pad_head",
             options={"multiple": 8},
             not_expressible=LATER,
-            effect=Effect(0.99, 0.03),
+            effect=Effect(0.99, 0.03, host=1.01),
         ),
         Choice(
             "multiple-64",
@@ -29,7 +29,7 @@ LEVER = Lever(
             function="pad_head",
             options={"multiple": 64},
             not_expressible=LATER,
-            effect=Effect(0.99, 0.03),
+            effect=Effect(0.99, 0.03, host=1.01),
         ),
     ),
     exclusions=(

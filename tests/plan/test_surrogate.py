@@ -196,6 +196,8 @@ def test_earlier_trials_say_what_to_try_first(spec: Spec, facts: Facts, same: bo
     larger = [one.model_copy(update={"parameters": 9_000}) for one in before]
     unlike = plan(known.model_copy(update={"earlier": tuple(larger)}))
     assert not unlike.notes, "another size of model tells nothing"
+    old = best.model_copy(update={"levers": {"precision": "fp32"}})
+    assert not plan(known.model_copy(update={"earlier": (earlier(old, 0.5, same),)})).notes, "of an older catalogue"
 
 
 def run(job: JobSpec, facts: HardwareFacts, before: tuple[EarlierTrial, ...]) -> list[TrialRecord]:

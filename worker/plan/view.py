@@ -10,7 +10,7 @@ from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import ranked, score
 from service.contract.states import Origin
 from service.contract.task import EarlierTrial, PlanInput, TrialRecord, TrialRequest
-from service.levers import chosen
+from service.levers import LEVERS, chosen
 from worker.plan.budget import Budget
 from worker.plan.expected_memory import expected
 from worker.plan.space import effective_choices, space, without
@@ -60,12 +60,16 @@ class View:
         return ranked(self.spec, list(found.values()))
 
     def _earlier(self) -> list[EarlierTrial]:
-        """Trials of earlier jobs that are like this one: of its method, and of a model of about its size."""
+        """Trials of earlier jobs that are like this one: of its method, and of a model of about its size.
+
+        Those of a version of the catalogue with other levers are left out.
+        """
         own = next((one.parameters for one in self.history if one.parameters), None)
         return [
             one
             for one in self.known.earlier
             if one.configuration.method == self.method
+            and one.configuration.levers.keys() == LEVERS.keys()
             and own
             and one.parameters
             and 1 / ABOUT_AS_LARGE <= one.parameters / own <= ABOUT_AS_LARGE
