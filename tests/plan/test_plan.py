@@ -18,7 +18,6 @@ from service.recommend import recommend
 from tests.factory import configuration, failed, history, measured, record
 from worker.plan import plan
 from worker.plan.budget import Budget
-from worker.plan.finalists import finalists
 from worker.plan.space import learning_rate, point
 from worker.plan.view import View
 
@@ -236,20 +235,6 @@ def test_the_time_budget_ends_the_search(spec: Spec, facts: Facts) -> None:
     assert long_over.verify is not None and long_over.verify.seconds_limit == 1  # one block, and a soak
 
 
-def test_where_no_block_of_all_finalists_fits_there_are_fewer(spec: Spec, facts: Facts) -> None:
-    """A block is a whole pass of the baseline and of every finalist: 10 s, and 4 to 4.8."""
-    records, job = history(spec(), 4.8, 4.4, 4.0), spec(search={"minutes": 2, "trials": 4})
-
-    def finalists(elapsed: float) -> list[float]:
-        decision = plan(known(job, facts(), records, elapsed_seconds=elapsed))
-        assert decision.verify is not None
-        return [one.timing.seconds for one in decision.verify.finalists if one.timing]
-
-    assert finalists(90) == [4.0, 4.4, 4.8]  # 30 s are left
-    assert finalists(100) == [4.0, 4.4]
-    assert finalists(200) == [4.0]
-
-
 def test_a_compiled_trial_needs_room_for_ten_usual_ones(spec: Spec, facts: Facts) -> None:
     job = spec(search={"minutes": 10, "trials": 60})  # 430 s for trials, of which one took 10 s
     records = history(job, 5.0)
@@ -285,44 +270,6 @@ def test_a_trial_that_others_disturbed_is_repeated_but_not_one_that_nobody_can_t
         return sum(one.origin == "repeat" for one in plan(known(job, facts(), records)).trials)
 
     assert (repeats(0.3), repeats(1.0), repeats(None)) == (1, 0, 0)
-
-
-def test_finalists_are_the_fast_ones(spec: Spec, facts: Facts) -> None:
-    records = history(spec(), 5.0, 5.2, 9.0)
-    decision = plan(known(spec(search={"trials": 4, "verify": "standard"}), facts(), records))
-    assert decision.verify and decision.verify.baseline
-    assert [one.timing.seconds for one in decision.verify.finalists if one.timing] == [5.0, 5.2]
-
-
-@pytest.mark.parametrize(
-    ("verify", "other", "finalists"),
-    [("quick", 5.0, [4.0, 4.5, 5.0]), ("quick", 5.1, [4.0, 4.1, 4.5]), ("standard", 5.0, [4.0, 4.1, 4.5])],
-)
-def test_other_batchings_are_finalists_where_drift_may_have_slowed_them(
-    spec: Spec, facts: Facts, verify: str, other: float, finalists: list[float]
-) -> None:
-    made = (
-        ("packed", "logits", 4.0),
-        ("packed", "chunked", 4.1),
-        ("sorted", "logits", 4.5),
-        ("grouped", "logits", other),
-    )
-    found = [record(measured(configuration(batching=batching, head=head), at)) for batching, head, at in made]
-    records = (*history(spec()), *found)
-    decision = plan(known(spec(search={"trials": len(records), "verify": verify}), facts(), records))
-    assert decision.verify
-    assert [one.timing.seconds for one in decision.verify.finalists if one.timing] == finalists
-    assert not {*finalists} & {one.timing.seconds for one in decision.verify.reserves if one.timing}
-
-
-def test_a_simpler_one_and_another_size_are_finalists_where_they_are_about_as_fast(spec: Spec, facts: Facts) -> None:
-    best = measured(configuration(batching="grouped", attention="eager"), 5.0)
-    simpler = measured(configuration(batching="grouped"), 5.05)
-    other = measured(configuration(micro=16, batching="grouped", attention="eager"), 5.3)
-    packed = measured(configuration(batching="packed"), 5.2)
-    records = (*history(spec()), *map(record, (best, simpler, other, packed)))
-    view = View(known(spec(), facts(), records), "lora")
-    assert finalists(view) == [best, simpler, other]
 
 
 def test_after_verification_the_job_ends(spec: Spec, facts: Facts) -> None:

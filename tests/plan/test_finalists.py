@@ -1,0 +1,70 @@
+"""Which trials are verified: the fastest, what may be as fast, and as many as there is time for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from tests.factory import configuration, history, measured, record
+from tests.plan.test_plan import known
+from worker.plan import plan
+from worker.plan.finalists import finalists
+from worker.plan.view import View
+
+Facts = Callable[..., HardwareFacts]
+Spec = Callable[..., JobSpec]
+
+
+def test_where_no_block_of_all_finalists_fits_there_are_fewer(spec: Spec, facts: Facts) -> None:
+    """A block is a whole pass of the baseline and of every finalist: 10 s, and 4 to 4.8."""
+    records, job = history(spec(), 4.8, 4.4, 4.0), spec(search={"minutes": 2, "trials": 4})
+
+    def finalists(elapsed: float) -> list[float]:
+        decision = plan(known(job, facts(), records, elapsed_seconds=elapsed))
+        assert decision.verify is not None
+        return [one.timing.seconds for one in decision.verify.finalists if one.timing]
+
+    assert finalists(90) == [4.0, 4.4, 4.8]  # 30 s are left
+    assert finalists(100) == [4.0, 4.4]
+    assert finalists(200) == [4.0]
+
+
+def test_finalists_are_the_fast_ones(spec: Spec, facts: Facts) -> None:
+    records = history(spec(), 5.0, 5.2, 9.0)
+    decision = plan(known(spec(search={"trials": 4, "verify": "standard"}), facts(), records))
+    assert decision.verify and decision.verify.baseline
+    assert [one.timing.seconds for one in decision.verify.finalists if one.timing] == [5.0, 5.2]
+
+
+@pytest.mark.parametrize(
+    ("verify", "other", "finalists"),
+    [("quick", 5.0, [4.0, 4.5, 5.0]), ("quick", 5.1, [4.0, 4.1, 4.5]), ("standard", 5.0, [4.0, 4.1, 4.5])],
+)
+def test_other_batchings_are_finalists_where_drift_may_have_slowed_them(
+    spec: Spec, facts: Facts, verify: str, other: float, finalists: list[float]
+) -> None:
+    made = (
+        ("packed", "logits", 4.0),
+        ("packed", "chunked", 4.1),
+        ("sorted", "logits", 4.5),
+        ("grouped", "logits", other),
+    )
+    found = [record(measured(configuration(batching=batching, head=head), at)) for batching, head, at in made]
+    records = (*history(spec()), *found)
+    decision = plan(known(spec(search={"trials": len(records), "verify": verify}), facts(), records))
+    assert decision.verify
+    assert [one.timing.seconds for one in decision.verify.finalists if one.timing] == finalists
+    assert not {*finalists} & {one.timing.seconds for one in decision.verify.reserves if one.timing}
+
+
+def test_a_simpler_one_and_another_size_are_finalists_where_they_are_about_as_fast(spec: Spec, facts: Facts) -> None:
+    best = measured(configuration(batching="grouped", attention="eager"), 5.0)
+    simpler = measured(configuration(batching="grouped"), 5.05)
+    other = measured(configuration(micro=16, batching="grouped", attention="eager"), 5.3)
+    packed = measured(configuration(batching="packed"), 5.2)
+    records = (*history(spec()), *map(record, (best, simpler, other, packed)))
+    view = View(known(spec(), facts(), records), "lora")
+    assert finalists(view) == [best, simpler, other]
