@@ -133,6 +133,8 @@ def _build(
         rows_are_packed=configuration.levers["batching"] in ROWS,
     )
     peak, capacity = _peak(measurement, verdict), measurement.capacity_bytes
+    seconds = run_seconds(spec, measurement, blocks)
+    theirs = seconds * speedup if speedup else None
     return Winner(
         configuration=recommended,
         **arguments(spec, recommended, on_host),
@@ -150,11 +152,20 @@ def _build(
             step_seconds=blocks.seconds / blocks.steps,
             peak_bytes=peak,
             headroom_bytes=None if peak is None or capacity is None else capacity - peak,
-            run_seconds=run_seconds(spec, measurement, blocks),
+            run_seconds=seconds,
+            baseline_run_seconds=theirs,
+            run_cost=_cost(spec, seconds),
+            baseline_run_cost=_cost(spec, theirs),
         ),
         stability=_stability(spec, verdict, verification),
         verdicts=verification.verdicts if verification else (),
     )
+
+
+def _cost(spec: JobSpec, seconds: float | None) -> float | None:
+    """What so many seconds cost; None where the job gives no price an hour, or there are no seconds."""
+    price = spec.hardware.price_per_hour
+    return price * seconds / 3600 if price and seconds else None
 
 
 def _peak(measurement: Measurement, verdict: Verdict | None) -> int | None:

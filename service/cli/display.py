@@ -13,7 +13,7 @@ from rich.text import Text
 
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome, Verdict
-from service.contract.recommendation import Recommendation, Winner
+from service.contract.recommendation import Evidence, Recommendation, Winner
 from service.contract.states import JobStatus, Origin
 from service.contract.views import JobSummary, JobView, ListedTrial
 
@@ -171,6 +171,17 @@ def result_table(recommendation: Recommendation) -> Table:
         levers = f"{rejected.method}: {levers or 'as the baseline'}"
         table.add_row(levers, "", "", "", "", "", "", f"no: {rejected.outcome}: {rejected.reason}", style="dim")
     return table
+
+
+def whole_run(evidence: Evidence) -> str:
+    """A sentence: how long the user's run takes with the answer, and with the baseline; and what both cost."""
+    text = f"The whole run would take about {duration(evidence.run_seconds)} here"
+    if evidence.baseline_run_seconds is not None:
+        text += f", {duration(evidence.baseline_run_seconds)} with the baseline"
+    if evidence.run_cost is not None:
+        text += f"; it would cost {evidence.run_cost:.2f}"
+        text += f" instead of {evidence.baseline_run_cost:.2f}" if evidence.baseline_run_cost is not None else ""
+    return text + "."
 
 
 def _device(recommendation: Recommendation) -> str:

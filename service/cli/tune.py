@@ -146,8 +146,7 @@ def _conclude(console: Console, best: Recommendation, written: list[Path]) -> No
     for note in (f"weights: {best.weights}" if best.weights != "pretrained" else None, *best.notes):
         if note:
             console.print(note, soft_wrap=True)
-    run = display.duration(best.evidence.run_seconds)
-    console.print(f"The whole run would take about {run} here.")
+    console.print(display.whole_run(best.evidence), soft_wrap=True)
     console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
 
 

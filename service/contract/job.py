@@ -206,6 +206,12 @@ class HardwareSpec(Asked):
         default=None, min_length=1, max_length=100, description="Part of the device's name, such as 'H200'."
     )
     memory_gib: float | None = Field(default=None, gt=0, le=1_000_000, description="Memory cap in GiB.")
+    price_per_hour: float | None = Field(
+        default=None,
+        gt=0,
+        le=1_000_000,
+        description="Of the device, in any currency; the answer says what the run costs.",
+    )
 
 
 class JobSpec(Asked):

@@ -48,6 +48,9 @@ class Evidence(Contract):
     peak_bytes: int | None
     headroom_bytes: int | None
     run_seconds: float = Field(description="Estimated wall-clock of the user's run, load and compile included.")
+    baseline_run_seconds: float | None = Field(default=None, description="The same with the baseline, by the speed-up.")
+    run_cost: float | None = Field(default=None, description="Of the run, where the job gives a price an hour.")
+    baseline_run_cost: float | None = None
 
 
 class Stability(Contract):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from service.cli.display import result_table
+from service.cli.display import result_table, whole_run
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome, Probe, Soak
@@ -40,6 +40,17 @@ def test_what_the_time_went_into_is_said(spec: Spec, facts: Facts) -> None:
     judged = judge(spec(), request, (block(base, 10.0), block(one, 5.0)), {}, {})
     best = recommend("j", spec(), facts(), records, {"lora": judged.model_copy(update={"seconds": 40.0})})
     assert best and best.time_spent == {"timing": 2 * (10.0 + 5.0), "verification": 40.0}
+
+
+def test_the_whole_run_has_its_time_and_its_price(spec: Spec, facts: Facts) -> None:
+    priced = spec(hardware={"price_per_hour": 7.2})
+    best = recommend("j", priced, facts(), history(priced, 5.0), {})
+    assert best and best.evidence.speedup and best.evidence.run_cost == pytest.approx(best.evidence.run_seconds / 500)
+    assert best.evidence.baseline_run_seconds == pytest.approx(best.evidence.run_seconds * best.evidence.speedup)
+    said = whole_run(best.evidence)
+    assert "with the baseline; it would cost" in said and " instead of " in said
+    free = recommend("j", spec(), facts(), history(spec(), 5.0), {})
+    assert free and free.evidence.run_cost is None and "cost" not in whole_run(free.evidence)
 
 
 def test_verification_decides(spec: Spec, facts: Facts) -> None:

@@ -17,7 +17,7 @@ from worker.plan.proposers import proposers
 from worker.plan.space import blocked, unavailable
 from worker.plan.view import View
 
-ENDED = "The search of {method} ended before its budget: nothing that was not tried is expected to be faster by much."
+ENDED = "The search ended before its budget: nothing that was not tried is expected to be faster by much."
 
 
 def plan(known: PlanInput) -> PlanDecision:
@@ -39,6 +39,8 @@ def plan(known: PlanInput) -> PlanDecision:
     if known.verify_open:
         return PlanDecision(phase=JobPhase.verifying, notes=tuple(notes))
     views = [View(known, method) for method in methods]
+    if not known.verified_methods and Budget(known).allows(0) and any(view.good for view in views):
+        notes.append(ENDED)
     request = verification([view for view in views if view.method not in known.verified_methods])
     if request is not None:
         return PlanDecision(verify=request, phase=JobPhase.verifying, planned_trials=planned, notes=tuple(notes))
@@ -78,7 +80,6 @@ def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], note
         method = min(views, key=lambda view: len(view.history)).method
         if not ask(method, always=False):
             waiting.remove(method)
-            notes += [ENDED.format(method=method)] * any(view.method == method and view.good for view in views)
 
 
 __all__ = ["plan"]
