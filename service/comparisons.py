@@ -11,7 +11,7 @@ from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import score
 from service.contract.task import TrialRecord
 from service.contract.views import Contribution, Pareto, ParetoPoint, Waterfall
-from service.levers import taken_back
+from service.levers import circumstances, excluded, taken_back
 
 # Standard deviation of the logarithm of a ratio between two processes, beside what each timing's interval shows.
 PROCESS_SPREAD = 0.02
@@ -25,8 +25,11 @@ def waterfall(
     known = {one.measurement.configuration.key: one.measurement for one in trials}
     found: list[Contribution] = []
     if baseline is not None:
-        without = taken_back(spec, best.configuration, baseline.configuration)
-        found = [_contribution(spec, best, name, made, known.get(made.key)) for name, made in without.items()]
+        # Those without a lever looked for a micro batch, so they are compared with the best that did so, too.
+        searched = best.configuration.model_copy(update={"micro_batch_size": None})
+        twin, without = known.get(searched.key, best), taken_back(spec, best.configuration, baseline.configuration)
+        found = [_contribution(spec, twin, name, made, known.get(made.key)) for name, made in without.items()]
+        found += _inseparable(spec, best.configuration, baseline.configuration, set(without))
     speedup = score(spec, baseline) / score(spec, best) if baseline else None
     factors = [one.factor for one in found]
     complete = speedup is not None and all(factors)
@@ -37,6 +40,22 @@ def waterfall(
         contributions=tuple(sorted(found, key=lambda one: -(one.factor or 0.0))),
         together=speedup / math.prod(one or 1.0 for one in factors) if complete and speedup else None,
     )
+
+
+def _inseparable(
+    spec: JobSpec, best: Configuration, baseline: Configuration, separable: set[str]
+) -> list[Contribution]:
+    """The levers that cannot be taken back alone, as the others do not go with the baseline's choice."""
+    found = []
+    for name, choice in best.levers.items():
+        usual = baseline.levers[name]
+        clash = excluded({**best.levers, name: usual, **circumstances(spec, best.method)})
+        if choice != usual and name not in separable and clash is not None:
+            reason = f"it cannot be taken back alone: {clash.reason}"
+            found.append(
+                Contribution(lever=name, baseline=usual, choice=choice, factor=None, low=None, high=None, reason=reason)
+            )
+    return found
 
 
 def _contribution(

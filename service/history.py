@@ -136,14 +136,14 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
     found: list[EarlierTrial] = []
     for row in rows:
         other = JobSpec.model_validate(row.spec)
-        if other.task == spec.task:
+        if (other.task, other.baseline) == (spec.task, spec.baseline):  # as paces are compared with the baseline's
             found += _earlier_trials(trials(session, row.id), _what(other) == _what(spec))
     return tuple(sorted(found, key=lambda one: not one.same_job)[:EARLIER_TRIALS])
 
 
 def _what(spec: JobSpec) -> dict[str, object]:
-    """What a job trains, without its name and how it is searched."""
-    return spec.model_dump(exclude={"name", "labels", "search", "baseline"})
+    """What a job trains, without its name, its price and how it is searched."""
+    return spec.model_dump(exclude={"name": True, "labels": True, "search": True, "hardware": {"price_per_hour"}})
 
 
 def _earlier_trials(records: tuple[TrialRecord, ...], same_job: bool) -> list[EarlierTrial]:

@@ -28,7 +28,7 @@ def _is_plain(one: Measurement) -> bool:
 # Aim -> (what it is, which configurations have it); the fastest of these is named.
 AIMS: dict[str, tuple[str, Callable[[Measurement], bool]]] = {
     "no-compile": ("the fastest that compiles nothing, so that it starts at once", _compiles_nothing),
-    "exact-numerics": ("the fastest without a lever that rounds otherwise than the baseline", _rounds_nothing),
+    "exact-numerics": ("the fastest of which no lever changes how numbers are rounded", _rounds_nothing),
     "plain-arguments": ("the fastest that TrainingArguments can say without train.py", _is_plain),
 }
 LEAST_MEMORY = "least-memory"

@@ -8,7 +8,7 @@ from service import __version__
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome, Verdict, Verification
-from service.contract.objective import ranked, run_seconds, score
+from service.contract.objective import ranked, run_seconds, score, training_seconds
 from service.contract.recommendation import (
     Evidence,
     Recommendation,
@@ -49,7 +49,9 @@ def recommend(
     chosen = {winner.evidence.measurement.configuration.key for winner in winners.values()}
     good = [record.measurement for record in history if record.measurement.outcome is Outcome.ok]
     others = [one for one in ranked(spec, good) if one.configuration.key not in chosen]
-    pays = break_even(spec, best.evidence.measurement, good)
+    unstable = {one.key for found in verifications.values() if found for one in found.verdicts if not one.stable}
+    sound = [one for one in good if one.configuration.key not in unstable and as_fixed(spec, one.configuration)]
+    pays = break_even(spec, best.evidence.measurement, sound)
     return Recommendation(
         **{name: getattr(best, name) for name in Winner.model_fields},
         job_id=job_id,
@@ -61,7 +63,7 @@ def recommend(
         environment=_environment(facts),
         dataset=dataset,
         alternatives=tuple(others[:MANY_ALTERNATIVES]),
-        instead=instead(spec, best.evidence.measurement, good),
+        instead=instead(spec, best.evidence.measurement, sound),
         rejected=_rejected(history, verifications, best.evidence.peak_bytes),
         time_spent=_time_spent(history, verifications),
         spec=spec.model_dump(mode="json"),
@@ -134,7 +136,7 @@ def _build(
     )
     peak, capacity = _peak(measurement, verdict), measurement.capacity_bytes
     seconds = run_seconds(spec, measurement, blocks)
-    theirs = seconds * speedup if speedup else None
+    theirs = _with_baseline(spec, seconds, training_seconds(spec, measurement, blocks), speedup, baseline)
     return Winner(
         configuration=recommended,
         **arguments(spec, recommended, on_host),
@@ -160,6 +162,17 @@ def _build(
         stability=_stability(spec, verdict, verification),
         verdicts=verification.verdicts if verification else (),
     )
+
+
+def _with_baseline(
+    spec: JobSpec, run: float, training: float, speedup: float | None, baseline: Measurement | None
+) -> float | None:
+    """The seconds of the run with the baseline: by the speed-up, which is of the run or of its training alone."""
+    if speedup is None or baseline is None:
+        return None
+    if spec.search.objective == "wall-clock":
+        return run * speedup
+    return training * speedup + baseline.load_seconds + baseline.compile_seconds
 
 
 def _cost(spec: JobSpec, seconds: float | None) -> float | None:

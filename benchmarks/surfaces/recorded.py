@@ -126,11 +126,16 @@ class Recorded(Surface):
     def _score(self, measurement: Measurement) -> float:
         return score(self.spec, measurement) if measurement.outcome is Outcome.ok else math.inf
 
+    def _found(self, configuration: Configuration) -> Measurement:
+        """Its measurement. A table has each configuration at the micro batch that its trial found to be the fastest."""
+        searched = configuration.model_copy(update={"micro_batch_size": None})
+        return self._table.get(configuration.key) or self._table[searched.key]
+
     def _true_score(self, configuration: Configuration) -> float:
-        return self._score(self._table[configuration.key])
+        return self._score(self._found(configuration))
 
     def _measure(self, configuration: Configuration, seed: int) -> Measurement:
-        found = self._table[configuration.key]
+        found = self._found(configuration)
         if found.timing is None:
             return found
         factor = self.noise(configuration, seed)

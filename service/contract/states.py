@@ -40,7 +40,7 @@ class TaskState(StrEnum):
 
 
 class Origin(StrEnum):
-    """Which part of the search asked for a trial."""
+    """Which part of the search asked for a trial. `recipe` is of jobs of earlier versions."""
 
     baseline = "baseline"
     recipe = "recipe"

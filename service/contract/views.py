@@ -155,7 +155,7 @@ class Contribution(View):
     lever: str = Field(examples=["batching"])
     baseline: str = Field(description="The baseline's choice.", examples=["padded"])
     choice: str = Field(description="The best configuration's choice.", examples=["grouped"])
-    factor: float | None = Field(description="The run's seconds with the baseline's choice over those without it.")
+    factor: float | None = Field(description="The run's seconds with the baseline's choice over those with the best's.")
     low: float | None = Field(description="The low end of the factor's 95% interval.")
     high: float | None
     reason: str = Field(description="Why there is no factor; empty where there is one.")

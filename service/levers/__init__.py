@@ -57,14 +57,17 @@ def as_fixed(spec: JobSpec, configuration: Configuration) -> bool:
 
 
 def taken_back(spec: JobSpec, best: Configuration, baseline: Configuration) -> dict[str, Configuration]:
-    """Lever -> the best configuration with that lever as the baseline has it, where that is a valid combination."""
+    """Lever -> the best configuration with that lever as the baseline has it, where that is a valid combination.
+
+    Each may have a micro batch of its own, so none is given one.
+    """
     found = {}
     for name, choice in best.levers.items():
         if choice == baseline.levers[name] or not LEVERS[name].applies(best.method, spec.task):
             continue
         levers = {**best.levers, name: baseline.levers[name]}
         if not excluded({**levers, **circumstances(spec, best.method)}):
-            found[name] = best.model_copy(update={"levers": levers})
+            found[name] = best.model_copy(update={"levers": levers, "micro_batch_size": None})
     return found
 
 

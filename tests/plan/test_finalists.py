@@ -60,11 +60,14 @@ def test_other_batchings_are_finalists_where_drift_may_have_slowed_them(
     assert not {*finalists} & {one.timing.seconds for one in decision.verify.reserves if one.timing}
 
 
-def test_a_simpler_one_and_another_size_are_finalists_where_they_are_about_as_fast(spec: Spec, facts: Facts) -> None:
+@pytest.mark.parametrize("verify", ["quick", "standard"])
+def test_a_simpler_one_and_another_size_are_finalists_where_they_are_about_as_fast(
+    spec: Spec, facts: Facts, verify: str
+) -> None:
     best = measured(configuration(batching="grouped", attention="eager"), 5.0)
     simpler = measured(configuration(batching="grouped"), 5.05)
     other = measured(configuration(micro=16, batching="grouped", attention="eager"), 5.3)
     packed = measured(configuration(batching="packed"), 5.2)
     records = (*history(spec()), *map(record, (best, simpler, other, packed)))
-    view = View(known(spec(), facts(), records), "lora")
-    assert finalists(view) == [best, simpler, other]
+    view = View(known(spec(search={"verify": verify}), facts(), records), "lora")
+    assert finalists(view) == [best, simpler, other], "each once"

@@ -15,7 +15,7 @@ from service.contract.states import Origin
 from service.contract.task import PlanInput, TrialRecord
 from service.levers import LEVERS, excluded, taken_back
 from service.recommend import recommend
-from tests.factory import configuration, failed, history, measured, record
+from tests.factory import configuration, failed, history, measured, record, timing
 from worker.plan import plan
 from worker.plan.budget import Budget
 from worker.plan.space import learning_rate, point
@@ -263,10 +263,10 @@ def test_a_trial_that_others_disturbed_is_repeated_but_not_one_that_nobody_can_t
     job = spec(search={"trials": 60, "minutes": 600, "fixed": {name: one.baseline for name, one in LEVERS.items()}})
 
     def repeats(share: float | None) -> int:
-        made = measured(configuration(), 5.0)
+        made = measured(configuration(), 5.0, curve=(timing(6.0, micro=4),))
         assert made.timing is not None
-        timing = made.timing.model_copy(update={"clean_share": share})
-        records = (*history(job), record(made.model_copy(update={"timing": timing})))
+        taken = made.timing.model_copy(update={"clean_share": share})
+        records = (*history(job), record(made.model_copy(update={"timing": taken})))
         return sum(one.origin == "repeat" for one in plan(known(job, facts(), records)).trials)
 
     assert (repeats(0.3), repeats(1.0), repeats(None)) == (1, 0, 0)

@@ -24,7 +24,7 @@ Spec = Callable[..., JobSpec]
 
 def test_proposers_are_asked_in_their_order_the_baseline_first() -> None:
     names = [type(proposer).__name__ for proposer in proposers()]
-    assert names == ["Baseline", "Sizes", "Model", "Ablation", "Search", "Repeat"]
+    assert names == ["Baseline", "Model", "Sizes", "Ablation", "Search", "Repeat"]
     assert [proposer.always for proposer in proposers()] == [True, False, False, False, False, False]
     assert len({proposer.order for proposer in proposers()}) == len(names)
 
@@ -72,6 +72,6 @@ def test_sizes_come_with_the_last_trials_and_not_where_they_were_timed(spec: Spe
         )
         return [one.configuration.micro_batch_size for one in plan(known).trials]
 
-    assert proposed(5, best) == [16, 4] and proposed(30, best) == [None, None]
+    assert proposed(4, best) == [16, 4] and proposed(30, best) == [None, None]
     timed = best.model_copy(update={"curve": (timing(6.0, micro=16), timing(7.0, micro=4))})
-    assert proposed(5, timed) == [None, None]
+    assert proposed(4, timed) == [None, None]

@@ -16,7 +16,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.states import Origin
 from service.contract.task import EarlierTrial, PlanInput, TrialRecord
-from service.levers import excluded
+from service.levers import LEVERS, excluded
 from tests.factory import DATASET, configuration, failed, measured, record
 from worker.plan import plan
 from worker.plan.fits import Fits
@@ -24,7 +24,7 @@ from worker.plan.grid import Grid
 from worker.plan.prior import Prior, is_limited, padded_share
 from worker.plan.space import point
 from worker.plan.surrogate import Surrogate
-from worker.plan.view import View
+from worker.plan.view import View, completed
 
 Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]
@@ -119,7 +119,8 @@ def test_what_needs_no_less_memory_than_what_did_not_fit_is_ruled_out(spec: Spec
 def test_a_memory_line_rules_out_what_would_be_far_over(spec: Spec, facts: Facts) -> None:
     line = MemoryLine(rest_bytes=4e9, slope_bytes=15e9)
     slim = configuration(precision="bf16-mixed", checkpointing="full", head="chunked")
-    ran = measured(slim, memory_line=line, parameters=1_000_000_000, trainable_parameters=1_000_000)
+    size: dict[str, Any] = {"parameters": 1_000_000_000, "trainable_parameters": 1_000_000}
+    ran = measured(slim, memory_line=line, capacity_bytes=24 << 30, **size)
     view = seen(spec(), facts(**GPU), ran)
     grid = grid_of(view)
     rows = np.array([grid.encode(one) for one in (slim, configuration(precision="bf16-mixed"))])
@@ -192,7 +193,7 @@ def test_earlier_trials_say_what_to_try_first(spec: Spec, facts: Facts, same: bo
     known = PlanInput(spec=spec(), facts=facts(), history=(baseline,), earlier=before, next_number=2)
     decision = plan(known)
     assert decision.trials[0].configuration.levers["vocabulary"] == "multiple-8"
-    assert ("4 of the same job" if same else "4 of similar jobs") in decision.notes[0]
+    assert ("4 of the same job" if same else "4 of similar jobs") in " ".join(decision.notes)
     larger = [one.model_copy(update={"parameters": 9_000}) for one in before]
     unlike = plan(known.model_copy(update={"earlier": tuple(larger)}))
     assert not unlike.notes, "another size of model tells nothing"
@@ -228,3 +229,38 @@ def test_the_same_job_again_needs_few_trials(spec: Spec, facts: Facts) -> None:
     again = run(job, facts(), before)
     assert len(again) < len(first) / 2
     assert min(map(seconds, again[:6])) == min(map(seconds, first)), "what was best then is tried at once"
+
+
+def test_the_jobs_memory_cap_counts(spec: Spec, facts: Facts) -> None:
+    line = MemoryLine(rest_bytes=4e9, slope_bytes=2e9)
+    slim = configuration(precision="bf16-mixed", checkpointing="full", head="chunked")
+    ran = measured(slim, memory_line=line, capacity_bytes=None)
+    wide = grid_of(seen(spec(), facts(**GPU), ran)).encode(configuration(precision="bf16-mixed"))[None, :]
+    for cap, impossible in ((None, False), (8, True)):
+        view = seen(spec(hardware={"memory_gib": cap}), facts(**GPU), ran)
+        assert Fits(view, grid_of(view)).impossible(wide)[0] == impossible, "16.5 GB a sample"
+
+
+def test_what_two_choices_take_to_compile_is_not_counted_twice(spec: Spec, facts: Facts) -> None:
+    both: dict[str, Any] = {"compile": "per-layer", "attention": "flex", "precision": "bf16-mixed"}
+    view = seen(spec(), facts(**GPU), measured(configuration()), measured(configuration(**both), compile_seconds=90.0))
+    grid = grid_of(view)
+    once = Prior(view, grid).once(np.array([grid.encode(configuration(**both))]))
+    assert once[0] == pytest.approx(90.0)
+
+
+def test_the_baselines_levers_are_tried_at_a_free_micro_batch(spec: Spec, facts: Facts) -> None:
+    """All levers are fixed to the baseline's choices: only the micro batch is left to look for."""
+    fixed = {name: "fp32" if name == "precision" else lever.baseline for name, lever in LEVERS.items()}
+    job = spec(baseline={}, search={"fixed": fixed, "trials": 5})
+    baseline = measured(configuration(micro=8, precision="fp32"), 10.0)
+    decision = plan(PlanInput(spec=job, facts=facts(), history=(record(baseline, Origin.baseline),), next_number=2))
+    assert [one.configuration.micro_batch_size for one in decision.trials] == [None]
+
+
+def test_a_trial_of_an_older_catalogue_is_at_the_baseline_of_newer_levers(spec: Spec, facts: Facts) -> None:
+    old = configuration(micro=8)
+    older = old.model_copy(update={"levers": {name: old.levers[name] for name in [*LEVERS][:-1]}})
+    known = PlanInput(spec=spec(), facts=facts(), history=(record(measured(older), Origin.baseline),), next_number=2)
+    assert completed(known).history[0].measurement.configuration == old
+    assert plan(known) == plan(completed(known)) and plan(known).trials[0].reference_loss == 9.0

@@ -48,6 +48,27 @@ def test_without_a_baseline_there_is_nothing_to_take_back_to(spec: Spec) -> None
     assert found.speedup is None and found.contributions == () and found.together is None
 
 
+def test_a_given_micro_batch_does_not_hide_what_was_taken_back(spec: Spec) -> None:
+    """Those without a lever looked for a micro batch, as the best's twin did, so they are compared with that."""
+    best = measured(configuration(micro=16, batching="grouped"), 4.0, load_seconds=0.0)
+    twin = measured(configuration(batching="grouped"), 5.0, load_seconds=0.0)
+    baseline = measured(configuration(micro=8), 20.0, load_seconds=0.0)
+    without = measured(configuration(), 10.0, load_seconds=0.0)
+    found = waterfall(spec(), best, baseline, [record(one) for one in (baseline, twin, without, best)])
+    assert [one.factor for one in found.contributions] == [pytest.approx(2.0)]
+
+
+def test_levers_that_only_go_together_are_said(spec: Spec) -> None:
+    """Side by side needs an attention that is told where samples end, so that this one cannot go alone."""
+    levers: dict[str, Any] = {"batching": "padding-free", "attention": "varlen"}
+    best, baseline = measured(configuration(**levers), 5.0), measured(configuration(), 20.0)
+    without = measured(configuration(attention="varlen"), 10.0)
+    found = waterfall(spec(), best, baseline, [record(one) for one in (best, baseline, without)])
+    reasons = {one.lever: one.reason for one in found.contributions}
+    assert "cannot be taken back alone" in reasons["attention"] and reasons["batching"] == ""
+    assert found.together is None
+
+
 def test_the_front_holds_what_nothing_beats() -> None:
     fast = measured(configuration(batching="grouped"), 5.0, peak_bytes=300)
     slim = measured(configuration(checkpointing="full"), 9.0, peak_bytes=100)

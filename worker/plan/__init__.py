@@ -14,14 +14,16 @@ from worker.plan.budget import Budget
 from worker.plan.ending import nothing_worked
 from worker.plan.finalists import verification
 from worker.plan.proposers import proposers
+from worker.plan.proposers.model import promising
 from worker.plan.space import blocked, unavailable
-from worker.plan.view import View
+from worker.plan.view import View, completed
 
 ENDED = "The search ended before its budget: nothing that was not tried is expected to be faster by much."
 
 
 def plan(known: PlanInput) -> PlanDecision:
     """The next trials, the verification, or the end of the job. The same input gives the same decision."""
+    known = completed(known)
     methods: list[Method] = [one for one in known.spec.method if unavailable(known.facts, one) is None]
     notes = [reason for one in known.spec.method if (reason := unavailable(known.facts, one))]
     lacks = {name: reason for one in known.history for name, reason in one.measurement.lacks.items()}
@@ -39,7 +41,7 @@ def plan(known: PlanInput) -> PlanDecision:
     if known.verify_open:
         return PlanDecision(phase=JobPhase.verifying, notes=tuple(notes))
     views = [View(known, method) for method in methods]
-    if not known.verified_methods and Budget(known).allows(0) and any(view.good for view in views):
+    if not known.verified_methods and Budget(known).allows(0) and not any(map(_has_more, views)):
         notes.append(ENDED)
     request = verification([view for view in views if view.method not in known.verified_methods])
     if request is not None:
@@ -49,12 +51,20 @@ def plan(known: PlanInput) -> PlanDecision:
     return PlanDecision(finish=True, phase=JobPhase.done, notes=tuple(notes), error=error)
 
 
+def _has_more(view: View) -> bool:
+    """Whether something is worth a trial, so that only the budget has ended the search; or nothing ran at all."""
+    return not view.good or next(promising(view), None) is not None
+
+
 def _reused(views: list[View]) -> list[str]:
-    """A sentence about the earlier trials that order this job's, or none."""
+    """A sentence about the earlier trials that tell this search what to try first, once all baselines have run."""
+    if any(view.baseline() is None for view in views):
+        return []
     same = sum(view.repeats(one) for view in views for one in view.earlier)
     alike = sum(len(view.earlier) for view in views) - same
     parts = [f"{same} of the same job"] * bool(same) + [f"{alike} of similar jobs"] * bool(alike)
-    return [f"Earlier trials on the same hardware ordered this search's: {' and '.join(parts)}."] if parts else []
+    told = "Trials of earlier jobs on the same hardware told this search what to try first"
+    return [f"{told}: {' and '.join(parts)}."] if parts else []
 
 
 def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], notes: list[str]) -> None:

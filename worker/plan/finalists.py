@@ -21,12 +21,13 @@ def finalists(view: View) -> list[Measurement]:
     """The fastest configurations, with one that is simpler and one of another size if they are about as fast; then the
     fastest of other batchings; then others that are near the fastest.
 
-    Single changes are tried around one configuration, minutes after the recipes, and a shared machine changes its pace
-    in that time. So trials tell little about which batching is faster; blocks in which candidates take turns do.
+    Trials are minutes apart, and a shared machine changes its pace in that time. So trials tell little about which
+    batching is faster; blocks in which candidates take turns do.
     """
     near, reference = view.near(), view.baseline()
     found = near[: NEAREST[view.spec.search.verify]]
-    found += [*_simpler(view, found[0]), *_other_sizes(view, found[0])] if found else []
+    beside = [*_simpler(view, found[0]), *_other_sizes(view, found[0])] if found else []
+    found += [one for one in beside if one not in found]
     for one in view.good if found else ():
         known = {other.configuration.levers["batching"] for other in found}
         drifted = one is not reference and view.score(one) <= view.score(found[0]) * DRIFT

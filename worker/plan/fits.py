@@ -37,7 +37,7 @@ class Fits:
         self._ok = [one for one in view.history if one.outcome is Outcome.ok]
         # One that was given its micro batch, as the baseline is, may fit at a smaller one.
         failed = [one for one in view.history if one.outcome is not Outcome.ok and not was_given_too_much(one)]
-        self._capacity = float(view.facts.memory_bytes)
+        self._capacity = _capacity(view)
         self._hopeless = self._explained([one.configuration for one in failed if one.outcome is Outcome.infeasible])
         self._first = np.cumsum([0, *map(len, grid.options)])[:-1]  # the number of each column's first option
         self._rates = self._learn(failed)
@@ -101,6 +101,13 @@ class Fits:
         rest = rest + trained * change[:, 1] + weights * change[:, 2]
         peaks: Floats = np.maximum(rest, 0.0) + slope * np.exp(change[:, 0])
         return peaks
+
+
+def _capacity(view: View) -> float:
+    """The bytes that trials may use: as one of them said, or the device's memory up to the job's cap."""
+    said = [float(one.capacity_bytes) for one in view.history if one.capacity_bytes]
+    cap = view.spec.hardware.memory_gib
+    return min(said) if said else min(float(view.facts.memory_bytes), cap * 2**30 if cap else math.inf)
 
 
 def _no_less(ones: Floats, others: Floats) -> NDArray[np.bool_]:

@@ -25,6 +25,8 @@ WORTH = 0.005  # of the seconds: what improves less promises nothing
 LEAST_NOISE = 0.01  # standard deviation of the logarithm of a trial's seconds, at least
 # Of trials of earlier jobs: the same job at another hour, and another job on the same hardware.
 SAME_NOISE, LIKE_NOISE = 0.015, 0.2
+# Of one whose micro batch was given: with another it may be faster or slower, and that is not the levers' doing.
+PINNED_NOISE = 0.1
 WIDTH = 2 * 1.96  # standard errors in a timing's interval
 # How much of the logarithm of memory saved outweighs one of seconds, while nothing has run: where nothing fitted at any
 # micro batch, and where only the micro batch that the baseline was given did not.
@@ -64,7 +66,8 @@ class Outlook:
         """
         configurations = [one.configuration for one in ran]
         values = [math.log(training_seconds(view.spec, one)) for one in ran]
-        noise = [_noise(one) for one in ran]
+        alone = {one.configuration.key for one in ran}
+        noise = [_noise(one) + (0.0 if _searched(one).key in alone else PINNED_NOISE) for one in ran]
         if reference := view.baseline():
             level = math.log(training_seconds(view.spec, reference))
             for one in view.earlier:
@@ -144,7 +147,7 @@ class Outlook:
         return np.log(training + once), deviation * training / (training + once)
 
     def _leap(self, row: Rows) -> Rows:
-        """The rows on the way from one row to the next faster one by up to two switches, until there is none."""
+        """The rows on the way from a row to its fastest neighbour by up to two switches, until no other is faster."""
         kept, at = [row], math.inf
         for _ in range(ROUNDS):
             near = self._grid.neighbours(row, 2)
@@ -170,6 +173,11 @@ def log_improvement(gain: Floats, deviation: Floats) -> Floats:
     series = -0.5 * score**2 - 0.5 * math.log(2 * math.pi) - 2 * np.log(np.maximum(-score, 1.0))
     found: Floats = np.log(deviation) + np.where(score < -5.0, series, np.log(np.maximum(plain, 1e-300)))
     return found
+
+
+def _searched(measurement: Measurement) -> Configuration:
+    """Its configuration, free to look for the fastest micro batch."""
+    return measurement.configuration.model_copy(update={"micro_batch_size": None})
 
 
 def _noise(measurement: Measurement) -> float:

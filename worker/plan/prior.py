@@ -80,9 +80,10 @@ def _once(view: View, effects: dict[tuple[str, str], Effect]) -> dict[tuple[str,
     expected = {of: effect.once for of, effect in effects.items() if effect.once}
     measured: dict[tuple[str, str], list[float]] = {}
     for one in view.good:
-        for of in one.configuration.levers.items():
-            if of in expected:
-                measured.setdefault(of, []).append(one.compile_seconds)
+        mine = [of for of in one.configuration.levers.items() if of in expected]
+        for of in mine:  # each has its share of what they took together
+            share = expected[of] / sum(expected[other] for other in mine)
+            measured.setdefault(of, []).append(one.compile_seconds * share)
     known = {of: statistics.median(seconds) for of, seconds in measured.items()}
     scale = statistics.median([known[of] / expected[of] for of in known]) if known else 1.0
     return {of: known.get(of, seconds * scale) for of, seconds in expected.items()}

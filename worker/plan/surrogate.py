@@ -24,7 +24,7 @@ UNIT = 0.15  # spread of a choice whose pairs with one of the same spread have a
 # (factor on the catalogue's spreads, how strong pairs are, how much likelier others must make the measurements)
 STRENGTHS = ((0.8, 0.3, 0.5), (1.3, 0.3, 0.0), (1.3, 0.6, 0.5), (2.0, 0.4, 1.0), (2.0, 0.8, 1.5))
 ALIKE = 0.5  # correlation of two choices of one lever: what leaves the baseline's choice tends to do the same
-TRIPLES = 0.5  # of what pairs have, as a standard deviation
+TRIPLES = 0.5  # how strong triples are: of the square of pairs' strength
 
 
 @dataclass(frozen=True)

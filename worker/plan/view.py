@@ -69,6 +69,7 @@ class View:
             one
             for one in self.known.earlier
             if one.configuration.method == self.method
+            and one.configuration.micro_batch_size is None
             and one.configuration.levers.keys() == LEVERS.keys()
             and own
             and one.parameters
@@ -134,6 +135,25 @@ class View:
             reference_grad_norm=reference.check_grad_norm if reference else None,
             reference_rounded=reference is not None and not precise(reference),
         )
+
+
+def completed(known: PlanInput) -> PlanInput:
+    """The input with every configuration of the history at the baseline of levers that came with a later version."""
+    if all(one.request.configuration.levers.keys() >= LEVERS.keys() for one in known.history):
+        return known
+    usual = {name: lever.baseline for name, lever in LEVERS.items()}
+
+    def whole(made: Configuration) -> Configuration:
+        return made.model_copy(update={"levers": {name: made.levers.get(name, usual[name]) for name in LEVERS}})
+
+    history = tuple(
+        TrialRecord(
+            request=one.request.model_copy(update={"configuration": whole(one.request.configuration)}),
+            measurement=one.measurement.model_copy(update={"configuration": whole(one.measurement.configuration)}),
+        )
+        for one in known.history
+    )
+    return known.model_copy(update={"history": history})
 
 
 def _lacked(record: TrialRecord) -> bool:

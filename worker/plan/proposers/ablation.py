@@ -8,7 +8,7 @@ from service.levers import as_fixed, taken_back
 from worker.plan.proposers import Proposal
 from worker.plan.view import View
 
-MOST_TRIALS = 4  # a share of one in so many of a job's trials, at most
+KEPT_SHARE = 4  # one in so many of a job's trials is kept for taking levers back, at most
 
 
 class Ablation:
@@ -17,7 +17,9 @@ class Ablation:
     order, always = 25, False
 
     def propose(self, view: View) -> Proposal | None:
-        """The first of these that was not tried, and that there is time for."""
+        """The first of these that was not tried, and that there is time for; none in a quick search."""
+        if view.spec.search.verify == "quick":
+            return None
         for configuration in pending(view):
             if view.budget.affords(configuration):
                 return Proposal(configuration, Origin.ablation)
@@ -36,7 +38,9 @@ def pending(view: View) -> list[Configuration]:
 
 def kept_for_ablation(view: View) -> int:
     """How many of the job's last trials are for taking levers back: one a lever, but at most a quarter of all."""
-    return min(len(pending(view)), view.spec.search.trials // MOST_TRIALS)
+    if view.spec.search.verify == "quick":
+        return 0
+    return min(sum(map(view.budget.affords, pending(view))), view.spec.search.trials // KEPT_SHARE)
 
 
 PROPOSER = Ablation()

@@ -7,9 +7,12 @@ measurement then corrects what is expected of its choices (worker/plan/surrogate
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from service.contract.configuration import Configuration
 from service.contract.states import Origin
 from worker.plan.outlook import Outlook
-from worker.plan.proposers import Proposal
+from worker.plan.proposers import Proposal, sizes
 from worker.plan.proposers.ablation import kept_for_ablation
 from worker.plan.view import View
 
@@ -26,20 +29,30 @@ class Model:
     def propose(self, view: View) -> Proposal | None:
         """The most promising configuration, or None when none promises enough.
 
-        In turns it looks at configurations with one switch and with up to two: single ones tell best what a choice
-        does, and some choices only help in pairs.
+        The last trials of a budget are left to the proposers after it.
         """
-        if view.spec.search.verify != "quick" and view.trials_left() <= kept_for_ablation(view):
+        if view.trials_left() <= kept_for_ablation(view) + len(sizes.pending(view)):
             return None
-        enough = ENOUGH_AGAIN if any(view.repeats(one) for one in view.earlier) else ENOUGH
-        first = 2 - len(view.history) % 2
-        for switches in (first, 3 - first):
-            for configuration, promised in Outlook(view, switches).best():
-                if promised < enough and view.good:
-                    break
-                if configuration.key not in view.taken and view.budget.affords(configuration):
-                    return Proposal(configuration, Origin.search)
+        for configuration in promising(view):
+            if view.budget.affords(configuration):
+                return Proposal(configuration, Origin.search)
         return None
+
+
+def promising(view: View) -> Iterator[Configuration]:
+    """The configurations that promise enough to be tried, the most promising first.
+
+    In turns it looks at configurations with one switch and with up to two: single ones tell best what a choice does,
+    and some choices only help in pairs.
+    """
+    enough = ENOUGH_AGAIN if any(view.repeats(one) for one in view.earlier) else ENOUGH
+    first = 2 - len(view.history) % 2
+    for switches in (first, 3 - first):
+        for configuration, promised in Outlook(view, switches).best():
+            if promised < enough and view.good:
+                break
+            if configuration.key not in view.taken:
+                yield configuration
 
 
 PROPOSER = Model()

@@ -15,7 +15,6 @@ from optuna.trial import TrialState, create_trial
 
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
-from service.contract.measurement import Outcome
 from service.contract.states import Origin
 from worker.plan.proposers import Proposal
 from worker.plan.space import Space, applicable, every, make, repaired
@@ -25,7 +24,7 @@ MOST_ASKS = 16  # of the sampler, before a random configuration is taken
 MOST_LISTED = 10_000  # combinations up to which all are listed to choose from
 MOST_DRAWN = 200  # random draws where there are more combinations
 MOST_UNAFFORDABLE = 8  # configurations for which there is no time, before the proposer gives up
-WORSE = 2.0  # times the worst good score: what the sampler is told of a failed trial
+FAILED = 1.0  # what the sampler is told of a failed trial
 EFFECTIVE = "effective_batch_size"
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -54,11 +53,10 @@ class Search:
 def ask(view: View, taken: set[str]) -> Configuration | None:
     """The next configuration by TPE (Bergstra et al. 2011), or None when everything valid has been tried.
 
-    The sampler is told a failed trial as twice the worst score, so that it avoids the like, and a trial that is under
-    way as the median (constant liar). A suggestion that is invalid or was tried before is told as FAIL.
+    Nothing has run, so the sampler is told that all that failed is equally bad. A suggestion that is invalid or was
+    tried before is told as FAIL.
     """
-    spec, method, effectives, score = view.spec, view.method, view.effectives, view.score
-    under_way = [one.configuration for one in view.under_way if one.configuration.method == method]
+    spec, method, effectives = view.spec, view.method, view.effectives
     choices = applicable(view.choices, method, spec.task)
     distributions: dict[str, CategoricalDistribution] = {
         name: CategoricalDistribution(options) for name, options in choices.items()
@@ -66,15 +64,10 @@ def ask(view: View, taken: set[str]) -> Configuration | None:
     distributions[EFFECTIVE] = CategoricalDistribution(effectives)
     sampler = optuna.samplers.TPESampler(seed=spec.search.seed, n_startup_trials=5, multivariate=True)
     study = optuna.create_study(direction="minimize", sampler=sampler)
-    good = sorted(score(one) for one in view.history if one.outcome is Outcome.ok)
-    if not good:
-        good = [1.0]
-    told = [(one.configuration, score(one) if one.outcome is Outcome.ok else WORSE * good[-1]) for one in view.history]
-    told += [(configuration, good[len(good) // 2]) for configuration in under_way]
-    for configuration, value in told:
-        parameters = {**configuration.levers, EFFECTIVE: configuration.effective_batch_size}
+    for one in view.history:
+        parameters = {**one.configuration.levers, EFFECTIVE: one.configuration.effective_batch_size}
         if all(parameters[name] in distribution.choices for name, distribution in distributions.items()):
-            study.add_trial(create_trial(params=parameters, distributions=distributions, value=value))
+            study.add_trial(create_trial(params=parameters, distributions=distributions, value=FAILED))
     for _ in range(MOST_ASKS):
         trial = study.ask(distributions)
         levers = repaired(spec, method, {name: str(trial.params[name]) for name in choices}, choices)

@@ -19,16 +19,14 @@ from worker.plan.view import View
 
 
 class Sizes:
-    """Proposes these when what is left of the budget is just enough for them."""
+    """Proposes these when the surrogate has nothing more; it leaves the last trials of a budget for them."""
 
-    order, always = 15, False
+    order, always = 22, False
 
     def propose(self, view: View) -> Proposal | None:
-        """The first of them that was not tried, once the search has come to its last trials."""
-        found = pending(view)
-        if not found or view.trials_left() > len(found) + 1:
-            return None
-        return Proposal(found[0], Origin.search)
+        """The first of them that there is time for."""
+        found = [one for one in pending(view) if view.budget.affords(one)]
+        return Proposal(found[0], Origin.search) if found else None
 
 
 def pending(view: View) -> list[Configuration]:
