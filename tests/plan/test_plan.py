@@ -250,6 +250,7 @@ def test_before_any_other_trial_the_baseline_says_what_there_is_time_for(spec: S
         Budget(known(spec(search={"minutes": 10}), facts(), records, elapsed_seconds=left)) for left in (100, 300)
     ]
     assert [one.affords(configuration(compile="per-layer")) for one in budgets] == [True, False]
+    assert plan(known(spec(search={"minutes": 1}), facts(), records, elapsed_seconds=20)).trials, "one is tried anyhow"
 
 
 def test_a_trial_may_take_a_few_times_the_longest_so_far(spec: Spec, facts: Facts) -> None:

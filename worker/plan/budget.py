@@ -61,8 +61,9 @@ class Budget:
 
     def affords(self, configuration: Configuration) -> bool:
         """Whether there is time for this configuration; one that compiles takes longer to try and to verify."""
-        factor = COMPILE_ROOM if is_compiled(configuration.levers) else 1.0
-        return self.left() > factor * (self._typical or self._longest)
+        if is_compiled(configuration.levers):
+            return self.left() > COMPILE_ROOM * (self._typical or self._longest)
+        return self.left() > self._typical
 
     def trial_limit(self, configuration: Configuration, origin: Origin) -> float:
         """The time limit of a trial in seconds: a few times the longest trial so far.
