@@ -51,10 +51,10 @@ class Effect:
     """What a choice is expected to do to the seconds of a run: a factor on what the lever's baseline takes.
 
     The search begins with it, and corrects it by what it measures; `spread` is the standard deviation of its logarithm.
-    Of the others, the first that applies counts in the place of `factor`: `limited` where memory holds the micro batch
-    smaller than the job could use, `host` on a device without memory of its own, `half` where the checkpoint's weights
-    have 16 bits. `padding` is the share of all padding that the choice leaves out: what padding costs, the baseline's
-    timing tells. `once` are seconds that a run takes longer before its first step, such as to compile.
+    Of the others, the first that applies counts in the place of `factor`: `limited` where a device's own memory holds
+    the micro batch smaller than the job could use, `host` on a device without memory of its own, `half` where the
+    checkpoint's weights have 16 bits. `padding` is the share of all padding that the choice leaves out: what padding
+    costs, the data's lengths tell. `once` are seconds that a run takes longer before its first step, such as to compile.
     """
 
     factor: float = 1.0

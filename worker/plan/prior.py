@@ -93,19 +93,21 @@ def _factor(effect: Effect, limited: bool, half: bool, own: bool, padding: float
     """The expected factor on the seconds where these circumstances hold."""
     held = [
         factor
-        for factor, holds in ((effect.limited, limited), (effect.host, not own), (effect.half, half))
+        for factor, holds in ((effect.limited, limited and own), (effect.host, not own), (effect.half, half))
         if factor is not None and holds
     ]
     return (held[0] if held else effect.factor) * (1 - effect.padding * padding)
 
 
 def is_limited(view: View) -> bool:
-    """Whether memory holds the micro batch smaller than the effective batch: of the fastest, or nothing has run yet."""
-    if view.good:
-        best = view.good[0]
-        most = best.predicted_micro_batch or best.largest_micro_batch or 0
-        return most < best.configuration.effective_batch_size and most < 2 * (best.micro_batch_size or 1)
-    return short_of_memory(view)
+    """Whether memory holds the micro batch smaller than the job could use: that of the fastest, or nothing ran yet."""
+    if not view.good:
+        return short_of_memory(view)
+    best = view.good[0]
+    if best.predicted_micro_batch is None:  # it was given its micro batch, and no larger one was looked for
+        return bool(best.peak_bytes and best.capacity_bytes and 2 * best.peak_bytes > best.capacity_bytes)
+    most = best.predicted_micro_batch
+    return most < best.configuration.effective_batch_size and most < 2 * (best.micro_batch_size or 1)
 
 
 def short_of_memory(view: View) -> bool:
