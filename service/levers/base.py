@@ -54,7 +54,7 @@ class Effect:
     Of the others, the first that applies counts in the place of `factor`: `limited` where a device's own memory holds
     the micro batch smaller than the job could use, `host` on a device without memory of its own, `half` where the
     checkpoint's weights have 16 bits. `padding` is the share of all padding that the choice leaves out: what padding
-    costs, the data's lengths tell. `once` are seconds that a run takes longer before its first step, such as to compile.
+    costs, the data's lengths tell. `once` are seconds that a run takes longer before its first step, as to compile.
     """
 
     factor: float = 1.0
