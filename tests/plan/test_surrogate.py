@@ -178,6 +178,21 @@ def test_memory_that_limits_the_batch_changes_what_is_expected(spec: Spec, facts
     assert limited < 0 < free
 
 
+def test_a_baselines_given_batch_says_nothing_of_memory_unless_it_fills_it(spec: Spec, facts: Facts) -> None:
+    """Trainer's batch of 8 is less than the job's 32, but nobody looked whether more fits."""
+    given: dict[str, Any] = {"predicted_micro_batch": None, "largest_micro_batch": 8, "micro_batch_size": 8}
+    for peak, limited in ((1 << 30, False), (2 << 30, True)):
+        one = measured(configuration(micro=8), peak_bytes=peak, capacity_bytes=3 << 30, **given)
+        assert is_limited(seen(spec(), facts(**GPU), one)) is limited
+
+
+def test_on_the_host_saving_memory_is_not_expected_to_be_faster(spec: Spec, facts: Facts) -> None:
+    tight = measured(configuration(), predicted_micro_batch=1, largest_micro_batch=1, micro_batch_size=1)
+    view = seen(spec(), facts(), tight)
+    row = grid_of(view).encode(configuration(checkpointing="selective"))[None, :]
+    assert is_limited(view) and Prior(view, grid_of(view)).expected(row)[0] > 0
+
+
 def earlier(made: Configuration, ratio: float, same: bool) -> EarlierTrial:
     return EarlierTrial(configuration=made, ratio=ratio, parameters=1_000, dataset=DATASET.fingerprint, same_job=same)
 
