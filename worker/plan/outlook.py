@@ -91,7 +91,7 @@ class Outlook:
         mine = [one for one in ran if inside(one.configuration, view.choices, view.spec.task)]
         mine = [one for one in mine if as_fixed(view.spec, one.configuration)]
         rows = [self._grid.encode(one.configuration) for one in sorted(mine, key=view.score)[:BEST]]
-        self._threshold = 0.0
+        self._threshold, self._is_first = 0.0, not rows
         if self._surrogate:
             known = np.array(rows or [self._grid.encode(one.configuration) for one in ran])
             self._threshold = float(self._run(known)[0].min())
@@ -120,8 +120,9 @@ class Outlook:
     def _promise(self, rows: Rows) -> Floats:
         """The logarithm of what each row promises; minus infinity for what was tried or cannot fit."""
         chance = self._chance(rows)
-        if self._surrogate is None:  # nothing ran yet: what runs at all comes first, then what is fast
-            found = chance - self._expected(rows)
+        if self._surrogate is None or self._is_first:
+            # Nothing of the space ran yet: what is expected to be fast comes first, and while nothing ran, what runs.
+            found = chance + self._threshold - self._expected(rows)
         else:
             mean, deviation = self._run(rows)
             found = chance + log_improvement(self._threshold - WORTH - mean, deviation)
