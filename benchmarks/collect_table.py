@@ -1,9 +1,13 @@
 """Measure every valid configuration of a small job, for a recorded surface of benchmarks/search_regret.py.
 
-    python -m benchmarks.collect_table --job llama-lora|bert-full --json FILE [--limit N] [--home FOLDER]
+    python -m benchmarks.collect_table --job llama-lora|bert-full --json FILE [--rounds N]
+        [--limit N] [--home FOLDER]
 
 Each is measured as a trial, in the shortest way; the file is written after each, so that a run that was cut off goes
-on. A table takes some minutes on an otherwise idle machine. Committed ones lie in benchmarks/surfaces/tables.
+on. A round takes ten minutes on an otherwise idle machine. One timing of some seconds scatters by a tenth on a shared
+machine, so several rounds are needed for a truth; the median of a configuration's timings counts, without those that
+others disturbed.
+Committed ones lie in benchmarks/surfaces/tables.
 """
 
 from __future__ import annotations
@@ -116,6 +120,7 @@ def main() -> None:
     parser.add_argument("--job", choices=JOBS, required=True)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--limit", type=int, help="trials at most in this call")
+    parser.add_argument("--rounds", type=int, default=5, help="undisturbed measurements that each has to have")
     parser.add_argument("--home", type=Path, default=ROOT / "dynotune-out" / "tables")
     options = parser.parse_args()
     os.environ.update(environment())
@@ -132,7 +137,7 @@ def main() -> None:
         quantised_weights=home / "quantised",
     )
     bench = Bench(Sandbox(facts.has_own_memory), facts, home, folders)
-    left = table.missing()
+    left = table.missing(options.rounds)
     say(f"{len(left)} of {options.job} are left")
     for number, configuration in enumerate(left[: options.limit], 1):
         started = time.perf_counter()

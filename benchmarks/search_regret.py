@@ -31,6 +31,7 @@ from benchmarks.surfaces.policies import POLICIES, listed, measured_score
 TRIALS = (10, 20, 30)
 SEEDS, QUICK_SEEDS = 20, 5
 OURS = "dynotune"
+MARGIN = 0.005  # of regret, by which another policy has to be better to count as that
 
 Run = list[list[float]]  # of each trial, the measured and the true score
 Row = dict[str, Any]
@@ -159,6 +160,19 @@ def show(rows: list[Row], policies: list[str]) -> None:
                 print(f"{group:20} {policy:11} {' '.join(cells)}")
 
 
+def beaten(rows: list[Row]) -> dict[str, str]:
+    """Surface -> the best of the other policies, where its median regret after all trials is less than ours."""
+    medians: dict[str, dict[str, float]] = {}
+    for row in rows:
+        medians.setdefault(row["surface"], {})[row["policy"]] = row["regret"][str(TRIALS[-1])]["median"]
+    best = {surface: min(found, key=lambda one: found[one]) for surface, found in medians.items() if OURS in found}
+    return {
+        surface: policy
+        for surface, policy in best.items()
+        if medians[surface][policy] + MARGIN < medians[surface][OURS]
+    }
+
+
 def main() -> None:
     """Run, print, write the JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -176,8 +190,11 @@ def main() -> None:
     tasks = [(name, policy, seeds, options.cache) for name in wanted for policy in options.policy]
     rows = collect(tasks, options.jobs)
     show(rows, options.policy)
+    better = beaten(rows)
+    print(f"\nAnother policy is better than {OURS} by over half a point on {len(better)} of {len(wanted)}: {better}")
     result = {
         "surfaces": written([{key: value for key, value in row.items() if key != "seeds"} for row in rows]),
+        "beaten": better,
         "seeds": seeds,
         "machine": f"{platform.machine()} {platform.system()}",
         "date": time.strftime("%Y-%m-%d"),

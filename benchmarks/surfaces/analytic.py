@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from functools import cached_property
 from typing import Any
 
@@ -25,12 +26,19 @@ from worker.plan.space import Space, applicable, effective_choices, point, space
 from worker.plan.view import View
 
 UNIT_STEPS, PASSES, PROBES = 8, 2, 4
+FRACTION = re.compile(r"\d+\.\d+(?:e[-+]?\d+)?")
 SAMPLED = 64  # combinations whose scores are part of the fingerprint
 START = 6.0  # seconds that a trial's process takes to begin
 
 
 class Analytic(Surface):
-    """A surface that computes its scores. `world.names` is filled in from the job's search space."""
+    """A surface that computes its scores. `world.names` is filled in from the job's search space.
+
+    A trial times `unit_samples` in `passes` passes; by default UNIT_STEPS optimizer steps, whatever their size.
+    """
+
+    unit_samples: int | None = None
+    passes: int = PASSES
 
     def __init__(self, kind: Kind, name: str, spec: JobSpec, facts: HardwareFacts, world: World) -> None:
         super().__init__()
@@ -61,10 +69,21 @@ class Analytic(Surface):
 
     @cached_property
     def found(self) -> tuple[float, dict[str, str], int]:
-        """(the best score of the space, its choices, its effective batch)."""
+        """(the best score of all that a search can come to, its choices, its effective batch)."""
         return exhaustive.best(
-            self.world, arrange(self.world.lengths, self.effectives), self.options, self.circumstances
+            self.world, arrange(self.world.lengths, self.effectives), self.reachable, self.circumstances
         )
+
+    @cached_property
+    def reachable(self) -> Space:
+        """The space with the baseline's own choices, which ablations take back though the search does not vary them."""
+        free = self.options.keys() - self.spec.search.fixed.keys()
+        return {
+            name: choices
+            if name not in free or self.start.levers[name] in choices
+            else (*choices, self.start.levers[name])
+            for name, choices in self.options.items()
+        }
 
     @cached_property
     def best(self) -> float:  # type: ignore[override]
@@ -86,8 +105,10 @@ class Analytic(Surface):
         levers = {name: rng.integers(0, len(choices), SAMPLED) for name, choices in self.world.names.items()}
         sizes = rng.integers(0, len(self.arranged.effectives), SAMPLED)
         scores = ",".join(f"{one:.6g}" for one in evaluate(self.world, self.arranged, levers, sizes, None).score)
-        rules = exhaustive.relevant(self.options, self.circumstances)
-        text = "|".join([repr(self.options), repr(rules), repr(self.effectives), repr(self.world), scores])
+        rules = exhaustive.relevant(self.reachable, self.circumstances)
+        # Digits beyond the sixth are left out: numpy's exponential differs in its last one from processor to processor.
+        world = FRACTION.sub(lambda found: f"{float(found[0]):.6g}", repr(self.world))
+        text = "|".join([repr(self.reachable), repr(rules), repr(self.effectives), world, scores])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def indices(self, configuration: Configuration) -> tuple[dict[str, Ints], Ints]:
@@ -158,7 +179,7 @@ class Analytic(Surface):
         """The measurement of a configuration that runs."""
         micro, step, model = int(found.micro[0]), float(found.step[0]), self.world.model
         effective = configuration.effective_batch_size
-        seconds = step * UNIT_STEPS * self.noise(configuration, seed)
+        seconds = step * self._steps(configuration) * self.noise(configuration, seed)
         peak = int(line.at(micro))
         compiling = float(found.once[0]) - model.load_seconds * (1 + self._loading(configuration))
         timing = self._timing(configuration, seconds, micro, peak)
@@ -170,7 +191,7 @@ class Analytic(Surface):
             "load": model.load_seconds,
             "probe": step * PROBES / max(1, effective // max(1, micro)) + 1.0,
             "compile": compiling,
-            "timing": seconds * PASSES,
+            "timing": seconds * self.passes,
         }
         values |= {
             "outcome": Outcome.ok,
@@ -201,22 +222,29 @@ class Analytic(Surface):
     def _timing(self, configuration: Configuration, seconds: float, micro: int, peak: int) -> Timing:
         tokens, waiting = observed(self.world, self.arranged, *self.indices(configuration), micro)
         effective = configuration.effective_batch_size
-        real = int(self.dataset.tokens / self.dataset.rows * effective * UNIT_STEPS)
+        steps = self._steps(configuration)
+        real = int(self.dataset.tokens / self.dataset.rows * effective * steps)
         return Timing(
             micro_batch_size=micro,
             seconds=seconds,
             low=seconds * 0.99,
             high=seconds * 1.01,
-            samples=effective * UNIT_STEPS,
+            samples=effective * steps,
             tokens=real,
-            padded_tokens=max(real, int(tokens * UNIT_STEPS)),
-            waiting_seconds=min(seconds, waiting * UNIT_STEPS),
-            steps=UNIT_STEPS,
-            passes=PASSES,
+            padded_tokens=max(real, int(tokens * steps)),
+            waiting_seconds=min(seconds, waiting * steps),
+            steps=steps,
+            passes=self.passes,
             peak_bytes=peak,
             clean_share=1.0,
             largest_share_of_others=0.0,
         )
+
+    def _steps(self, configuration: Configuration) -> int:
+        """The optimizer steps of the work unit."""
+        if self.unit_samples is None:
+            return UNIT_STEPS
+        return max(1, self.unit_samples // configuration.effective_batch_size)
 
     def _loading(self, configuration: Configuration) -> float:
         """The part of loading that quantising takes, in units of the model's own."""

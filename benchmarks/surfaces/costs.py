@@ -113,6 +113,11 @@ SHARED: Costs = {
         "torchao-int8": {"frozen": 2.6, "unpacking": 1.2, "loading": 0.4},
         "torchao-float8": {"frozen": 2.6, "unpacking": 1.3, "loading": 0.4},
     },
+    "projections": {
+        "peft": {},
+        "without-cast": {"elementwise": 0.94, "activations": 0.97, "kernels": 0.93},
+        "fused": {"elementwise": 0.88, "activations": 0.95, "kernels": 0.8},
+    },
     "adapter": {
         "base-dtype": {"elementwise": 0.94, "kernels": 0.95},
         "attention-only": {"elementwise": 0.9, "kernels": 0.85, "activations": 0.9},

@@ -95,9 +95,10 @@ def specification(name: str, task: str, method: str, length: int, **training: An
     )
 
 
-def _surface(
+def surface(
     name: str, device: str, model: str, facts: HardwareFacts, task: str, method: Form, lengths: Lengths, **training: Any
 ) -> Analytic:
+    """A surface of a device and a model by their names in DEVICES and MODELS."""
     spec = specification(name, task, method, lengths.longest, **training)
     table = costs(device, device, method, "fp32" if model in ("bert", "cpu-lora") else "bf16")
     extra: tuple[Interaction, ...] = ()
@@ -119,26 +120,26 @@ def _surface(
 def bert_small_gpu() -> Analytic:
     """BERT base on a GPU of 12 GiB: bound by arithmetic and memory."""
     reviews = Lengths(180, 0.6, 256, 8000)
-    return _surface(
+    return surface(
         "bert-12gib", "3080ti", "bert", RTX_3080_TI, "sequence-classification", "full", reviews, effective_batch_size=32
     )
 
 
 def bert_large_gpu() -> Analytic:
     """BERT base on a GPU of 139 GiB: bound by the host, which cannot start kernels fast enough."""
-    return _surface(
+    return surface(
         "bert-139gib", "h200", "bert", H200, "sequence-classification", "full", Lengths(60, 0.7, 256, 20_000)
     )
 
 
 def llama_lora() -> Analytic:
     """Llama 1B with LoRA on 24 GiB."""
-    return _surface("llama-1b-lora", "4090", "1b-lora", RTX_4090, "causal-lm", "lora", Lengths(220, 0.8, 1024, 10_000))
+    return surface("llama-1b-lora", "4090", "1b-lora", RTX_4090, "causal-lm", "lora", Lengths(220, 0.8, 1024, 10_000))
 
 
 def llama_full() -> Analytic:
     """Llama 1B in full on 139 GiB."""
-    return _surface(
+    return surface(
         "llama-1b-full",
         "h200",
         "1b-full",
@@ -153,18 +154,18 @@ def llama_full() -> Analytic:
 def llama_large_lora() -> Analytic:
     """Llama 8B with LoRA over a 16-bit base on 24 GiB: little else than checkpointed configurations fit."""
     data = Lengths(220, 0.8, 1024, 10_000)
-    return _surface("llama-8b-lora", "4090", "8b-lora", RTX_4090, "causal-lm", "lora", data, effective_batch_size=16)
+    return surface("llama-8b-lora", "4090", "8b-lora", RTX_4090, "causal-lm", "lora", data, effective_batch_size=16)
 
 
 def llama_large_qlora() -> Analytic:
     """Llama 8B with QLoRA on 24 GiB."""
     data = Lengths(220, 0.8, 1024, 10_000)
-    return _surface("llama-8b-qlora", "4090", "8b-lora", RTX_4090, "causal-lm", "qlora", data, effective_batch_size=16)
+    return surface("llama-8b-qlora", "4090", "8b-lora", RTX_4090, "causal-lm", "qlora", data, effective_batch_size=16)
 
 
 def small_cpu() -> Analytic:
     """A small Llama with LoRA on a CPU of four cores."""
-    return _surface("llama-13m-cpu", "cpu", "cpu-lora", SMALL_CPU, "causal-lm", "lora", Lengths(120, 0.8, 512, 4000))
+    return surface("llama-13m-cpu", "cpu", "cpu-lora", SMALL_CPU, "causal-lm", "lora", Lengths(120, 0.8, 512, 4000))
 
 
 MECHANISTIC = {

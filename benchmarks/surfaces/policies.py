@@ -15,9 +15,10 @@ from benchmarks.surfaces.recipes import recipes
 from service.contract.configuration import Configuration
 from service.contract.measurement import Outcome
 from service.contract.objective import score
-from service.contract.task import PlanInput, TrialRecord
+from service.contract.task import PlanDecision, PlanInput, TrialRecord
 from service.levers import LEVERS, circumstances, excluded
 from worker.plan import plan
+from worker.plan.grid import EFFECTIVE
 from worker.plan.proposers.baseline import baseline
 from worker.plan.space import Space, applicable, effective_choices, make, space, without
 from worker.plan.view import View
@@ -26,7 +27,6 @@ Policy = Callable[[Surface, int, int], list[Configuration]]
 MOST_DRAWS = 100_000  # of a random configuration that is valid
 MOST_INVALID = 60  # suggestions of the sampler in a row, before a random configuration is taken
 WORSE = 2.0  # times the worst good score: what the sampler is told of a failed trial
-EFFECTIVE = "effective_batch_size"
 
 
 def measured_score(surface: Surface, configuration: Configuration, seed: int) -> float:
@@ -86,18 +86,19 @@ class Bounds:
         return [one for one in found if one is not None]
 
 
-def dynotune(surface: Surface, trials: int, seed: int) -> list[Configuration]:
-    """The planner, one worker; it ends early where the plan asks for the verification."""
-    search = surface.spec.search.model_copy(update={"seed": seed})
-    known = PlanInput(spec=surface.spec.model_copy(update={"search": search}), facts=surface.facts)
-    while len(known.history) < trials:
+def searched(known: PlanInput, surface: Surface, seed: int, trials: float = math.inf) -> tuple[PlanInput, PlanDecision]:
+    """(what is known at the end of the planner's search, its last decision): one worker, and at most so many trials.
+
+    The search ends early where the plan asks for the verification.
+    """
+    while True:
         decision = plan(known)
-        if not decision.trials:
-            break
-        records = [
+        if not decision.trials or len(known.history) >= trials:
+            return known, decision
+        records = tuple(
             TrialRecord(request=request, measurement=surface.measure(request.configuration, seed))
             for request in decision.trials
-        ]
+        )
         spent = sum(sum(one.measurement.time_spent.values()) for one in records)
         known = known.model_copy(
             update={
@@ -106,7 +107,13 @@ def dynotune(surface: Surface, trials: int, seed: int) -> list[Configuration]:
                 "elapsed_seconds": known.elapsed_seconds + spent,
             }
         )
-    return [one.request.configuration for one in known.history[:trials]]
+
+
+def dynotune(surface: Surface, trials: int, seed: int) -> list[Configuration]:
+    """The planner."""
+    search = surface.spec.search.model_copy(update={"seed": seed})
+    known = PlanInput(spec=surface.spec.model_copy(update={"search": search}), facts=surface.facts)
+    return [one.request.configuration for one in searched(known, surface, seed, trials)[0].history[:trials]]
 
 
 def at_random(surface: Surface, trials: int, seed: int) -> list[Configuration]:

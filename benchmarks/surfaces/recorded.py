@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from worker.plan.space import applicable, effective_choices, every, space
 from worker.plan.view import View
 
 TABLES = Path(__file__).parent / "tables"
+CLEAN = 0.9  # share of a timing's steps that has to be clean, for the timing to count
 NEAR = 1.02  # times the best: what counts as having found it, for `switches`
 LEFT_OUT = {"dataset", "losses", "grad_norms", "curve", "adapter_excludes"}  # of what is kept of a measurement
 
@@ -59,13 +62,18 @@ class Table:
         return DatasetFacts.model_validate(self._kept["dataset"]) if self._kept["dataset"] else None
 
     def measurements(self) -> dict[str, Measurement]:
-        """All measurements by their configuration's key."""
+        """By configurations' keys, the one of the median time; disturbed ones count where there are no others."""
+        found: dict[str, list[Measurement]] = {}
+        for one in self._every():
+            found.setdefault(one.configuration.key, []).append(one)
+        return {key: _median(several) for key, several in found.items()}
+
+    def _every(self) -> list[Measurement]:
         dataset = self._kept["dataset"]
-        found = [Measurement.model_validate({**one, "dataset": dataset}) for one in self._kept["measurements"]]
-        return {one.configuration.key: one for one in found}
+        return [Measurement.model_validate({**one, "dataset": dataset}) for one in self._kept["measurements"]]
 
     def add(self, measurement: Measurement) -> None:
-        """Keep a measurement."""
+        """Keep a measurement beside those that there are of its configuration."""
         if measurement.dataset is not None:
             self._kept["dataset"] = measurement.dataset.model_dump(mode="json")
         row = measurement.model_dump(mode="json", exclude=LEFT_OUT, exclude_defaults=True)
@@ -76,11 +84,29 @@ class Table:
         partial.write_text(f'{json.dumps(head)[:-1]}, "measurements": [\n{rows}\n]}}\n')
         partial.replace(self.file)
 
-    def missing(self) -> list[Configuration]:
-        """The configurations that have not been measured; the baseline first, as it tells the count of rows."""
-        known = self.measurements()
-        rows = self.dataset.rows if self.dataset else 0
-        return [one for one in valid(self.spec, self.facts, rows) if one.key not in known]
+    def missing(self, rounds: int = 1) -> list[Configuration]:
+        """What is left until each configuration has `rounds` measurements that others have not disturbed.
+
+        The baseline is first, as it tells the count of rows. The others come in another order in each round, so that a
+        drift of the machine's pace favours none.
+        """
+        counts = Counter(one.configuration.key for one in self._every() if not _is_disturbed(one))
+        first, *others = valid(self.spec, self.facts, self.dataset.rows if self.dataset else 0)
+        left: list[Configuration] = []
+        for number in range(rounds):
+            order = [first, *random.Random(number).sample(others, len(others))]
+            left += [one for one in order if counts[one.key] <= number]
+        return left
+
+
+def _is_disturbed(one: Measurement) -> bool:
+    return one.timing is not None and (one.timing.clean_share or 0.0) < CLEAN
+
+
+def _median(several: list[Measurement]) -> Measurement:
+    quiet = [one for one in several if not _is_disturbed(one)] or several
+    ordered = sorted(quiet, key=lambda one: one.timing.seconds if one.timing else math.inf)
+    return ordered[(len(ordered) - 1) // 2]
 
 
 class Recorded(Surface):
@@ -128,14 +154,15 @@ class Recorded(Surface):
 
     def _found(self, configuration: Configuration) -> Measurement:
         """Its measurement. A table has each configuration at the micro batch that its trial found to be the fastest."""
-        searched = configuration.model_copy(update={"micro_batch_size": None})
+        searched = configuration.at_micro_batch(None)
         return self._table.get(configuration.key) or self._table[searched.key]
 
     def _true_score(self, configuration: Configuration) -> float:
         return self._score(self._found(configuration))
 
     def _measure(self, configuration: Configuration, seed: int) -> Measurement:
-        found = self._found(configuration)
+        # Told as of the configuration that was asked for, or a search would ask for it again and again.
+        found = self._found(configuration).model_copy(update={"configuration": configuration})
         if found.timing is None:
             return found
         factor = self.noise(configuration, seed)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.search_regret import regret, written
-from benchmarks.surfaces import drawn
+from benchmarks.surfaces import build, drawn
 from benchmarks.surfaces.analytic import Analytic
 from benchmarks.surfaces.base import normal
 from benchmarks.surfaces.mechanistic import MECHANISTIC
@@ -43,7 +43,7 @@ def narrowed(name: str, seed: int) -> Analytic:
 )
 def test_the_best_is_that_of_all_valid_configurations(name: str, seed: int) -> None:
     surface = narrowed(name, seed)
-    each = every(surface.spec, surface.method, surface.options, surface.effectives)
+    each = every(surface.spec, surface.method, surface.reachable, surface.effectives)
     lowest = min((surface.true_score(one) for one in each), default=math.inf)
     assert surface.found[0] == pytest.approx(lowest)
     assert surface.best == min(surface.found[0], surface.true_score(surface.start))
@@ -121,17 +121,45 @@ def test_regret_is_of_what_measured_best() -> None:
     assert written({"a": math.inf, "b": [0.1]}) == {"a": "inf", "b": [0.1]}
 
 
+def test_the_median_of_the_undisturbed_timings_counts(tmp_path: Path) -> None:
+    source = narrowed("synthetic-01", 1)
+    table = Table(tmp_path / "some-table.json", source.spec, source.facts)
+    (key, start) = source.start.key, source.measure(source.start, 0)
+
+    def add(seconds: float, clean: float) -> float:
+        assert start.timing is not None
+        timing = start.timing.model_copy(update={"seconds": seconds, "clean_share": clean})
+        table.add(start.model_copy(update={"timing": timing}))
+        counted = table.measurements()[key].timing
+        assert counted is not None
+        return counted.seconds
+
+    assert add(9.0, 0.5) == 9.0 and table.missing()[0] == source.start, "disturbed, and there is no other"
+    assert add(5.0, 1.0) == 5.0 and table.missing()[0] != source.start
+    assert [add(7.0, 0.95), add(6.0, 1.0), add(1.0, 0.2)] == [5.0, 6.0, 6.0]
+
+
+def test_what_a_recorded_surface_tells_is_of_the_configuration_that_was_asked_for() -> None:
+    """At a micro batch of its own, too: a search would ask for it again and again otherwise."""
+    recorded = build("llama-lora-cpu")
+    asked = valid(recorded.spec, recorded.facts, recorded.rows)[1].at_micro_batch(4)
+    assert recorded.measure(asked, 0).configuration == asked
+
+
 def test_a_table_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     source = narrowed("synthetic-01", 1)
     file = tmp_path / "some-table.json"
     table = Table(file, source.spec, source.facts)
-    count = 1 + sum(1 for _ in every(source.spec, source.method, source.options, source.effectives))
+    count = len(valid(source.spec, source.facts, source.rows))
     table.add(source.measure(table.missing()[0], 0))
     assert len(Table(file).missing()) == count - 1
     for one in Table(file).missing():
         table.add(source.measure(one, 0))
+    assert table.missing() == [] and len(table.missing(rounds=3)) == 2 * count
+    first, *second = table.missing(rounds=2)
+    assert first == source.start and [one.key for one in second] != list(table.measurements())[1:], "in another order"
     recorded = Recorded(file)
-    assert [one.key for one in valid(source.spec, source.facts, source.rows)] == list(table.measurements())
+    assert {one.key for one in valid(source.spec, source.facts, source.rows)} == set(table.measurements())
     assert recorded.best == pytest.approx(source.best, rel=0.05)
     assert recorded.switches is not None and recorded.true_score(source.start) == pytest.approx(
         measured_score(source, source.start, 0)
