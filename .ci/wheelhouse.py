@@ -25,6 +25,8 @@ ROOT = Path(__file__).parent.parent
 PRESENT = ("torch", "transformers", "peft", "accelerate")
 # Parquet files are read with it; a machine that has jsonl or csv does without its 50 MB.
 LEFT_OUT = ("pyarrow",)
+# Kernels that levers take where they are installed. They need torch, triton and transformers, which are there.
+KERNELS = ("cut-cross-entropy", "liger-kernel", "torchao")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_24_x86_64", "manylinux2014_x86_64")
 
 
@@ -103,7 +105,7 @@ def main() -> None:
     download += ["--python-version", options.python, "--constraint", str(ROOT / "constraints.txt")]
     for platform in PLATFORMS:
         download += ["--platform", platform]
-    subprocess.run([*download, *sorted(wanted)], check=True)
+    subprocess.run([*download, *sorted(wanted), *KERNELS], check=True)
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(options.out), str(ROOT)], check=True)
     if options.cuda:
         try:

@@ -18,7 +18,7 @@ import time
 import traceback
 from pathlib import Path
 
-from benchmarks.acceptance import attention, conformance, lora_kernels, memory, overhead, peak, seeding, tuning
+from benchmarks.acceptance import attention, conformance, facts, lora_kernels, memory, overhead, peak, seeding, tuning
 from benchmarks.acceptance.place import ROOT, Failed, Part, Place, Step
 from benchmarks.store import Row, Store, say
 from worker.runner.main import discover, environment
@@ -26,15 +26,16 @@ from worker.runner.main import discover, environment
 PARTS = {
     part.name: part
     for part in (
+        facts.PART,
         peak.PART,
-        conformance.PART,
-        memory.PART,
+        lora_kernels.PART,
         attention.PART,
-        tuning.TUNE_BERT,
+        conformance.PART,
         tuning.TUNE_1B,
         tuning.TUNE_8B,
         overhead.PART,
-        lora_kernels.PART,
+        memory.PART,
+        tuning.TUNE_BERT,
         seeding.PART,
     )
 }
@@ -95,18 +96,18 @@ def main() -> int:
     options = parser.parse_args()
     deadline = time.monotonic() + options.minutes * 60
     os.environ.update(environment())
-    facts = discover()[0]
-    if facts.device != "cuda" and not options.dry_run:
+    device = discover()[0]
+    if device.device != "cuda" and not options.dry_run:
         sys.exit("gpu_acceptance: this machine has no NVIDIA GPU that torch sees; --dry-run walks the code without one")
     home = options.home.resolve() / ("dry" if options.dry_run else "real")
     home.mkdir(parents=True, exist_ok=True)
     store = Store(home / "results.json")
-    place = Place(facts, home, options.dry_run, deadline, store.rows)
+    place = Place(device, home, options.dry_run, deadline, store.rows)
     parts = [PARTS[name] for name in options.part]
     late = walk(place, parts, store)
     show(place, parts, late)
     if options.json:
-        machine = {"name": facts.name, "driver": facts.driver, "os": platform.platform(), "versions": facts.versions}
+        machine = {"name": device.name, "driver": device.driver, "os": platform.platform(), "versions": device.versions}
         result = {
             "date": time.strftime("%Y-%m-%d"),
             "machine": machine,

@@ -62,7 +62,7 @@ def loaded_model(source: str | Path, config: Any, device: torch.device, recipe: 
             dtype=dtype_of(recipe),
             attn_implementation=recipe.attention,
             use_safetensors=None if recipe.pickled_weights else True,  # a pickle can run code when it is read
-            quantization_config=quantization(recipe) if recipe.quantization else None,
+            quantization_config=quantization(config, recipe) if recipe.quantization else None,
             **recipe.source_options,
         )
     )
@@ -81,9 +81,13 @@ def keep_layout(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def quantization(recipe: Recipe) -> Any:
-    """The quantization config of the frozen base model. Heads are trained, so they are left out."""
-    compute = getattr(torch, recipe.autocast) if recipe.autocast else torch.float32
+def quantization(config: Any, recipe: Recipe) -> Any:
+    """The quantization config of the frozen base model. Heads are trained, so they are left out.
+
+    It computes in autocast's dtype, or in the checkpoint's own if that is what the recipe asks for.
+    """
+    own = config.dtype if recipe.weights == "auto" and config.dtype is not None else torch.float32
+    compute = getattr(torch, recipe.autocast) if recipe.autocast else own
     return apply(recipe.quantization, list(recipe.heads) if recipe.heads else None, compute)  # type: ignore[arg-type]
 
 

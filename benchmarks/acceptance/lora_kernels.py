@@ -36,7 +36,7 @@ def layer(shape: dict[str, Any], device: Any) -> Any:
 
 def forwards(made: Any) -> dict[str, dict[str, Any]]:
     """Group -> way -> forward."""
-    from benchmarks.acceptance.fused_lora import together
+    from training.levers.projections import together
 
     mlp, attention = made.mlp, made.self_attn
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]

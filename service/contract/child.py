@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from service.contract.base import Contract
 from service.contract.estimate import Estimate, EstimateRequest, Known
@@ -20,6 +20,7 @@ from service.contract.paths import Roots
 from service.contract.replay import Replay
 from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
+from service.contract.text import storable
 
 
 class Workplace(Contract):
@@ -156,7 +157,7 @@ class Failed(Contract):
 
     kind: Literal["failed"] = "failed"
     outcome: Outcome
-    reason: str
+    reason: Annotated[str, BeforeValidator(storable)]
     whole_job: bool = Field(default=False, description="No configuration of this job can run; its user has to act.")
     unsafe: bool = Field(default=False, description="Memory would not last at this size; a smaller one may fit.")
     lacks: dict[str, str] = Field(default_factory=dict, description="As in a Measurement.")

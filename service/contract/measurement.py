@@ -14,6 +14,10 @@ from service.contract.replay import Proof
 from service.contract.states import ProbePhase
 
 LEAST_CLEAN = 0.5  # a timing with a smaller share of clean timings counts as disturbed
+NORMAL = 1.96  # standard errors to each side that hold 95%
+# Standard deviation of the logarithm of a ratio from one pair of processes to the next, which no spread within a
+# process shows.
+PROCESS_SPREAD = 0.02
 
 
 class Outcome(StrEnum):
@@ -105,6 +109,7 @@ class Timing(Contract):
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
     waiting_seconds: float = Field(default=0.0, description="The part of `seconds` spent waiting for data.")
+    retries: int = Field(default=0, description="How often the allocator freed its cache and retried meanwhile.")
     clean_share: float | None = Field(
         description="Share of timings known to be undisturbed by others; null where the device cannot tell."
     )
@@ -118,6 +123,11 @@ class Timing(Contract):
     def is_disturbed(self) -> bool:
         """Whether most of the timings were taken while other processes used the device, as far as it can tell."""
         return self.clean_share is not None and self.clean_share < LEAST_CLEAN
+
+    @property
+    def log_error(self) -> float:
+        """The standard error of the logarithm of `seconds`, by the interval's width."""
+        return math.log(self.high / self.low) / (2 * NORMAL)
 
 
 class Measurement(Contract):
@@ -143,6 +153,10 @@ class Measurement(Contract):
     load_seconds: float = Field(default=0.0, description="Of a run that has to quantise its weights itself.")
     load_peak_bytes: int | None = None
     compile_seconds: float = 0.0
+    first_call_seconds: float = Field(
+        default=0.0,
+        description="What the first step of each shape took beyond the next: kernels chosen, memory asked for.",
+    )
     check_loss: float | None = None
     check_grad_norm: float | None = None
     losses: tuple[float, ...] = ()
@@ -163,6 +177,11 @@ class Measurement(Contract):
     def tokens_per_second(self) -> float | None:
         """Non-padding tokens a second over the work unit."""
         return self.timing.tokens / self.timing.seconds if self.timing else None
+
+    @property
+    def once_seconds(self) -> float:
+        """What a run takes beside its steps: loading, compiling, and the first call of each shape."""
+        return self.load_seconds + self.compile_seconds + self.first_call_seconds
 
     @property
     def samples_per_second(self) -> float | None:

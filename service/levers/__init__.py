@@ -67,7 +67,7 @@ def taken_back(spec: JobSpec, best: Configuration, baseline: Configuration) -> d
             continue
         levers = {**best.levers, name: baseline.levers[name]}
         if not excluded({**levers, **circumstances(spec, best.method)}):
-            found[name] = best.model_copy(update={"levers": levers, "micro_batch_size": None})
+            found[name] = best.model_copy(update={"levers": levers}).at_micro_batch(None)
     return found
 
 

@@ -9,6 +9,7 @@ from service.levers.base import (
     Memory,
     capability,
     cuda,
+    host,
     package,
     varlen_kernel,
 )
@@ -34,10 +35,11 @@ LEVER = Lever(
         Choice(
             "eager",
             "plain matmuls with a dense mask",
+            needs=(host("its kernels read and write the whole attention matrix, so that it is slower there"),),
             memory=Memory(activations=1.3),
             asked_by=(Asked({"attn_implementation": "eager"}),),
             from_pretrained={"attn_implementation": "eager"},
-            effect=Effect(1.2, 0.15, host=1.0),
+            effect=Effect(1.0, 0.15),
         ),
         Choice(
             "sdpa",

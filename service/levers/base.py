@@ -97,11 +97,11 @@ class Choice:
 
     `function` names one of the lever's functions, called with `options`; where there is none, the options are data for
     the code that asks. `adapter_from_pretrained` comes on top of `from_pretrained` where the base is frozen (LoRA,
-    QLoRA). What `changes_learning` is searched with `search.quality: allow` only; what is not `searched` at all is
-    tried only when a job fixes it. `effect` is what the search expects before it measures, `estimate_rank` the choice's
-    place among those that a memory estimate may compute with, as the search is expected to take the first that can be
-    had. `drops_attention` is whether an attention
-    kernel can apply the model's dropout.
+    QLoRA). What `changes_learning` is searched with `search.quality: allow` only; what is not `searched` is tried only
+    when a job fixes it, or, with `searched_of_half`, where the checkpoint's weights have 16 bits. `effect` is what the
+    search expects before it measures, `estimate_rank` the choice's place among those that a memory estimate may compute
+    with, as the search is expected to take the first that can be had. `drops_attention` is whether an attention kernel
+    can apply the model's dropout.
     """
 
     name: str
@@ -111,6 +111,7 @@ class Choice:
     changes_order: bool = False
     changes_learning: bool = False
     searched: bool = True
+    searched_of_half: bool = False
     function: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     memory: Memory = Memory()
@@ -161,10 +162,10 @@ class Lever:
     their batches (`loading`) or the configuration of the `quantised` base, around an `evaluation`, or never, where
     choices are data. `order` is the lever's place in the catalogue, and among the levers of its stage.
 
-    `simulated` lists the choices that an estimate can run on fake tensors
-    (None: all); it takes the baseline for the others. `reference` is the choice that stable numerics are judged
-    against. `together` is what choices of several levers are expected to do beyond what each does by itself. A lever
-    that `changes_evaluation` makes an evaluation take another amount of memory than training does.
+    `simulated` lists the choices that an estimate can run on fake tensors (None: all); it takes the baseline for the
+    others. `reference` is the choice that stable numerics are judged against. `together` is what choices of several
+    levers are expected to do beyond what each does by itself. A lever that `changes_evaluation` makes an evaluation
+    take another amount of memory than training does.
     """
 
     name: str
@@ -216,6 +217,11 @@ CUDA = Need(
 def cuda() -> Need:
     """An NVIDIA GPU."""
     return CUDA
+
+
+def host(why: str) -> Need:
+    """A device that is no NVIDIA GPU, where it is not searched because of `why`; asked for by name it runs."""
+    return Need(lambda facts: facts.capability is None, f"is not searched on an NVIDIA GPU: {why}", soft=True)
 
 
 def package(name: str, why: str) -> Need:

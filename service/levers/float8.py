@@ -48,5 +48,10 @@ LEVER = Lever(
             "its matmuls take and give bf16",
             "https://github.com/pytorch/ao/tree/main/torchao/float8",
         ),
+        Exclusion(
+            {"padding": ("longest", "multiple-8", "max"), "float8": FLOAT8},
+            "its matmuls need a multiple of 16 tokens in every micro batch",
+            "https://github.com/pytorch/ao/tree/main/torchao/float8",
+        ),
     ),
 )

@@ -3,7 +3,7 @@
 The options are data: `weights`, `adapter_weights` (of a frozen base), `autocast`, `scaler`, `matmul`, `cache`.
 """
 
-from service.levers.base import Asked, Choice, Effect, Exclusion, Lever, Memory, capability, cuda, native_bf16
+from service.levers.base import Asked, Choice, Effect, Exclusion, Lever, Memory, capability, cuda, host, native_bf16
 
 # Matmuls of full precision, master weights and autocast over them, by the names of choices: for exclusions.
 FULL_PRECISION = ("fp32", "tf32", "fp32-medium", "fp64")
@@ -25,6 +25,7 @@ LEVER = Lever(
             "checkpoint",
             "the checkpoint's own dtype, no autocast (what Trainer does unasked; fp32 for random weights)",
             searched=False,
+            searched_of_half=True,  # where the weights have 32 bits, it is fp32 by another name
             options={"weights": "auto"},
             from_pretrained={"dtype": "auto"},
         ),
@@ -51,12 +52,12 @@ LEVER = Lever(
         Choice(
             "fp32-medium",
             "fp32 storage, matmuls in bf16 pieces where the hardware has them (float32 matmul precision `medium`)",
-            needs=(native_bf16(),),
+            needs=(native_bf16(), host("it is the same as tf32 there")),
             changes_numerics=True,
             options={"weights": "float32", "matmul": "medium"},
             from_pretrained={"dtype": "float32"},
             not_expressible="Trainer has no argument for it; call torch.set_float32_matmul_precision('medium')",
-            effect=Effect(0.55, 0.3, host=0.8, half=1.1),
+            effect=Effect(0.8, 0.3),
         ),
         Choice(
             "bf16-mixed",

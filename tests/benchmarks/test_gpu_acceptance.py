@@ -22,7 +22,7 @@ from service.contract.job import JobSpec
 from tests.conftest import ROOT
 
 # The other two parts of whole jobs differ from tune-bert in what they submit only, which has a test of its own.
-PARTS = ("conformance", "memory", "attention", "tune-bert", "overhead", "lora-kernels", "seed-tables")
+PARTS = ("facts", "conformance", "memory", "attention", "tune-bert", "overhead", "lora-kernels", "seed-tables")
 COMMAND = [sys.executable, "-m", "benchmarks.gpu_acceptance"]
 
 

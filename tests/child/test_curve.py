@@ -74,8 +74,10 @@ def test_the_unit_is_whole_groups_of_steps_with_enough_samples_and_tokens(
     spec: Callable[..., JobSpec], verify: str, effective: int, mean: int, samples: int
 ) -> None:
     job = spec(training={"effective_batch_size": effective}, search={"verify": verify})
-    facts: Any = SimpleNamespace(rows=5000, tokens=5000 * mean)
+    facts: Any = SimpleNamespace(rows=5000, tokens=5000 * mean, longest=4 * mean)
     assert unit_size(job, facts) == samples
+    facts.longest = mean
+    assert unit_size(job, facts) <= samples, "rows of one length need no whole groups"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from worker.devices.facts import all_facts, packages
 
 def test_devices_are_in_their_order_and_say_what_they_can() -> None:
     kinds = discover()
-    assert list(kinds) == ["cuda", "cpu"], "an accelerator comes before the host"
+    assert list(kinds) == ["cuda", "cpu", "simulated"], "an accelerator comes before the host"
     for name in ("has_own_memory", "first_call_per_shape", "can_pin", "runs_ahead", "gains_from_large_batches"):
         assert getattr(kinds["cuda"], name) is True and getattr(kinds["cpu"], name) is False
 

@@ -32,19 +32,24 @@ def checkpoint_layers(model: Any, every: int = 1, **more: Any) -> None:
 
 
 DEAR = (
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "torch_attn::_varlen_attn",
+    "flash_attn::_flash_attn_forward",
+    "flash_attn::_flash_attn_varlen_forward",
 )
 
 
 def keep_what_is_dear(_context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
     """Keep the results of matmuls and attention, and compute everything else again."""
-    return CheckpointPolicy.MUST_SAVE if operation in DEAR else CheckpointPolicy.PREFER_RECOMPUTE
+    return (
+        CheckpointPolicy.MUST_SAVE if operation.name().partition(".")[0] in DEAR else CheckpointPolicy.PREFER_RECOMPUTE
+    )
 
 
 def checkpoint_selectively(model: Any) -> None:

@@ -24,6 +24,7 @@ def low_precision_norms(model: Any) -> None:
             raise ValueError(f"{type(module).__name__} is no norm with one weight a channel")
         kind = module.weight.device.type
         sample = torch.linspace(-1, 2, module.weight.numel(), device=module.weight.device).unsqueeze(0)
+        sample = sample.to(module.weight.dtype)  # torch's LayerNorm takes no other
         with torch.no_grad():
             expected = module(sample)
             module.forward = MethodType(_low_precision(type(module).forward), module)

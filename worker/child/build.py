@@ -35,6 +35,7 @@ from training.step import gradient_scaler
 from worker.child import data as job_data
 from worker.child import quantised, sources
 from worker.child.lacking import check_attention, class_of
+from worker.child.patterns import check_pattern
 from worker.devices import Device
 from worker.devices.base import is_out_of_memory
 
@@ -77,6 +78,9 @@ class Bundle:
 
     def compile(self) -> None:
         """Compile the model. Called after the memory probe, which runs eagerly: it tries sizes that are never timed."""
+        if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
+            # Or what has more shapes than torch keeps compiled code for would go on uncompiled, without a word.
+            torch._dynamo.config.fail_on_recompile_limit_hit = True
         compile_model(self.model, self.recipe)
 
 
@@ -215,6 +219,9 @@ def _with_adapter(model: Any, recipe: Recipe) -> Any:
 
     The configuration is to blame where its lever `adapter` names the modules, and the job where the user names them.
     """
+    targets = recipe.lora["target_modules"] if recipe.lora is not None else None
+    if isinstance(targets, str) and targets != "all-linear":
+        check_pattern(targets, (name for name, _ in model.named_modules()))
     try:
         return with_adapter(model, recipe)
     except ValueError as error:

@@ -19,6 +19,7 @@ from worker.child.arrange import candidates, plan_of
 from worker.child.build import Bundle
 from worker.child.probe import Tell
 from worker.child.timing import Unit, time_unit
+from worker.child.warmup import warm
 
 CLEARLY_SLOWER = 1.25  # times the seconds of the search's best trial: such a trial is not timed a second time
 # Another size is timed if its predicted seconds are at most this share of the best size's. A full search asks for 2%
@@ -70,7 +71,7 @@ class Curve:
         TimeoutError when not even one pass over the work unit ended in time.
         """
         self._candidates, self._found = candidates(self._bundle, found.predicted), found
-        self._bundle.device.reset_peak()
+        self._bundle.device.empty_cache()
         self._rest = float(self._bundle.device.used())
         fixed = self._bundle.configuration.micro_batch_size
         if fixed is not None:
@@ -114,14 +115,14 @@ class Curve:
         """Time one pass over the work unit at a size; False when the time is up before the pass ends."""
         bundle, device = self._bundle, self._bundle.device
         self._tell(Progress(text=f"timing micro batch {size}"))
+        device.empty_cache()  # of what larger sizes left there, as it would count as this one's
         device.reset_peak()
         self._tell(ProbeStarted(micro_batch_size=size))
         worst = self._worst(size)
         if worst is None:
             probe.fits(bundle, size)
-        if not self._timed:
-            bundle.new_optimizer()
         unit = Unit(bundle, size, plan_of(bundle, self._samples, size))
+        warm(unit, self._deadline)
         if not unit.run(self._deadline):
             if not self._timed:
                 raise TimeoutError(f"one pass over {len(self._samples)} samples did not end in time")

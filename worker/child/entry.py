@@ -28,6 +28,10 @@ from worker.child.isolation import isolate
 # system would not start (its stack counts against the cap).
 PANIC_WITHOUT_MEMORY = re.compile(r"memory allocation of|Cannot allocate memory|capacity overflow|kind: WouldBlock")
 MOST_CHARACTERS = 300
+TOO_MANY_RECOMPILES = re.compile(r"FailOnRecompileLimitHit|recompile limit exceeded")
+TOO_MANY_SHAPES = (
+    "its batches have more shapes than torch keeps compiled code for (torch._dynamo.config.recompile_limit)"
+)
 
 
 def main(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
@@ -88,6 +92,8 @@ def _failure(error: BaseException, opened: list[Device]) -> OutOfMemory | Failed
     if isinstance(error, TimeoutError):
         return Failed(outcome=Outcome.timed_out, reason=told)
     traceback.print_exception(error)
+    if TOO_MANY_RECOMPILES.search(f"{type(error).__name__}: {error}"):
+        return Failed(outcome=Outcome.invalid, reason=TOO_MANY_SHAPES)
     if _is_out_of_memory(error):
         used, others = _memory_of(opened)
         return OutOfMemory(reason=told.partition("\n")[0][:MOST_CHARACTERS], used_bytes=used, others_bytes=others)
@@ -132,6 +138,9 @@ def _run(
     opened.append(device)
     cap = spec.hardware.memory_gib
     device.limit(int(cap * 2**30) if cap else None)
+    if place.job_cache and not isinstance(request, RunTrial):
+        # A verification times no compiling, so its processes share what they compile; a trial's cache stays empty.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place.job_cache / "compile")
     if isinstance(request, RunTrial):
         measured = measure.run_trial(spec, request.trial, device, place, tell, request.known, request.only_probe)
         return Result(measurement=measured)

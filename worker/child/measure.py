@@ -23,6 +23,7 @@ from worker.child.probe import Tell
 from worker.devices import Device
 
 CHECK_SAMPLES = 8  # of the step that is compared with the baseline's
+UNIFORM = 0.9  # times the longest row: what rows have on average that count as uniform
 MOST_SAMPLES = 1024  # of a work unit, where the least number of steps does not ask for more
 # Relative differences between a trial's step 0 and the baseline's (of the loss, of the gradient norm) that rounding
 # explains: in fp32 throughout, and where either of the two rounds to fewer bits.
@@ -54,7 +55,8 @@ def unit_size(spec: JobSpec, facts: DatasetFacts) -> int:
     samples, the baseline was 1.5 times as fast under one seed as under another.
     """
     effective = spec.training.effective_batch_size or 64
-    span = GROUP_STEPS[spec.search.verify]
+    # Where rows are about as long as each other, no batching groups them, and one step is like the next.
+    span = 1 if facts.tokens / facts.rows >= UNIFORM * facts.longest else GROUP_STEPS[spec.search.verify]
     least, tokens = (48, 10_000) if spec.search.verify == "quick" else (64, 48_000)
     enough = min(MOST_SAMPLES, tokens * facts.rows // facts.tokens)
     wanted = max(span, -(-least // effective), enough // effective)
@@ -140,6 +142,10 @@ def run_trial(
         heat = f"The GPU lowered its clock meanwhile ({', '.join(timing.slowed_by)})"
         others = f"Others used up to {timing.largest_share_of_others:.0%} of the device meanwhile"
         notes.append(f"{heat if timing.slowed_by else others}; this timing is less sure than its interval says.")
+    if timing.retries:
+        notes.append(
+            f"Memory was so full that the allocator freed its cache {timing.retries} times while this was timed."
+        )
     return Measurement(
         **base,
         outcome=Outcome.ok,
@@ -152,6 +158,7 @@ def run_trial(
         reserved_bytes=timing.reserved_bytes,
         evaluation_batch_size=evaluation if apart else max(evaluation, timing.micro_batch_size),
         compile_seconds=compile_seconds,
+        first_call_seconds=best.first_calls(),
         check_loss=reference.loss,
         check_grad_norm=reference.grad_norm,
         remote_code=workplace.allow_remote_code and hasattr(bundle.model.config, "auto_map"),

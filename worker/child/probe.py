@@ -102,6 +102,12 @@ def bound(bundle: Bundle) -> tuple[int, str]:
     return min(bounds, key=lambda one: one[0])
 
 
+def _begin(device: Device) -> None:
+    """Begin a peak that holds nothing of what was allocated and freed before."""
+    device.empty_cache()
+    device.reset_peak()
+
+
 def full_step(bundle: Bundle, micro: int) -> tuple[int, int]:
     """One step on the worst-case batch; (peak bytes of forward and backward, peak bytes of the update)."""
     device = bundle.device
@@ -110,12 +116,12 @@ def full_step(bundle: Bundle, micro: int) -> tuple[int, int]:
             if parameter.requires_grad:  # as an earlier micro batch of the same step leaves the gradients
                 parameter.grad = torch.zeros_like(parameter)
     batch, terms = worst_case(bundle, micro)
-    device.reset_peak()
+    _begin(device)
     steps.forward_backward(bundle, batch, torch.tensor(terms, device=device.torch))
     device.synchronize()
     step = device.peak()
     del batch
-    device.reset_peak()
+    _begin(device)
     steps.update(bundle)
     device.synchronize()
     return step, device.peak()
@@ -124,7 +130,7 @@ def full_step(bundle: Bundle, micro: int) -> tuple[int, int]:
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def evaluation_step(bundle: Bundle, size: int) -> tuple[int, int]:
     """One worst-case evaluation batch, with generation and its KV cache where the recipe generates; (peak bytes, 0)."""
-    bundle.device.reset_peak()
+    _begin(bundle.device)
     recipe, device = bundle.recipe, bundle.device.torch
     batch = moved(evaluation_batch(bundle, size), device, recipe)
     changed = apply(recipe.evaluation, bundle.model) if recipe.evaluation else contextlib.nullcontext()
@@ -185,7 +191,7 @@ class Search:
         if retries[-1] > retries[-2]:
             self._step(self._bundle, size)
             retries.append(self._device.retries())
-        self._device.reset_peak()  # also empties the allocator's cache, which is no part of the memory at rest
+        self._device.empty_cache()  # which is no part of the memory at rest
         self._rest = float(self._device.used())
         probe = Probe(
             micro_batch_size=size,

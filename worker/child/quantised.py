@@ -26,7 +26,7 @@ def key_of(folder: Path, config: Any, recipe: Recipe) -> str:
     """Twelve hex digits of a hash over all that the quantised weights depend on: files, format, seed and versions."""
     files = sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"), folder / "config.json"))
     marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    arguments = {name: str(value) for name, value in sorted(quantization(recipe).to_dict().items())}
+    arguments = {name: str(value) for name, value in sorted(quantization(config, recipe).to_dict().items())}
     arguments.pop("bnb_4bit_compute_dtype", None)  # says how to compute, and changes nothing in the stored weights
     rest = f"{recipe.task} {recipe.seed} {recipe.weights} {config.num_labels}"
     made_by = [_version(name) for name in ("transformers", "bitsandbytes", "torchao", "torch")]
@@ -69,7 +69,7 @@ def _kept(kept: Path, config: Any, device: torch.device, recipe: Recipe) -> Any:
         setattr(stored, name, getattr(config, name))
     model = loaded_model(kept, stored, device, replace(recipe, quantization=None))
     keep_layout(model)
-    compute = getattr(quantization(recipe), "bnb_4bit_compute_dtype", None)  # torchao has none
+    compute = getattr(quantization(config, recipe), "bnb_4bit_compute_dtype", None)  # torchao has none
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
             module.compute_dtype = compute

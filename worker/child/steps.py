@@ -107,12 +107,14 @@ def without_dropout(model: Any) -> Iterator[bool]:
 def reference_step(bundle: Bundle, step: Step) -> StepResult:
     """Loss and gradient norm of a step on the weights as they are: dropout off, nothing clipped, nothing updated.
 
-    A gradient scaler lowers its scale until the gradients are finite, as it would over its first steps.
+    A gradient scaler lowers its scale until the gradients are finite, as it would over its first steps. A compiled
+    model with dropout runs uncompiled here, as it would be compiled again without dropout: a verification's replays
+    compare it as it runs.
     """
     batches, terms, _ = prepare(bundle, step)
     count, unclipped = torch.tensor(terms, device=bundle.device.torch), replace(bundle.recipe, max_grad_norm=0.0)
     for _ in range(training_step.MOST_SKIPPED):
-        with without_dropout(bundle.model), held(bundle.optimizer):
+        with without_dropout(bundle.model) as had_dropout, held(bundle.optimizer), _as_it_is(bundle, had_dropout):
             losses = [forward_backward(bundle, batch, count) for batch in batches]
         if bundle.scaler:
             bundle.scaler.unscale_(bundle.optimizer)
@@ -124,6 +126,14 @@ def reference_step(bundle: Bundle, step: Step) -> StepResult:
         if bool(torch.isfinite(norm)):
             break
     return StepResult(float(torch.stack(losses).sum()), float(norm))
+
+
+def _as_it_is(bundle: Bundle, had_dropout: bool) -> contextlib.AbstractContextManager[Any]:
+    """A context in which a compiled model whose dropout was switched off is not compiled again."""
+    if bundle.compiled and had_dropout:
+        stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        return stance
+    return contextlib.nullcontext()
 
 
 def held(optimizer: Any) -> contextlib.AbstractContextManager[Any]:

@@ -28,6 +28,7 @@ from worker.child.turns import Turns
 MOST_OTHERS = 0.10  # the share of the device that other processes may use while a timing counts as clean
 WINDOW_SECONDS = 0.3  # the shortest time over which other processes' share is judged (docs/decisions/0012)
 BOOTSTRAP = 1000  # draws
+LEAST_SECONDS, MOST_PASSES = 3.0, 50  # of a unit on a fast device
 
 
 @dataclass
@@ -54,6 +55,10 @@ class Pieces:
     def short(self, pieces: int, wanted: int) -> bool:
         """Whether some piece has fewer clean timings than wanted."""
         return len(self.clean) < pieces or any(len(times) < wanted for times in self.clean.values())
+
+    def seconds(self) -> float:
+        """All that was timed."""
+        return sum(sum(times) for times in (*self.clean.values(), *self.dirty.values()))
 
     def best(self) -> dict[tuple[int, int], list[float]]:
         """Each piece's clean timings, or its disturbed timings where it has no clean one."""
@@ -161,6 +166,9 @@ class Unit:
     passes: int = 0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
+    retries: int = 0
+    warmed: list[tuple[int, int]] = field(default_factory=list)
+    warm_seconds: float = 0.0
 
     def run(self, deadline: float | None = None) -> bool:
         """Train one pass over the unit; False when the deadline (of time.perf_counter) cut it short.
@@ -169,6 +177,14 @@ class Unit:
         step's batches ready and, to cost the same, prepares them again during its last step. The device is waited for
         once a window, not once a step (docs/decisions/0012).
         """
+        device = self.bundle.device
+        retries = device.retries()
+        try:
+            return self._pass(deadline)
+        finally:
+            self.retries += device.retries() - retries
+
+    def _pass(self, deadline: float | None) -> bool:
         device = self.bundle.device
         before, window = None, Window([(0, device.neighbours())], time.perf_counter())
         with contextlib.closing(steps.prepared(self.bundle, itertools.chain(self.plan, self.plan[:1]))) as made:
@@ -248,10 +264,6 @@ class Unit:
                 self.pieces.add(mark.piece, seconds, share)
                 self.turned.append((mark.turn, mark.piece, seconds))
 
-    def forget_timings(self) -> None:
-        """Drop the timings so far, but not the losses and gradient norms."""
-        self.pieces, self.waits, self.turned, self.clocks, self.passes = Pieces(), {}, [], [], 0
-
     def piece_count(self) -> int:
         """How many pieces (micro batches and updates) the unit has."""
         return sum(len(step) + 1 for step in self.plan)
@@ -276,11 +288,26 @@ class Unit:
             waiting_seconds=sum(statistics.median(waits) for waits in self.waits.values()),
             peak_bytes=self.peak_bytes,
             reserved_bytes=self.reserved_bytes,
+            retries=self.retries,
             clean_share=self.pieces.clean_share(),
             largest_share_of_others=self.pieces.worst_share,
             clock_mhz=(min(clocks), max(clocks)) if clocks else None,
             slowed_by=tuple(sorted({reason for _, reasons in self.clocks for reason in reasons})),
         )
+
+    def first_calls(self) -> float:
+        """The seconds that the warm-up's steps took more than the same micro batches and updates did when timed."""
+        best = self.pieces.best()
+        of_shape: dict[tuple[int, int], float] = {}
+        updates = []
+        for (number, at), times in best.items():
+            shapes = self.shapes_of[number]
+            if at < len(shapes):
+                of_shape[shapes[at]] = statistics.median(times)
+            else:
+                updates.append(statistics.median(times))
+        again = sum(of_shape.get(shape, 0.0) for shape in self.warmed) + len(self.warmed) * statistics.fmean(updates)
+        return max(0.0, self.warm_seconds - again)
 
     def slices(self) -> tuple[Slice, ...]:
         """What each turn took, and what it would have taken at the unit's mean pace by the shapes that it trained."""
@@ -314,9 +341,14 @@ class Unit:
 
 
 def time_unit(unit: Unit, passes: int, extra: int = 2, deadline: float | None = None) -> None:
-    """Train `passes` passes over the unit, and up to `extra` more while some piece has too few clean timings."""
-    for _ in range(passes + extra):
-        if unit.passes >= passes and not unit.pieces.short(unit.piece_count(), passes):
+    """Train `passes` passes over the unit, and up to `extra` more while some piece has too few clean timings.
+
+    A device that is fast enough to be through with the unit in no time trains it until LEAST_SECONDS of it were timed.
+    """
+    while unit.passes < MOST_PASSES:
+        is_clean = unit.passes >= passes and not unit.pieces.short(unit.piece_count(), passes)
+        is_long = not unit.bundle.device.runs_ahead or unit.pieces.seconds() >= LEAST_SECONDS
+        if is_long and (is_clean or unit.passes >= passes + extra):
             return
         if not unit.run(deadline):
             return

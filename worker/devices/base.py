@@ -72,9 +72,15 @@ class Device(ABC):
     def used(self) -> int:
         """Bytes that this process holds now, counted as `peak` counts them."""
 
+    def empty_cache(self) -> None:  # noqa: B027 - where there is no caching allocator
+        """Have a caching allocator give back what it keeps for later, so that the peak follows what is allocated.
+
+        For probing only: steps after it have to ask the device for memory again, which takes time.
+        """
+
     @abstractmethod
     def reset_peak(self) -> None:
-        """Forget the peak so far."""
+        """Forget the peak so far, and change nothing else."""
 
     @abstractmethod
     def peak(self) -> int:

@@ -21,8 +21,6 @@ class Cuda(Device):
     order = 10
     has_own_memory = first_call_per_shape = can_pin = runs_ahead = gains_from_large_batches = True
 
-    has_own_memory = first_call_per_shape = runs_ahead = gains_from_large_batches = True
-
     def __init__(self, index: int = 0) -> None:
         self.torch = torch.device(self.kind, index)
         torch.cuda.set_device(self.torch)
@@ -86,10 +84,13 @@ class Cuda(Device):
         """How often torch's allocator freed its cache to go on."""
         return int(torch.cuda.memory_stats(self.torch).get("num_alloc_retries", 0))
 
-    def reset_peak(self) -> None:
-        """Begin a new peak, with the cache emptied so that reserved follows allocated."""
+    def empty_cache(self) -> None:
+        """Give the segments in which no tensor is back to the driver."""
         torch.cuda.synchronize(self.torch)
         torch.cuda.empty_cache()
+
+    def reset_peak(self) -> None:
+        """Begin a new peak."""
         torch.cuda.reset_peak_memory_stats(self.torch)
 
     def peak(self) -> int:

@@ -1,0 +1,45 @@
+"""What a child sets up for its request, before it begins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.contract.child import MESSAGE, Failed, RunBlock, RunTrial
+from service.contract.measurement import Outcome
+from tests.child import tiny
+from worker.child import block, entry, measure
+
+
+def test_what_no_database_keeps_is_told_as_escapes() -> None:
+    """A column's name or a library's message may hold half a character, or a NUL."""
+    told = Failed(outcome=Outcome.invalid, reason="there is no column 'a\ud83d\0'")
+    assert MESSAGE.validate_json(told.model_dump_json()) == told
+    assert told.reason == "there is no column 'a\\ud83d\\x00'"
+
+
+class Asked(Exception):
+    """The request was begun."""
+
+
+@pytest.mark.parametrize(("kind", "shared"), [(RunTrial, False), (RunBlock, True)])
+def test_only_what_times_no_compiling_shares_what_is_compiled(
+    llama: Path, functions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, shared: bool
+) -> None:
+    def begun(*_: Any) -> None:
+        raise Asked
+
+    monkeypatch.setattr(measure, "run_trial", begun)
+    monkeypatch.setattr(block, "run_block", begun)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "own")
+    place = tiny.workplace(llama, cache=tmp_path)
+    request = kind.model_construct(
+        workplace=place, spec=tiny.job(llama, functions), trial=None, known=(), only_probe=False
+    )
+    monkeypatch.setattr("worker.devices.cpu.Cpu.limit", lambda *_: None)
+    with pytest.raises(Asked):
+        entry._run(request, lambda _: None, lambda: None, [])  # type: ignore[arg-type, return-value]
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == (str(tmp_path / "compile") if shared else "own")

@@ -1,0 +1,212 @@
+"""What a trial measures, held to a device whose truth is known: the simulated GPU."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.child import tiny
+from training.errors import TrainingError
+from worker.child import soak
+from worker.child.arrange import plan_of
+from worker.child.timing import Unit, time_unit
+from worker.child.warmup import warm
+from worker.devices import discover, open_device
+from worker.devices.facts import all_facts
+from worker.devices.simulated import FULL_CLOCK, Simulated, Span, World
+from worker.devices.simulated_memory import LARGE_SEGMENT, SMALL_SEGMENT, Allocator
+
+SLOW = World(flops=2e9, bandwidth=2e9)  # so slow that a tiny model keeps it busy
+PLAIN = replace(SLOW, first_call_seconds=0.0, segment_seconds=0.0)
+MIB = 1 << 20
+Make = Callable[..., Unit]
+
+
+@pytest.fixture
+def unit(llama: Path, functions: Path) -> Make:
+    """Makes the unit of a tiny Llama on a simulated GPU of its own, which is closed."""
+
+    def make(world: World, micro: int = 4, **levers: Any) -> Unit:
+        device = Simulated(world=world)
+        try:
+            bundle = tiny.bundle(tiny.job(llama, functions), "lora", device, **levers)
+        finally:
+            device.close()
+        device.host = device.device = 0.0
+        return Unit(bundle, micro, plan_of(bundle, list(range(16)), micro))
+
+    return make
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[[Unit], Any]]:
+    """Lets a unit's device count, until the test is over."""
+    entered: list[Any] = []
+
+    def run(unit: Unit) -> Simulated:
+        device = unit.bundle.device
+        assert isinstance(device, Simulated)
+        device.open()
+        entered.append(device)
+        return device
+
+    yield run
+    for device in reversed(entered):
+        device.close()
+
+
+def seconds(unit: Unit) -> float:
+    """The unit's seconds by a timing as trials do it."""
+    warm(unit)
+    time_unit(unit, passes=2)
+    return unit.timing().seconds
+
+
+@pytest.fixture
+def truth(unit: Make, running: Any) -> float:
+    """What the unit takes where nothing is ever called for the first time."""
+    made = unit(PLAIN)
+    running(made)
+    made.run()
+    made.run()
+    return made.timing().seconds
+
+
+def test_it_is_no_users_device() -> None:
+    assert "simulated" in discover() and all(one.device != "simulated" for one in all_facts())
+    device = open_device("simulated")
+    assert isinstance(device, Simulated) and device.has_own_memory
+    device.close()
+
+
+def test_first_calls_are_in_no_timing_and_told_apart(unit: Make, running: Any, truth: float) -> None:
+    cold = unit(SLOW)
+    running(cold)
+    cold.run()
+    assert cold.timing().seconds > 1.2 * truth, "what a timing without a warm-up would say"
+    made = unit(SLOW)
+    device = running(made)
+    before = device.first_calls
+    assert seconds(made) == pytest.approx(truth, rel=0.02)
+    # Beside the first calls, a warm-up asks for memory, and its gradients are not accumulated.
+    assert made.first_calls() == pytest.approx(device.first_calls - before, rel=0.15)
+
+
+def test_a_device_that_waits_for_the_host_is_timed_as_it_is(unit: Make, running: Any) -> None:
+    """Launches take longer than what they ask for: the host never runs ahead."""
+    bound = replace(PLAIN, flops=1e15, bandwidth=1e15, launch_seconds=1e-4)
+    made = unit(bound)
+    device = running(made)
+    made.run()
+    began = device.host
+    made.run()
+    assert made.timing().seconds == pytest.approx(device.host - began, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["others", "throttled"])
+def test_disturbed_timings_are_repeated(unit: Make, running: Any, truth: float, kind: str) -> None:
+    disturbed: dict[str, Any] = {kind: (Span(truth * 1.5, truth * 3.0, 0.5),)}
+    made = unit(replace(SLOW, first_call_seconds=0.0, **disturbed))
+    running(made)
+    assert seconds(made) == pytest.approx(truth, rel=0.02)
+    assert made.pieces.dirty, "some were disturbed"
+    clocks = made.timing().clock_mhz
+    assert clocks is not None and (clocks[0] < FULL_CLOCK) == (kind == "throttled")
+    assert made.timing().slowed_by == (("heat",) if kind == "throttled" else ())
+
+
+def test_peaks_change_nothing_between_steps(unit: Make, running: Any) -> None:
+    """Reading a peak asks nothing of the device: the step after it needs no new segment."""
+    made = unit(SLOW)
+    device = running(made)
+    made.run()
+    calls = device.memory.calls
+    device.reset_peak()
+    made.run()
+    assert device.memory.calls == calls
+    device.empty_cache()
+    made.run()
+    assert device.memory.calls > calls
+
+
+def ever_larger(unit: Unit) -> None:
+    """Each forward pass needs a buffer that no cached segment has room for."""
+    sizes = iter(range(20, 1000, 2))
+
+    def buffer(*_: Any) -> None:
+        torch.ones(next(sizes) * MIB, dtype=torch.uint8)
+
+    unit.bundle.model.register_forward_pre_hook(buffer)
+
+
+def test_retries_are_counted_in_timings(unit: Make, running: Any) -> None:
+    made = unit(SLOW)
+    device = running(made)
+    made.run()
+    assert made.timing().retries == 0
+    device.limit(device.peak() + 40 * MIB)
+    ever_larger(made)
+    made.run()
+    assert made.timing().retries > 0
+
+
+def test_a_soak_whose_memory_is_ever_full_does_not_pass(unit: Make, running: Any) -> None:
+    made = unit(SLOW)
+    device = running(made)
+    made.run()
+    device.limit(device.peak() + 100 * MIB)
+    ever_larger(made)
+    with pytest.raises(TrainingError, match="two steps running"):
+        soak.soak(made.bundle, 4, 40, 0, 4, 600.0)
+
+
+def test_the_allocator_keeps_blocks_and_splits_them() -> None:
+    memory = Allocator(100 * MIB)
+    first, second = memory.allocate(3 * MIB), memory.allocate(1)
+    assert (first.size, second.size) == (3 * MIB, 512)
+    assert memory.reserved == LARGE_SEGMENT + SMALL_SEGMENT and memory.allocated == 3 * MIB + 512
+    memory.free(first)
+    assert memory.reserved == LARGE_SEGMENT + SMALL_SEGMENT, "it is kept for the next"
+    assert memory.allocate(5 * MIB).segment == first.segment and memory.calls == 2
+    assert memory.allocate(30 * MIB).size == 30 * MIB and memory.reserved == 52 * MIB
+
+
+def test_the_allocator_frees_its_cache_before_it_gives_up() -> None:
+    memory = Allocator(64 * MIB)
+    big = memory.allocate(40 * MIB)
+    memory.free(big)
+    assert memory.allocate(50 * MIB).size == 50 * MIB and memory.retries == 1
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        memory.allocate(20 * MIB)
+
+
+def test_fragments_are_no_room() -> None:
+    memory = Allocator(40 * MIB)
+    blocks = [memory.allocate(2 * MIB) for _ in range(20)]
+    for block in blocks[::2]:
+        memory.free(block)
+    assert memory.allocated == 20 * MIB and memory.largest_free() == 2 * MIB
+    with pytest.raises(torch.OutOfMemoryError):
+        memory.allocate(3 * MIB)
+    for block in blocks[1::2]:
+        memory.free(block)
+    assert memory.largest_free() == LARGE_SEGMENT, "free neighbours become one"
+
+
+def test_medians_hide_nothing_steady(unit: Make, running: Any, truth: float) -> None:
+    """Every pass over the unit takes the same, to a thousandth."""
+    made = unit(PLAIN)
+    running(made)
+    made.run()
+    times = []
+    for _ in range(3):
+        fresh = Unit(made.bundle, made.micro, made.plan)
+        fresh.run()
+        times.append(fresh.timing().seconds)
+    assert statistics.pstdev(times) < 1e-3 * truth

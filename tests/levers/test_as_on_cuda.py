@@ -1,0 +1,148 @@
+"""What goes wrong on a GPU only, or only with many shapes, as far as a CPU can show it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import CheckpointPolicy
+
+from service.contract.child import Failed
+from service.contract.hardware import HardwareFacts
+from service.contract.measurement import Outcome
+from service.contract.states import Origin
+from service.contract.task import TrialRequest
+from service.levers import LEVERS, excluded
+from tests.child import tiny
+from training.levers.checkpointing import keep_what_is_dear
+from training.levers.compile import without_wrong_gradients
+from training.levers.normalisation import low_precision_norms
+from worker.child import entry, steps
+from worker.child.arrange import plan_of
+from worker.child.measure import check_reference
+
+Facts = Callable[..., HardwareFacts]
+POINT = {lever.name: lever.baseline for lever in LEVERS.values()} | {"task": "causal-lm", "method": "full"}
+
+
+@pytest.fixture
+def fresh() -> Any:
+    """No compiled code and the compiler's own settings, before and after."""
+    limit = torch._dynamo.config.recompile_limit
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit = limit, False
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_quantised_base_computes_in_the_checkpoints_dtype(
+    llama: Path, functions: Path, tmp_path: Path, dtype: str
+) -> None:
+    """What Trainer does unasked: precision=checkpoint has no autocast, and bitsandbytes' own default would be fp32."""
+    import bitsandbytes as bnb
+
+    folder = Path(shutil.copytree(llama, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}))
+    bundle = tiny.bundle(tiny.job(folder, functions), "qlora", precision="checkpoint")
+    found = {one.compute_dtype for one in bundle.model.modules() if isinstance(one, bnb.nn.Linear4bit)}
+    assert found == {getattr(torch, dtype)}
+
+
+def test_chained_norms_have_right_gradients() -> None:
+    """https://github.com/pytorch/pytorch/issues/193061: the setting that breaks them is off, and they are right."""
+    without_wrong_gradients()
+    from torch._inductor import config
+
+    assert not getattr(config.triton, "mix_order_reduction", False)
+
+    def chained(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        inner = torch.nn.functional.rms_norm(x, (32,), first)
+        return torch.nn.functional.layer_norm(inner + x, (32,), second).square().sum()
+
+    torch.manual_seed(0)
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((6, 8, 32), (32,), (32,))]
+    plain = torch.autograd.grad(chained(*given), given)
+    compiled = torch.autograd.grad(torch.compile(chained, backend="aot_eager")(*given), given)
+    assert all(torch.allclose(one, other) for one, other in zip(plain, compiled, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_dropout_switched_off_compiles_nothing_again(bert: Path, reviews: Path, fresh: None) -> None:
+    job = tiny.job(bert, reviews, task="sequence-classification")
+    bundle = tiny.bundle(job, "full", compile="per-layer-aot-eager")
+    bundle.compile()
+    (step,) = plan_of(bundle, list(range(8)), 4, 8)
+    batches, terms, _ = steps.prepare(bundle, step)
+    steps.optimizer_step(bundle, batches, terms)
+    before = graphs()
+    assert before > 0
+    request = TrialRequest(configuration=bundle.configuration, origin=Origin.baseline, number=1)
+    check_reference(bundle, list(range(8)), request, 4, [])
+    assert graphs() == before
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_too_many_shapes_for_compiled_code_are_said(llama: Path, functions: Path, fresh: None) -> None:
+    """Otherwise torch goes on without compiled code, and a timing would hold that."""
+    bundle = tiny.bundle(tiny.job(llama, functions), "lora")
+    for layer in bundle.model.base_model.model.model.layers:
+        layer.compile(dynamic=False, backend="eager")
+    torch._dynamo.config.recompile_limit = 2
+    bundle.recipe = SimpleNamespace(**{**vars(bundle.recipe), "compiled": ()})  # type: ignore[assignment]
+    bundle.compile()
+    with pytest.raises(Exception) as caught:
+        for length in (4, 8, 12, 16):
+            bundle.model(input_ids=torch.ones((1, length), dtype=torch.long))
+    told = entry._failure(caught.value, [])
+    assert isinstance(told, Failed) and (told.outcome, told.reason) == (Outcome.invalid, entry.TOO_MANY_SHAPES)
+
+
+def test_fp8_gets_rows_of_a_multiple_of_16_tokens() -> None:
+    for padding, batching, allowed in (
+        ("longest", "padded", False),
+        ("multiple-8", "packed", False),
+        ("multiple-64", "grouped", True),
+    ):
+        point = POINT | {"precision": "bf16-mixed", "float8": "tensorwise", "compile": "per-layer"}
+        assert (excluded(point | {"padding": padding, "batching": batching}) is None) == allowed
+
+
+def test_low_precision_norms_take_16_bit_weights() -> None:
+    """The frozen base under an adapter has them; torch's LayerNorm takes no input of another dtype."""
+    model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 16)).to(torch.bfloat16)
+    low_precision_norms(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model[0](torch.randn(2, 16)).dtype is torch.bfloat16
+
+
+def test_selective_checkpointing_keeps_what_attention_computed() -> None:
+    from torch.nn.attention import varlen
+
+    assert varlen
+    kept = [
+        torch.ops.torch_attn._varlen_attn.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten.mm.default,
+        SimpleNamespace(name=lambda: "flash_attn::_flash_attn_varlen_forward"),
+    ]
+    assert {keep_what_is_dear(None, one) for one in kept} == {CheckpointPolicy.MUST_SAVE}
+    assert keep_what_is_dear(None, torch.ops.aten.gelu.default) is CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def test_medium_precision_is_tf32_on_a_gpu(facts: Facts) -> None:
+    medium = LEVERS["precision"].choice("fp32-medium")
+    assert medium.missing(facts(bf16_native=True)) is None
+    said = medium.missing(facts(device="cuda", capability=(9, 0), bf16_native=True))
+    assert said is not None and "tf32" in said

@@ -1,0 +1,80 @@
+"""Projections computed otherwise have the gradients that peft's have, whatever is around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.child import tiny
+from training.errors import TrainingError
+from training.levers import projections
+from worker.child import steps
+from worker.child.arrange import plan_of
+from worker.child.build import Bundle
+
+SAMPLES = list(range(8))
+Build = Callable[..., Bundle]
+
+
+@pytest.fixture
+def build(llama: Path, functions: Path) -> Build:
+    def make(method: str = "lora", dropout: float = 0.0, **levers: Any) -> Bundle:
+        return tiny.bundle(tiny.job(llama, functions, lora={"r": 4, "alpha": 8, "dropout": dropout}), method, **levers)
+
+    return make
+
+
+def gradients(bundle: Bundle) -> dict[str, torch.Tensor]:
+    """Of a step of accumulated micro batches, with B matrices that are not zero."""
+    torch.manual_seed(3)
+    for name, parameter in bundle.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    (step,) = plan_of(bundle, SAMPLES, 4, 8)
+    batches, terms, _ = steps.prepare(bundle, step)
+    for batch in batches:
+        steps.forward_backward(bundle, batch, torch.tensor(terms))
+    return tiny.gradients(bundle.model)
+
+
+@pytest.mark.parametrize(
+    ("method", "levers", "away"),
+    [
+        ("lora", {}, 1e-6),
+        ("lora", {"checkpointing": "full"}, 1e-6),
+        ("lora", {"checkpointing": "every-2", "batching": "packed"}, 1e-6),
+        ("lora", {"precision": "bf16-mixed"}, 2e-3),
+        ("qlora", {}, 1e-6),
+        ("qlora", {"quantization": "nf4", "checkpointing": "full"}, 1e-6),
+    ],
+)
+def test_fused_gradients_are_pefts(build: Build, method: str, levers: dict[str, str], away: float) -> None:
+    plain, fused = (gradients(build(method, projections=one, **levers)) for one in ("peft", "fused"))
+    assert tiny.furthest(plain, fused) < away
+
+
+def test_without_the_cast_the_numbers_are_the_same(build: Build) -> None:
+    plain, uncast = (gradients(build(precision="bf16-mixed", projections=one)) for one in ("peft", "without-cast"))
+    assert tiny.furthest(plain, uncast) == 0.0
+
+
+def test_siblings_are_computed_once(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, calls = build(projections="fused"), []
+    real = projections.together
+
+    def counted(x: Any, group: list[Any]) -> Any:
+        calls.append(len(group))
+        return real(x, group)
+
+    monkeypatch.setattr(projections, "together", counted)
+    bundle.model(input_ids=torch.ones((1, 4), dtype=torch.long))
+    assert sorted(calls) == [1, 1, 1, 1, 2, 2, 3, 3], "two layers: q k v, o, gate up, down"
+
+
+def test_an_adapter_with_dropout_is_not_fused(build: Build) -> None:
+    with pytest.raises(TrainingError, match="adapters have dropout"):
+        build(projections="fused", dropout=0.1)

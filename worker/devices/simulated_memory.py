@@ -1,0 +1,124 @@
+"""A caching allocator without memory: the blocks, segments and rules of torch's CUDA allocator, as numbers.
+
+Sizes and rules are those of c10/cuda/CUDACachingAllocator.cpp: requests are rounded up to 512 bytes and served from
+cached segments, which are split; a segment is asked of the device only when none has room, and freed only when memory
+runs out (a retry).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+ROUND, SMALL, SMALL_SEGMENT = 512, 1 << 20, 2 << 20
+LARGE_SEGMENT, LEAST_LARGE, ROUND_LARGE = 20 << 20, 10 << 20, 2 << 20
+
+
+@dataclass
+class Block:
+    """A part of a segment."""
+
+    segment: int
+    start: int
+    size: int
+    is_free: bool = True
+
+
+@dataclass
+class Segment:
+    """Memory that was asked of the device at once, with its blocks in their order."""
+
+    size: int
+    is_small: bool
+    blocks: list[Block] = field(default_factory=list)
+
+    def is_unused(self) -> bool:
+        """Whether no tensor is in it."""
+        return all(block.is_free for block in self.blocks)
+
+
+class Allocator:
+    """Hands out blocks up to `cap` bytes in all segments together; torch.OutOfMemoryError where there is no room.
+
+    `calls` counts what was asked of the device (allocations and frees of segments), which is what takes time.
+    """
+
+    def __init__(self, cap: int) -> None:
+        self.cap = cap
+        self.allocated = self.reserved = self.peak_reserved = self.retries = self.calls = 0
+        self._segments: dict[int, Segment] = {}
+        self._number = 0
+
+    def allocate(self, size: int) -> Block:
+        """A block of at least that size."""
+        wanted = max(ROUND, -(-size // ROUND) * ROUND)
+        is_small = wanted <= SMALL
+        block = self._cached(wanted, is_small) or self._new(wanted, is_small)
+        self._split(block, wanted)
+        block.is_free = False
+        self.allocated += block.size
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back to the cache, where it becomes one with free neighbours."""
+        self.allocated -= block.size
+        block.is_free = True
+        blocks = self._segments[block.segment].blocks
+        at = blocks.index(block)
+        for left in (at, at - 1):  # first what follows it, then what is before it
+            if 0 <= left < len(blocks) - 1 and blocks[left].is_free and blocks[left + 1].is_free:
+                blocks[left].size += blocks.pop(left + 1).size
+
+    def empty_cache(self) -> None:
+        """Give the segments in which no tensor is back to the device."""
+        for number in [number for number, segment in self._segments.items() if segment.is_unused()]:
+            self.reserved -= self._segments.pop(number).size
+            self.calls += 1
+
+    def reset_peak(self) -> None:
+        """Begin a new peak of reserved bytes."""
+        self.peak_reserved = self.reserved
+
+    def largest_free(self) -> int:
+        """The largest block that the cache could hand out: much less than all that is free shows fragmentation."""
+        blocks = [one for segment in self._segments.values() for one in segment.blocks if one.is_free]
+        return max((one.size for one in blocks), default=0)
+
+    def _cached(self, wanted: int, is_small: bool) -> Block | None:
+        """The smallest free block of the pool that is large enough."""
+        fitting = [
+            block
+            for segment in self._segments.values()
+            if segment.is_small == is_small
+            for block in segment.blocks
+            if block.is_free and block.size >= wanted
+        ]
+        return min(fitting, key=lambda block: block.size, default=None)
+
+    def _new(self, wanted: int, is_small: bool) -> Block:
+        size = SMALL_SEGMENT if is_small else LARGE_SEGMENT if wanted < LEAST_LARGE else _rounded(wanted)
+        if self.reserved + size > self.cap:
+            self.retries += 1
+            self.empty_cache()
+        if self.reserved + size > self.cap:
+            import torch
+
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / 2**20:.2f} MiB (simulated)")
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        self.calls += 1
+        self._number += 1
+        block = Block(self._number, 0, size)
+        self._segments[self._number] = Segment(size, is_small, [block])
+        return block
+
+    def _split(self, block: Block, wanted: int) -> None:
+        """Cut what is left off, where it is enough for another request of the pool."""
+        segment = self._segments[block.segment]
+        left = block.size - wanted
+        if left >= ROUND if segment.is_small else left > SMALL:
+            segment.blocks.insert(segment.blocks.index(block) + 1, Block(block.segment, block.start + wanted, left))
+            block.size = wanted
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ROUND_LARGE) * ROUND_LARGE
