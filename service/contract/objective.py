@@ -21,8 +21,7 @@ def training_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | N
 
 def run_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
     """Wall-clock seconds of the run: loading and compiling once, and all optimizer steps."""
-    once = measurement.load_seconds + measurement.compile_seconds
-    return once + training_seconds(spec, measurement, timing)
+    return measurement.once_seconds + training_seconds(spec, measurement, timing)
 
 
 def score(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:

@@ -9,13 +9,13 @@ import pytest
 
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement
+from service.contract.measurement import Measurement, Outcome
 from service.contract.states import Origin
 from service.contract.task import PlanInput
-from tests.factory import configuration, history, measured, record, timing
+from tests.factory import configuration, failed, history, measured, record, timing
 from worker.plan import plan
 from worker.plan.proposers import proposers
-from worker.plan.proposers.sizes import neighbours
+from worker.plan.proposers.micro_batches import neighbours
 from worker.plan.view import View
 
 Facts = Callable[..., HardwareFacts]
@@ -24,7 +24,7 @@ Spec = Callable[..., JobSpec]
 
 def test_proposers_are_asked_in_their_order_the_baseline_first() -> None:
     names = [type(proposer).__name__ for proposer in proposers()]
-    assert names == ["Baseline", "Model", "Sizes", "Ablation", "Search", "Repeat"]
+    assert names == ["Baseline", "ExpectedImprovement", "MicroBatches", "Ablation", "Search", "Repeat"]
     assert [proposer.always for proposer in proposers()] == [True, False, False, False, False, False]
     assert len({proposer.order for proposer in proposers()}) == len(names)
 
@@ -75,3 +75,26 @@ def test_sizes_come_with_the_last_trials_and_not_where_they_were_timed(spec: Spe
     assert proposed(4, best) == [16, 4] and proposed(30, best) == [None, None]
     timed = best.model_copy(update={"curve": (timing(6.0, micro=16), timing(7.0, micro=4))})
     assert proposed(4, timed) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("weights", "fixed", "there"),
+    [("bfloat16", {}, True), ("float16", {}, True), ("float32", {}, False), ("bfloat16", {"precision": "fp32"}, False)],
+)
+def test_the_checkpoints_own_precision_is_searched_where_it_is_another(
+    spec: Spec, facts: Facts, weights: str, fixed: dict[str, str], there: bool
+) -> None:
+    """Where a checkpoint has 16 bits, its own format is what the user trains in now, and no other precision is that."""
+    first = record(measured(configuration(micro=8), 10.0, weights_dtype=weights), Origin.baseline)
+    known = PlanInput(spec=spec(search={"fixed": fixed}), facts=facts(), history=(first,), next_number=2)
+    assert ("checkpoint" in View(known, "lora").choices["precision"]) is there
+    assert "checkpoint" not in View(known.model_copy(update={"history": ()}), "lora").choices["precision"]
+
+
+def test_a_precision_that_the_model_lacks_stays_left_out_of_half_a_checkpoints_too(spec: Spec, facts: Facts) -> None:
+    first = record(measured(configuration(micro=8), 10.0, weights_dtype="bfloat16"), Origin.baseline)
+    refused = failed(configuration(precision="fp32"), Outcome.invalid, "no").model_copy(
+        update={"lacks": {"precision=fp32": "it has none"}}
+    )
+    known = PlanInput(spec=spec(), facts=facts(), history=(first, record(refused, number=2)), next_number=3)
+    assert View(known, "lora").choices["precision"] == ("checkpoint",)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from service.contract.job import Method
 from service.contract.states import JobPhase
-from service.contract.task import PlanDecision, PlanInput, TrialRequest
+from service.contract.task import PlanDecision, PlanInput, TrialRequest, VerifyRequest
 from service.levers import as_fixed
-from worker.plan.budget import Budget
+from worker.plan.budget import GRACE_SHARE, Budget
 from worker.plan.ending import nothing_worked
 from worker.plan.finalists import verification
 from worker.plan.proposers import proposers
-from worker.plan.proposers.model import promising
+from worker.plan.proposers.improvement import promising
 from worker.plan.space import blocked, unavailable
 from worker.plan.view import View, completed
 
@@ -33,18 +33,19 @@ def plan(known: PlanInput) -> PlanDecision:
     new: list[TrialRequest] = []
     if not known.verified_methods and not known.verify_open:
         _fill(known, methods, new, notes)
-    notes += _reused([View(known, method) for method in methods])
+    views = [View(known, method) for method in methods]
+    notes += _reused(views)
     planned = known.spec.search.trials
     if new or known.open_trials:
         phase = JobPhase.searching if known.history else JobPhase.baseline
         return PlanDecision(trials=tuple(new), phase=phase, planned_trials=planned, notes=tuple(notes))
     if known.verify_open:
         return PlanDecision(phase=JobPhase.verifying, notes=tuple(notes))
-    views = [View(known, method) for method in methods]
     if not known.verified_methods and Budget(known).allows(0) and not any(map(_has_more, views)):
         notes.append(ENDED)
     request = verification([view for view in views if view.method not in known.verified_methods])
     if request is not None:
+        notes += _late(known, request)
         return PlanDecision(verify=request, phase=JobPhase.verifying, planned_trials=planned, notes=tuple(notes))
     good = [one for view in views for one in view.good if as_fixed(known.spec, one.configuration)]
     error = None if good else nothing_worked(known.history)
@@ -54,6 +55,18 @@ def plan(known: PlanInput) -> PlanDecision:
 def _has_more(view: View) -> bool:
     """Whether something is worth a trial, so that only the budget has ended the search; or nothing ran at all."""
     return not view.good or next(promising(view), None) is not None
+
+
+def _late(known: PlanInput, request: VerifyRequest) -> list[str]:
+    """A sentence when the verification is expected to end well after the job's minutes."""
+    minutes = known.spec.search.minutes
+    late = known.elapsed_seconds + request.expected_seconds - minutes * 60
+    if late <= minutes * 60 * GRACE_SHARE:
+        return []
+    return [
+        f"search.minutes is {minutes:g}; the verification is expected to take about {request.expected_seconds:.0f} s, "
+        f"so the job ends about {late:.0f} s later than asked."
+    ]
 
 
 def _reused(views: list[View]) -> list[str]:

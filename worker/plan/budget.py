@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from service.contract.configuration import Configuration
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.measurement import Measurement
 from service.contract.states import Origin
 from service.contract.task import LEAST_SOAK_SECONDS, PlanInput
-from service.levers import is_compiled
+from service.levers import chosen, is_compiled
+from worker.plan.proof import STEPS, samples_a_step
 
 # Of the job's minutes (docs/decisions/0008), but as much as the verification will take if that is no more than half.
 VERIFY_SHARE, MOST_SHARE = 0.25, 0.5
-HELD_UNITS = 6.0  # work units of the fastest candidate, which the replays of a proof take about
-VERIFY_STARTS = 60.0  # seconds for the processes of a verification to load, beside the soak
+LEAST_BLOCKS = 2  # of a verification, however little time is left
+CANDIDATES = 4  # of a verification: the baseline and three finalists
+HELD_PROCESSES = 5  # of a proof and a soak
+REFERENCES = 2.0  # times what is replayed is trained by references, which are as slow as the slowest candidate
+BEGIN_SECONDS = 3.0  # of a process, before it loads the model
 GRACE_SHARE = 0.1  # of the job's minutes, by which a verification may go past them where trials took longer
 LEAST_VERIFY = 1.0  # seconds: two blocks, a proof and a soak run however little time is left
-COMPILE_FACTOR = 2.5  # times the usual time limit, for a trial that compiles
-COMPILE_ROOM = 10.0  # median trials that must fit in the time left for one that compiles, as each block compiles again
+COMPILES = 2  # of a configuration: in its trial, and in the first process of the verification
+HOST_CORES = 8.0  # that compile a host's kernels in the time that the catalogue says
 PATIENCE = 3.0  # times the longest trial so far: the time limit of a trial
 LEAST_LIMIT = 45.0  # seconds
 
@@ -33,6 +41,7 @@ class Budget:
             if one.request.origin is not Origin.baseline
         ]
         self._typical = statistics.median(spent) if spent else 0.0
+        self._is_first = not spent and all(one.origin is Origin.baseline for one in known.open_trials)
         self._longest = max((sum(one.measurement.time_spent.values()) for one in known.history), default=0.0)
 
     def left(self) -> float:
@@ -41,29 +50,48 @@ class Budget:
         return self._seconds - kept - self._known.elapsed_seconds
 
     def _verification(self) -> float:
-        """About how many seconds a verification takes: two blocks of baseline and finalists, a proof, and a soak."""
-        units = [one.measurement.timing.seconds for one in self._known.history if one.measurement.timing]
-        if not units:
+        """About how many seconds a verification of the slowest trial, as the baseline is, and the fastest takes."""
+        good = [one.measurement for one in self._known.history if one.measurement.timing]
+        if not good:
             return 0.0
-        fastest, blocks = min(units), 2 * (max(units) + 3 * min(units))
-        return blocks + HELD_UNITS * fastest + LEAST_SOAK_SECONDS + VERIFY_STARTS
+        ordered = sorted(good, key=lambda one: one.timing.seconds if one.timing else 0.0)
+        return verification_seconds(self._known.spec, [ordered[-1], *[ordered[0]] * (CANDIDATES - 1)])
 
     def allows(self, planned: int) -> bool:
-        """Whether another trial may begin beside `planned` new ones, as there is time for a trial of median length."""
-        count = len(self._known.history) + len(self._known.open_trials) + planned
-        return count < self._known.spec.search.trials and self.left() > self._typical
+        """Whether another trial may begin beside `planned` new ones, as there is time for a trial of median length.
+
+        The first beside the baseline may begin in any case: without it there would be nothing to recommend.
+        """
+        return self._trials_left(planned) > 0 and (self._has_time() or (self._is_first and not planned))
 
     def trials_left(self, planned: int) -> float:
         """About how many more trials fit beside `planned` new ones, by their number and by their median length."""
-        count = len(self._known.history) + len(self._known.open_trials) + planned
-        by_number = self._known.spec.search.trials - count
+        by_number = self._trials_left(planned)
         return min(by_number, self.left() / self._typical) if self._typical else by_number
+
+    def _has_time(self) -> bool:
+        return self.left() > self._typical
+
+    def _trials_left(self, planned: int) -> int:
+        return self._known.spec.search.trials - len(self._known.history) - len(self._known.open_trials) - planned
 
     def affords(self, configuration: Configuration) -> bool:
         """Whether there is time for this configuration; one that compiles takes longer to try and to verify."""
         if is_compiled(configuration.levers):
-            return self.left() > COMPILE_ROOM * (self._typical or self._longest)
-        return self.left() > self._typical
+            return self.left() > (self._typical or self._longest) + COMPILES * self.compiling(configuration)
+        return self._has_time() or self._is_first
+
+    def compiling(self, configuration: Configuration) -> float:
+        """About how many seconds it compiles: as the catalogue says, scaled by what the job's other compiles took."""
+        pace = max(
+            (
+                one.measurement.compile_seconds / once
+                for one in self._known.history
+                if (once := _once(one.measurement.configuration)) and one.measurement.compile_seconds
+            ),
+            default=unmeasured_pace(self._known.facts),
+        )
+        return pace * _once(configuration)
 
     def trial_limit(self, configuration: Configuration, origin: Origin) -> float:
         """The time limit of a trial in seconds: a few times the longest trial so far.
@@ -72,10 +100,40 @@ class Budget:
         """
         if origin is Origin.baseline or not self._longest:
             return max(LEAST_LIMIT, self._seconds)
-        factor = COMPILE_FACTOR if is_compiled(configuration.levers) else 1.0
-        return max(LEAST_LIMIT, min(PATIENCE * factor * self._longest, self._seconds))
+        return max(LEAST_LIMIT, min(PATIENCE * (self._longest + self.compiling(configuration)), self._seconds))
 
     def verify_seconds(self, methods: int) -> float:
         """Seconds for the next verification, when that many methods are still to be verified."""
         left, grace = self._seconds - self._known.elapsed_seconds, self._seconds * GRACE_SHARE
         return max(left, grace + min(0.0, left), LEAST_VERIFY) / methods
+
+
+def unmeasured_pace(facts: HardwareFacts) -> float:
+    """How many times what the catalogue says compiling takes here, as long as nothing has been compiled.
+
+    A GPU's kernels are compiled by Triton in about that time. A host's are C++, which all its cores compile: on two, a
+    layer of `examples/llama-13m` and its backward took 110 s, of 25 expected (`make demo`, 2026-11-23).
+    """
+    return 1.0 if facts.has_own_memory else max(1.0, HOST_CORES / facts.cores)
+
+
+def verification_seconds(spec: JobSpec, candidates: Sequence[Measurement]) -> float:
+    """About how many seconds a verification of these takes: two blocks of all, a proof of the fastest, and a soak."""
+    units = [one.timing.seconds for one in candidates if one.timing]
+    paces = [one.timing.seconds / one.timing.samples for one in candidates if one.timing]
+    starts = [process_seconds(one) for one in candidates]
+    replayed = STEPS[spec.search.verify] * samples_a_step(candidates[-1])
+    held = replayed * (min(paces, default=0.0) + REFERENCES * max(paces, default=0.0))
+    held += HELD_PROCESSES * statistics.median(starts) + LEAST_SOAK_SECONDS
+    compiling = sum(one.compile_seconds for one in candidates)
+    return compiling + LEAST_BLOCKS * (sum(units) + sum(starts)) + held
+
+
+def process_seconds(measured: Measurement) -> float:
+    """About how many seconds a process takes until it trains: its start, its data and its model."""
+    return BEGIN_SECONDS + sum(measured.time_spent.get(phase, 0.0) for phase in ("start", "data", "load", "build"))
+
+
+def _once(configuration: Configuration) -> float:
+    """The seconds that its choices are expected to take once, before the first step."""
+    return sum(choice.effect.once for choice in chosen(configuration.levers))

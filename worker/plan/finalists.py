@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.task import VerifyRequest
 from service.levers import taken_back
+from worker.plan.budget import verification_seconds
 from worker.plan.view import View
 
 FINALISTS = 3
@@ -61,15 +63,9 @@ def _other_sizes(view: View, best: Measurement) -> list[Measurement]:
     ][:1]
 
 
-def block_seconds(measured: Measurement) -> float:
-    """About how long a candidate's block takes: its trial without the search for the batch and without repetitions."""
-    once = sum(measured.time_spent.get(phase, 0.0) for phase in ("load", "build", "compile"))
-    return once + (measured.timing.seconds if measured.timing else 0.0)
-
-
-def affordable(best: list[Measurement], always: list[Measurement], seconds: float) -> list[Measurement]:
-    """As many of the best as can run a block in that time, with those that always run; at least the first."""
-    while len(best) > 1 and sum(map(block_seconds, (*always, *best))) > seconds:
+def affordable(spec: JobSpec, best: list[Measurement], always: list[Measurement], seconds: float) -> list[Measurement]:
+    """As many of the best as can be verified in that time, with those that always are; at least the first."""
+    while len(best) > 1 and verification_seconds(spec, [*always, *best]) > seconds:
         best = best[:-1]
     return best
 
@@ -84,7 +80,8 @@ def verification(left: list[View]) -> VerifyRequest | None:
         if not best:
             continue
         seconds = view.budget.verify_seconds(len(left))
-        best = affordable(best, [baseline] if baseline else [], seconds)
+        always = [baseline] if baseline else []
+        best = affordable(view.spec, best, always, seconds)
         others = [one for one in view.good if one != baseline and one not in best]
         return VerifyRequest(
             method=view.method,
@@ -93,5 +90,6 @@ def verification(left: list[View]) -> VerifyRequest | None:
             reserves=tuple(others[:RESERVES]),
             blocks=BLOCKS[view.spec.search.verify],
             seconds_limit=seconds,
+            expected_seconds=verification_seconds(view.spec, [*always, *best]),
         )
     return None

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
-from service.levers import LEVERS, circumstances, exclusions
+from service.levers import circumstances, exclusions
 from worker.plan.space import Space, applicable, make
 
 Rows = NDArray[np.int64]  # (configurations, columns)
+Floats = NDArray[np.float64]
 EFFECTIVE = "effective_batch_size"
 
 
@@ -32,15 +33,13 @@ class Grid:
         effectives: tuple[int, ...],
         seen: list[Configuration],
     ) -> None:
-        self._spec, self._method, self._effectives = spec, method, effectives
+        self._spec, self._method = spec, method
         space = applicable(choices, method, spec.task)
         space[EFFECTIVE] = tuple(map(str, effectives))
         found = [_values(one) for one in seen]
         self.names = tuple(space)
         self.sizes = np.array([len(space[name]) for name in self.names])
-        self.options = [
-            tuple(dict.fromkeys((*space[name], _baseline(name), *(one[name] for one in found)))) for name in self.names
-        ]
+        self.options = [tuple(dict.fromkeys((*space[name], *(one[name] for one in found)))) for name in self.names]
         self._place = [{option: at for at, option in enumerate(options)} for options in self.options]
         self._rules = self._prepared()
 
@@ -87,12 +86,12 @@ class Grid:
         kept: Rows = found[self.valid(found)]
         return kept
 
-    def table(self, of_choice: dict[tuple[str, str], float], otherwise: float = 0.0) -> NDArray[np.float64]:
-        """(columns, options): a number of each (column's name, option), to be looked up with `look_up`."""
-        found = np.full((len(self.names), max(map(len, self.options))), otherwise)
+    def table(self, of_choice: dict[tuple[str, str], float]) -> Floats:
+        """(columns, options): a number of each (column's name, option), 0 without, to be looked up with `look_up`."""
+        found = np.zeros((len(self.names), max(map(len, self.options))))
         for at, name in enumerate(self.names):
             for place, option in enumerate(self.options[at]):
-                found[at, place] = of_choice.get((name, option), otherwise)
+                found[at, place] = of_choice.get((name, option), 0.0)
         return found
 
     def members(self, name: str, values: tuple[str, ...]) -> NDArray[np.bool_]:
@@ -110,14 +109,10 @@ class Grid:
         return rules
 
 
-def look_up(table: NDArray[np.float64], rows: Rows) -> NDArray[np.float64]:
+def look_up(table: Floats, rows: Rows) -> Floats:
     """The table's number of every place of the rows, in their shape."""
     return table[np.arange(table.shape[0]), rows]
 
 
 def _values(configuration: Configuration) -> dict[str, str]:
     return {**configuration.levers, EFFECTIVE: str(configuration.effective_batch_size)}
-
-
-def _baseline(name: str) -> str:
-    return LEVERS[name].baseline if name in LEVERS else "8"

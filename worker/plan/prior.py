@@ -6,16 +6,15 @@ import math
 import statistics
 
 import numpy as np
-from numpy.typing import NDArray
 
 from service.contract.measurement import Outcome
 from service.levers import LEVERS
 from service.levers.base import Effect
-from worker.plan.grid import EFFECTIVE, Grid, Rows, look_up
+from worker.plan.budget import unmeasured_pace
+from worker.plan.grid import EFFECTIVE, Floats, Grid, Rows, look_up
 from worker.plan.space import TRAINER_BATCH
 from worker.plan.view import View, was_given_too_much
 
-HALF = ("bfloat16", "float16")
 EMULATED = 1.5  # expected factor of a choice that this hardware only emulates, where a job asks for it by name
 PADDED_SHARE = 0.4  # of what a device computes is padding, where nothing is known of the data yet
 DOUBLING = 0.93  # expected factor for an effective batch of twice the size: fewer, larger passes and updates
@@ -30,22 +29,19 @@ class Prior:
     """
 
     def __init__(self, view: View, grid: Grid) -> None:
-        effects = {
-            (name, choice.name): choice.effect
+        choices = {
+            (name, choice.name): choice
             for name, lever in LEVERS.items()
             for choice in lever.choices
             if choice.name != lever.baseline
         }
-        limited, half, padding = is_limited(view), _is_half(view), padded_share(view)
+        limited, half, padding = is_limited(view), view.is_half(), padded_share(view)
         own = view.facts.has_own_memory
-        factors = {of: math.log(_factor(effect, limited, half, own, padding)) for of, effect in effects.items()}
-        factors |= {
-            (name, choice.name): math.log(EMULATED)
-            for name, lever in LEVERS.items()
-            for choice in lever.choices
-            if choice.name != lever.baseline and choice.missing(view.facts)
+        factors = {
+            of: math.log(EMULATED if one.missing(view.facts) else _factor(one.effect, limited, half, own, padding))
+            for of, one in choices.items()
         }
-        spreads = {of: effect.spread for of, effect in effects.items()}
+        spreads = {of: one.effect.spread for of, one in choices.items()}
         smallest = min(view.effectives)
         for size in view.effectives:
             doublings = math.log2(size / smallest)
@@ -58,26 +54,25 @@ class Prior:
             for lever in LEVERS.values()
             for one in lever.together
         ]
-        self._once = grid.table(_once(view, effects))
+        self._once = grid.table(_once(view, {of: one.effect.once for of, one in choices.items() if one.effect.once}))
 
-    def expected(self, rows: Rows) -> NDArray[np.float64]:
+    def expected(self, rows: Rows) -> Floats:
         """The expected logarithm of each row's seconds, relative to the levers' baselines."""
-        found: NDArray[np.float64] = look_up(self.mean, rows).sum(axis=1)
+        found: Floats = look_up(self.mean, rows).sum(axis=1)
         for parts, factor in self._together:
             found += math.log(factor) * np.all([members[rows[:, column]] for column, members in parts], axis=0)
         return found
 
-    def once(self, rows: Rows) -> NDArray[np.float64]:
+    def once(self, rows: Rows) -> Floats:
         """The seconds that a run of each row takes before its first step, where the job's objective counts them."""
-        found: NDArray[np.float64] = look_up(self._once, rows).sum(axis=1)
+        found: Floats = look_up(self._once, rows).sum(axis=1)
         return found
 
 
-def _once(view: View, effects: dict[tuple[str, str], Effect]) -> dict[tuple[str, str], float]:
-    """(lever, choice) -> seconds that it takes once: as measured, or as the catalogue says, scaled by what was."""
+def _once(view: View, expected: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    """(lever, choice) -> seconds that it takes once: as measured, or as `expected`, scaled by what was."""
     if view.spec.search.objective != "wall-clock":
         return {}
-    expected = {of: effect.once for of, effect in effects.items() if effect.once}
     measured: dict[tuple[str, str], list[float]] = {}
     for one in view.good:
         mine = [of for of in one.configuration.levers.items() if of in expected]
@@ -85,7 +80,7 @@ def _once(view: View, effects: dict[tuple[str, str], Effect]) -> dict[tuple[str,
             share = expected[of] / sum(expected[other] for other in mine)
             measured.setdefault(of, []).append(one.compile_seconds * share)
     known = {of: statistics.median(seconds) for of, seconds in measured.items()}
-    scale = statistics.median([known[of] / expected[of] for of in known]) if known else 1.0
+    scale = statistics.median([known[of] / expected[of] for of in known]) if known else unmeasured_pace(view.facts)
     return {of: known.get(of, seconds * scale) for of, seconds in expected.items()}
 
 
@@ -113,12 +108,6 @@ def is_limited(view: View) -> bool:
 def short_of_memory(view: View) -> bool:
     """Whether a trial did not fit at any micro batch."""
     return any(one.outcome is Outcome.infeasible and not was_given_too_much(one) for one in view.history)
-
-
-def _is_half(view: View) -> bool:
-    """Whether the checkpoint's weights have 16 bits, as a trial in the checkpoint's own format found."""
-    found = [one.weights_dtype for one in view.history if one.configuration.levers["precision"] == "checkpoint"]
-    return any(dtype in HALF for dtype in found)
 
 
 def padded_share(view: View) -> float:

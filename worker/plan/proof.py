@@ -17,7 +17,6 @@ from service.contract.measurement import Measurement
 from service.contract.replay import Proof, Replay
 from service.levers import LEVERS, chosen
 from service.levers.optimizer import WHOLE_STEP
-from worker.plan.view import precise
 
 STEPS = {"quick": 10, "standard": 20, "strict": 50}
 LEAST_SAMPLES = 4  # a step
@@ -41,6 +40,12 @@ class Noise:
 
     loss: float
     movement: float
+
+
+def precise(measurement: Measurement) -> bool:
+    """Whether a measurement was computed in fp32 throughout, so that only other trials' rounding makes them differ."""
+    rounded = any(choice.changes_numerics for choice in chosen(measurement.configuration.levers))
+    return not rounded and measurement.weights_dtype in (None, "float32")
 
 
 def exposed(spec: JobSpec, candidate: Measurement) -> JobSpec:

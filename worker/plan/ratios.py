@@ -7,14 +7,10 @@ import statistics
 from collections.abc import Sequence
 
 from service.contract.job import JobSpec
-from service.contract.measurement import Block, Measurement
+from service.contract.measurement import NORMAL, PROCESS_SPREAD, Block, Measurement
 from service.contract.objective import score
 from service.contract.task import VerifyRequest
 
-# The standard deviation of the logarithm of a ratio from one pair of processes to the next, which no spread within a
-# process shows. It is assumed where fewer than three blocks tell it.
-PROCESS_SPREAD = 0.02
-NORMAL = 1.96  # standard errors to each side that hold 95%
 SURE_WITHIN = 0.05  # half the width of the speed-up's interval at which it is settled
 TIED_WITHIN = 0.01  # candidates whose ratio is surely this close to 1 count as tied
 
@@ -25,7 +21,8 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
     """(their cost divided by ours in the blocks that both ran in, low, high): the 95% interval. None without a block.
 
     The cost is the job's objective. The variance has two parts: that within a block, from its turns or, where the
-    candidates were not alive together, from the intervals of their timings; and that between blocks.
+    candidates were not alive together, from the intervals of their timings; and that between blocks, which is assumed
+    to be PROCESS_SPREAD's at least, and where fewer than three blocks tell it.
     """
     logs, within = [], []
     for block in blocks:
@@ -56,8 +53,7 @@ def standard_error(ours: Block, theirs: Block) -> float:
         # Student's t is wider than the normal distribution where there are few turns.
         wider = 1 + 1.2 / (len(both) - 1)
         return wider * statistics.stdev(both) / math.sqrt(len(both))
-    widths = (math.log(one.timing.high / one.timing.low) for one in (ours, theirs) if one.timing)
-    return math.hypot(*widths) / (2 * NORMAL)
+    return math.hypot(*(one.timing.log_error for one in (ours, theirs) if one.timing))
 
 
 def relative_costs(spec: JobSpec, blocks: tuple[Block, ...], candidates: Sequence[Measurement]) -> dict[str, float]:

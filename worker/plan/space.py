@@ -36,15 +36,18 @@ def blocked(spec: JobSpec, facts: HardwareFacts, lacks: Mapping[str, str]) -> st
     return None
 
 
-def space(spec: JobSpec, facts: HardwareFacts) -> Space:
-    """Each lever's choices: the one that the job fixes, all available ones where it is searched, else the baseline."""
+def space(spec: JobSpec, facts: HardwareFacts, half: bool = False) -> Space:
+    """Each lever's choices: the one that the job fixes, all available ones where it is searched, else the baseline.
+
+    `half` is whether the checkpoint's weights are known to have 16 bits.
+    """
     found: Space = {}
     for name, lever in LEVERS.items():
         asked = spec.search.levers is not None and name in spec.search.levers
         usable = tuple(
             choice.name
             for choice in lever.choices
-            if choice.searched
+            if (choice.searched or (half and choice.searched_of_half))
             and (not choice.changes_learning or spec.search.quality == "allow")
             and choice.missing(facts, asked) is None
         )

@@ -13,11 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from worker.plan.grid import Rows, look_up
-
-Floats = NDArray[np.float64]
+from worker.plan.grid import Floats, Rows, look_up
 
 LEVEL = 1.0  # standard deviation of the level that all configurations share
 UNIT = 0.15  # spread of a choice whose pairs with one of the same spread have a spread of `pairs` x UNIT

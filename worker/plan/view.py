@@ -10,19 +10,15 @@ from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import ranked, score
 from service.contract.states import Origin
 from service.contract.task import EarlierTrial, PlanInput, TrialRecord, TrialRequest
-from service.levers import LEVERS, chosen
+from service.levers import LEVERS, as_fixed
 from worker.plan.budget import Budget
 from worker.plan.expected_memory import expected
+from worker.plan.proof import precise
 from worker.plan.space import effective_choices, space, without
 
 ABOUT_AS_LARGE = 2.0  # times the parameters of this job's model: where earlier trials tell something of it
 WITHIN = 1.15  # times the best's score: how near to the best `near` is
-
-
-def precise(measurement: Measurement) -> bool:
-    """Whether a measurement was computed in fp32 throughout, so that only other trials' rounding makes them differ."""
-    rounded = any(choice.changes_numerics for choice in chosen(measurement.configuration.levers))
-    return not rounded and measurement.weights_dtype in (None, "float32")
+HALF = ("bfloat16", "float16")  # formats of a checkpoint's weights
 
 
 class View:
@@ -45,10 +41,16 @@ class View:
         self.good = self._good()
         self.taken = {one.configuration.key for one in measured} | {one.configuration.key for one in self.under_way}
         self.lacks = {name: reason for one in measured for name, reason in one.lacks.items()}
-        self.choices = without(space(self.spec, self.facts), self.lacks)
+        self.choices = without(space(self.spec, self.facts, self.is_half()), self.lacks)
         self.earlier = self._earlier()
+        self._datasets = {one.dataset.fingerprint for one in self.history if one.dataset}
         rows = next((one.dataset.rows for one in self.history if one.dataset), None)
         self.effectives = effective_choices(self.spec, rows)
+
+    def is_half(self) -> bool:
+        """Whether the checkpoint's weights have 16 bits, as a trial in the checkpoint's own format found."""
+        own = {one.name for one in LEVERS["precision"].choices if one.options["weights"] == "auto"}
+        return any(one.weights_dtype in HALF for one in self.history if one.configuration.levers["precision"] in own)
 
     def _good(self) -> list[Measurement]:
         """The successful measurements, best first, with the baseline; of a repeated one, the less disturbed."""
@@ -78,8 +80,7 @@ class View:
 
     def repeats(self, earlier: EarlierTrial) -> bool:
         """Whether an earlier trial measured just what a trial of this job would: the same job on the same data."""
-        own = {one.dataset.fingerprint for one in self.history if one.dataset}
-        return earlier.same_job and earlier.dataset in own
+        return earlier.same_job and earlier.dataset in self._datasets
 
     def score(self, measurement: Measurement) -> float:
         """The cost of a measurement by the job's objective, such as the seconds of the user's run: less is better."""
@@ -95,7 +96,9 @@ class View:
         One with a choice that the model turned out to lack was none, nor one that did not fit at the micro batch that
         it was given: another takes its place.
         """
-        held = (one.request for one in self.known.history if not _lacked(one) and not _too_large(one))
+        held = (
+            one.request for one in self.known.history if not _lacked(one) and not was_given_too_much(one.measurement)
+        )
         requests = (*held, *self.under_way)
         return next((one for one in requests if self._is_baseline(one)), None)
 
@@ -110,6 +113,10 @@ class View:
         """The baseline's measurement, or None when it has not run to its end."""
         request = self.baseline_request()
         return next((one for one in self.good if request and one.configuration == request.configuration), None)
+
+    def best(self) -> Measurement | None:
+        """The best of the good measurements that has what the job fixes, which the baseline may not have."""
+        return next((one for one in self.good if as_fixed(self.spec, one.configuration)), None)
 
     def near(self) -> list[Measurement]:
         """The good measurements, without the baseline's, that are close to the best of them, best first."""
@@ -160,10 +167,6 @@ def _lacked(record: TrialRecord) -> bool:
     """Whether a trial failed because the model lacks a choice of its configuration."""
     levers = record.request.configuration.levers
     return any(f"{name}={choice}" in record.measurement.lacks for name, choice in levers.items())
-
-
-def _too_large(record: TrialRecord) -> bool:
-    return was_given_too_much(record.measurement)
 
 
 def was_given_too_much(failed: Measurement) -> bool:

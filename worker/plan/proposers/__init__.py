@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -19,6 +20,11 @@ class Proposal:
     configuration: Configuration
     origin: Origin
     notes: tuple[str, ...] = ()
+
+
+def first_affordable(view: View, configurations: Iterable[Configuration], origin: Origin) -> Proposal | None:
+    """The proposal of the first configuration that there is time for, or None."""
+    return next((Proposal(one, origin) for one in configurations if view.budget.affords(one)), None)
 
 
 class Proposer(Protocol):
@@ -41,4 +47,4 @@ def proposers() -> list[Proposer]:
     return sorted(found, key=lambda proposer: proposer.order)
 
 
-__all__ = ["Proposal", "Proposer", "proposers"]
+__all__ = ["Proposal", "Proposer", "first_affordable", "proposers"]

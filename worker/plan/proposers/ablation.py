@@ -5,7 +5,7 @@ from __future__ import annotations
 from service.contract.configuration import Configuration
 from service.contract.states import Origin
 from service.levers import as_fixed, taken_back
-from worker.plan.proposers import Proposal
+from worker.plan.proposers import Proposal, first_affordable
 from worker.plan.view import View
 
 KEPT_SHARE = 4  # one in so many of a job's trials is kept for taking levers back, at most
@@ -17,20 +17,17 @@ class Ablation:
     order, always = 25, False
 
     def propose(self, view: View) -> Proposal | None:
-        """The first of these that was not tried, and that there is time for; none in a quick search."""
-        if view.spec.search.verify == "quick":
-            return None
-        for configuration in pending(view):
-            if view.budget.affords(configuration):
-                return Proposal(configuration, Origin.ablation)
-        return None
+        """The first of these that was not tried, and that there is time for."""
+        return first_affordable(view, pending(view), Origin.ablation)
 
 
 def pending(view: View) -> list[Configuration]:
-    """The single levers taken back of the best configuration that may be recommended, as far as they are not tried."""
-    reference = view.baseline_request()
-    best = next((one for one in view.good if as_fixed(view.spec, one.configuration)), None)
-    if best is None or reference is None:
+    """The single levers taken back of the best configuration that may be recommended, as far as they are not tried.
+
+    None in a quick search.
+    """
+    reference, best = view.baseline_request(), view.best()
+    if best is None or reference is None or view.spec.search.verify == "quick":
         return []
     found = taken_back(view.spec, best.configuration, reference.configuration).values()
     return [one for one in found if one.key not in view.taken and as_fixed(view.spec, one)]
@@ -38,8 +35,6 @@ def pending(view: View) -> list[Configuration]:
 
 def kept_for_ablation(view: View) -> int:
     """How many of the job's last trials are for taking levers back: one a lever, but at most a quarter of all."""
-    if view.spec.search.verify == "quick":
-        return 0
     return min(sum(map(view.budget.affords, pending(view))), view.spec.search.trials // KEPT_SHARE)
 
 

@@ -15,8 +15,6 @@ from worker.plan.space import TRAINER_BATCH, learning_rate, possible
 from worker.plan.view import View
 
 MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
-
-
 TOO_LARGE = "The baseline did not fit at its micro batch of {micro}, so it is measured at the fastest that fits."
 
 
@@ -35,7 +33,7 @@ class Baseline:
         configuration, notes = baseline(view.spec, view.method, view.lacks)
         if configuration.key in view.taken:
             notes = (TOO_LARGE.format(micro=configuration.micro_batch_size),)
-            configuration = configuration.model_copy(update={"micro_batch_size": None})
+            configuration = configuration.at_micro_batch(None)
         return Proposal(configuration, Origin.baseline, notes) if configuration.key not in view.taken else None
 
 

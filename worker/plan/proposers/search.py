@@ -16,6 +16,7 @@ from optuna.trial import TrialState, create_trial
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.contract.states import Origin
+from worker.plan.grid import EFFECTIVE
 from worker.plan.proposers import Proposal
 from worker.plan.space import Space, applicable, every, make, repaired
 from worker.plan.view import View
@@ -25,7 +26,6 @@ MOST_LISTED = 10_000  # combinations up to which all are listed to choose from
 MOST_DRAWN = 200  # random draws where there are more combinations
 MOST_UNAFFORDABLE = 8  # configurations for which there is no time, before the proposer gives up
 FAILED = 1.0  # what the sampler is told of a failed trial
-EFFECTIVE = "effective_batch_size"
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

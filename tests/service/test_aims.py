@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from service.aims import break_even, instead
 from service.contract.job import JobSpec
-from service.instead import break_even, instead
 from tests.factory import configuration, measured
 
 Spec = Callable[..., JobSpec]

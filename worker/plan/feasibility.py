@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome
 from service.levers import LEVERS
-from worker.plan.grid import Grid, Rows, look_up
-from worker.plan.surrogate import Floats
+from service.recipe import arithmetic
+from worker.plan.grid import Floats, Grid, Rows, look_up
 from worker.plan.view import View, was_given_too_much
 
 RAN, FAILED = 0.3, 0.03  # trials of every pair of choices that are assumed before any was run
@@ -28,7 +28,7 @@ LINE_SPREAD = 0.25  # standard deviation of the logarithm of a scaled memory lin
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
-class Fits:
+class Feasibility:
     """Judges rows of a grid by the trials of a method."""
 
     def __init__(self, view: View, grid: Grid) -> None:
@@ -60,7 +60,7 @@ class Fits:
     def saved(self, rows: Rows) -> Floats:
         """How much memory each row saves: the negative logarithm of the activations' factors, and of the state's."""
         mine = self._coordinates(rows)
-        found: Floats = -mine[:, 0] - np.log((1 + mine[:, 1] + mine[:, 2]) / (1 + 8 + 4))
+        found: Floats = -mine[:, 0] - np.log(1 + mine[:, 1] + mine[:, 2])
         return found
 
     def _learn(self, failed: list[Measurement]) -> Floats:
@@ -127,20 +127,19 @@ def _memory_tables(view: View, grid: Grid) -> list[Floats]:
     if view.method == "qlora":
         weights = {("quantization", one.name): one.memory.weight or 2.0 for one in LEVERS["quantization"].choices}
     else:
-        kind = "weights" if view.method == "full" else "adapter_weights"
         own = next((one.weights_dtype for one in view.history if one.weights_dtype), "float32")
         weights = {
-            ("precision", one.name): _weight_bytes(one.options, kind, own) for one in LEVERS["precision"].choices
+            ("precision", one.name): _weight_bytes(arithmetic(view.method, one.options), own)
+            for one in LEVERS["precision"].choices
         }
     return [grid.table(activations), grid.table(states), grid.table(weights)]
 
 
-def _weight_bytes(options: Mapping[str, Any], kind: str, own: str) -> float:
+def _weight_bytes(precision: Mapping[str, Any], own: str) -> float:
     """Bytes a weight takes under a precision, with the copy that autocast keeps of each while a step lasts."""
-    stored = str(options.get(kind, options["weights"]))
-    held = BYTES.get(own if stored == "auto" else stored, 4.0)
-    copied = "autocast" in options and options.get("cache", True) and held > BYTES["float16"]
-    return held + BYTES["float16"] * copied
+    held = BYTES.get(own if precision["weights"] == "auto" else precision["weights"], 4.0)
+    copied = precision["autocast"] and precision["autocast_cache"] and held > BYTES["float16"]
+    return held + (BYTES["float16"] if copied else 0.0)
 
 
 def _encoded(grid: Grid, configurations: list[Configuration]) -> Rows:

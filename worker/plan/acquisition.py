@@ -14,11 +14,11 @@ from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import training_seconds
 from service.levers import as_fixed
-from worker.plan.fits import Fits, cumulative
-from worker.plan.grid import Grid, Rows
+from worker.plan.feasibility import Feasibility, cumulative
+from worker.plan.grid import Floats, Grid, Rows
 from worker.plan.prior import Prior, short_of_memory
 from worker.plan.space import inside
-from worker.plan.surrogate import Floats, Surrogate
+from worker.plan.surrogate import Surrogate
 from worker.plan.view import View
 
 WORTH = 0.005  # of the seconds: what improves less promises nothing
@@ -27,7 +27,6 @@ LEAST_NOISE = 0.01  # standard deviation of the logarithm of a trial's seconds, 
 SAME_NOISE, LIKE_NOISE = 0.015, 0.2
 # Of one whose micro batch was given: with another it may be faster or slower, and that is not the levers' doing.
 PINNED_NOISE = 0.1
-WIDTH = 2 * 1.96  # standard errors in a timing's interval
 # How much of the logarithm of memory saved outweighs one of seconds, while nothing has run: where nothing fitted at any
 # micro batch, and where only the micro batch that the baseline was given did not.
 SAVING, SAVING_AT_FIRST = 0.7, 0.15
@@ -36,27 +35,24 @@ MOST = 40  # configurations that are named
 ROUNDS = 12  # steps of a leap, at most
 
 
-class Outlook:
-    """Looks at the configurations around the best so far, and at the one that is expected to be the fastest of all.
+class Acquisition:
+    """Looks at the configurations around the best so far, and at the one that is expected to be the fastest of all."""
 
-    `switches` is by how many levers those around the best differ from it, at most.
-    """
-
-    def __init__(self, view: View, switches: int) -> None:
-        self._switches = switches
+    def __init__(self, view: View) -> None:
         ran = [one for one in view.history if one.outcome is Outcome.ok and math.isfinite(view.score(one))]
         waiting = [one.configuration for one in view.under_way if one.configuration.method == view.method]
         seen = [*(one.configuration for one in view.history), *waiting]
         earlier = [one.configuration for one in view.earlier]
         self._grid = Grid(view.spec, view.method, view.choices, view.effectives, [*seen, *earlier])
         self._saving = _saving(view)
-        self._prior, self._fits = Prior(view, self._grid), Fits(view, self._grid)
+        self._prior, self._feasibility = Prior(view, self._grid), Feasibility(view, self._grid)
         self._taken = {tuple(self._grid.encode(one)) for one in seen if one.micro_batch_size is None}
         counts = view.spec.search.objective == "wall-clock"
         self._load_seconds = min((one.load_seconds for one in ran), default=0.0) if counts else 0.0
         own = [one for one in ran if one.configuration.micro_batch_size is None or one is view.baseline()]
         self._surrogate = self._fitted(view, own, waiting) if own else None
         self._anchors = self._best(view, own)
+        self._leaps = [self._leap(row) for row in self._anchors]
 
     def _fitted(self, view: View, ran: list[Measurement], waiting: list[Configuration]) -> Surrogate:
         """The surrogate of all that ran. Of trials under way it is told what it expects of them itself.
@@ -67,7 +63,9 @@ class Outlook:
         configurations = [one.configuration for one in ran]
         values = [math.log(training_seconds(view.spec, one)) for one in ran]
         alone = {one.configuration.key for one in ran}
-        noise = [_noise(one) + (0.0 if _searched(one).key in alone else PINNED_NOISE) for one in ran]
+        noise = [
+            _noise(one) + (0.0 if one.configuration.at_micro_batch(None).key in alone else PINNED_NOISE) for one in ran
+        ]
         if reference := view.baseline():
             level = math.log(training_seconds(view.spec, reference))
             for one in view.earlier:
@@ -98,14 +96,17 @@ class Outlook:
         first = view.history[0].configuration if view.history else None
         return rows or ([self._grid.nearest(self._grid.encode(first))] if first else [])
 
-    def best(self) -> list[tuple[Configuration, float]]:
-        """(a configuration that was not tried, the share of the seconds that it promises to save), best first."""
-        rows, promise = self._found()
+    def best(self, switches: int) -> list[tuple[Configuration, float]]:
+        """(a configuration that was not tried, the share of the seconds that it promises to save), best first.
+
+        `switches` is by how many levers those around the best so far differ from it, at most.
+        """
+        rows, promise = self._found(switches)
         order = [at for at in np.argsort(-promise, kind="stable") if promise[at] > -math.inf]
         found = ((self._grid.decode(rows[at]), math.exp(promise[at])) for at in order[:MOST])
         return [(configuration, promised) for configuration, promised in found if configuration]
 
-    def _found(self) -> tuple[Rows, Floats]:
+    def _found(self, switches: int) -> tuple[Rows, Floats]:
         """(rows that are worth a trial, what each promises): neighbours of the best, and a leap from each of them.
 
         A leap goes on from neighbour to neighbour as long as a faster one is expected, so that it takes all choices
@@ -113,8 +114,8 @@ class Outlook:
         """
         if not self._anchors:
             return np.empty((0, len(self._grid.names)), dtype=np.int64), np.empty(0)
-        near = [self._grid.neighbours(row, self._switches) for row in self._anchors]
-        rows = np.unique(np.vstack([*near, *map(self._leap, self._anchors)]), axis=0)
+        near = [self._grid.neighbours(row, switches) for row in self._anchors]
+        rows = np.unique(np.vstack([*near, *self._leaps]), axis=0)
         return rows, self._promise(rows)
 
     def _promise(self, rows: Rows) -> Floats:
@@ -131,14 +132,14 @@ class Outlook:
 
     def _chance(self, rows: Rows) -> Floats:
         """The logarithm of the chance that each row runs to its end; minus infinity where it cannot."""
-        found: Floats = np.log(np.maximum(self._fits.chance(rows), 1e-12))
-        return np.where(self._fits.impossible(rows), -math.inf, found)
+        found: Floats = np.log(np.maximum(self._feasibility.chance(rows), 1e-12))
+        return np.where(self._feasibility.impossible(rows), -math.inf, found)
 
     def _expected(self, rows: Rows) -> Floats:
         """The expected logarithm of each row's seconds; while nothing fits, what saves memory comes first."""
         if self._surrogate:
             return self._run(rows)[0]
-        return self._prior.expected(rows) - self._saving * self._fits.saved(rows)
+        return self._prior.expected(rows) - self._saving * self._feasibility.saved(rows)
 
     def _run(self, rows: Rows) -> tuple[Floats, Floats]:
         """(expected logarithm of the whole run's seconds, its standard deviation): once, and the training."""
@@ -176,12 +177,6 @@ def log_improvement(gain: Floats, deviation: Floats) -> Floats:
     return found
 
 
-def _searched(measurement: Measurement) -> Configuration:
-    """Its configuration, free to look for the fastest micro batch."""
-    return measurement.configuration.model_copy(update={"micro_batch_size": None})
-
-
 def _noise(measurement: Measurement) -> float:
     """The standard deviation of the logarithm of a trial's seconds, by its timing's interval."""
-    timing = measurement.timing
-    return max(LEAST_NOISE, math.log(timing.high / timing.low) / WIDTH) if timing and timing.low > 0 else LEAST_NOISE
+    return max(LEAST_NOISE, measurement.timing.log_error) if measurement.timing else LEAST_NOISE

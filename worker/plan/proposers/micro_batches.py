@@ -11,32 +11,30 @@ import math
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement
 from service.contract.states import Origin
-from service.levers import as_fixed
 from service.levers.batching import BUDGETED, ROWS
 from service.levers.optimizer import WHOLE_STEP
-from worker.plan.proposers import Proposal
+from worker.plan.proposers import Proposal, first_affordable
 from worker.plan.view import View
 
 
-class Sizes:
+class MicroBatches:
     """Proposes these when the surrogate has nothing more; it leaves the last trials of a budget for them."""
 
     order, always = 22, False
 
     def propose(self, view: View) -> Proposal | None:
         """The first of them that there is time for."""
-        found = [one for one in pending(view) if view.budget.affords(one)]
-        return Proposal(found[0], Origin.search) if found else None
+        return first_affordable(view, pending(view), Origin.search)
 
 
 def pending(view: View) -> list[Configuration]:
     """The best configuration at about twice and half its micro batch, as far as these fit and were not timed."""
-    best = next((one for one in view.good if as_fixed(view.spec, one.configuration)), None)
+    best = view.best()
     if best is None or best.configuration.micro_batch_size is not None or best is view.baseline():
         return []
     timed = {one.micro_batch_size for one in best.curve} | {best.micro_batch_size}
     made = [
-        best.configuration.model_copy(update={"micro_batch_size": size})
+        best.configuration.at_micro_batch(size)
         for size in neighbours(best, view.spec.search.max_micro_batch_size)
         if size not in timed
     ]
@@ -65,4 +63,4 @@ def neighbours(best: Measurement, limit: int | None) -> list[int]:
     return found
 
 
-PROPOSER = Sizes()
+PROPOSER = MicroBatches()

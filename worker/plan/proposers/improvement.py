@@ -2,7 +2,7 @@
 
 Before anything was measured beside the baseline that is the combination of all that the catalogue expects to help. Each
 measurement then corrects what is expected of its choices (worker/plan/surrogate.py), and what is expected to run at all
-(worker/plan/fits.py).
+(worker/plan/feasibility.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from service.contract.configuration import Configuration
 from service.contract.states import Origin
-from worker.plan.outlook import Outlook
-from worker.plan.proposers import Proposal, sizes
+from worker.plan.acquisition import Acquisition
+from worker.plan.proposers import Proposal, first_affordable, micro_batches
 from worker.plan.proposers.ablation import kept_for_ablation
 from worker.plan.view import View
 
@@ -21,7 +21,7 @@ from worker.plan.view import View
 ENOUGH, ENOUGH_AGAIN = 0.003, 0.02
 
 
-class Model:
+class ExpectedImprovement:
     """Proposes the configuration of the greatest expected improvement that there is time for."""
 
     order, always = 20, False
@@ -31,12 +31,9 @@ class Model:
 
         The last trials of a budget are left to the proposers after it.
         """
-        if view.trials_left() <= kept_for_ablation(view) + len(sizes.pending(view)):
+        if view.trials_left() <= kept_for_ablation(view) + len(micro_batches.pending(view)):
             return None
-        for configuration in promising(view):
-            if view.budget.affords(configuration):
-                return Proposal(configuration, Origin.search)
-        return None
+        return first_affordable(view, promising(view), Origin.search)
 
 
 def promising(view: View) -> Iterator[Configuration]:
@@ -46,13 +43,13 @@ def promising(view: View) -> Iterator[Configuration]:
     and some choices only help in pairs.
     """
     enough = ENOUGH_AGAIN if any(view.repeats(one) for one in view.earlier) else ENOUGH
-    first = 2 - len(view.history) % 2
+    first, acquisition = 2 - len(view.history) % 2, Acquisition(view)
     for switches in (first, 3 - first):
-        for configuration, promised in Outlook(view, switches).best():
+        for configuration, promised in acquisition.best(switches):
             if promised < enough and view.good:
                 break
             if configuration.key not in view.taken:
                 yield configuration
 
 
-PROPOSER = Model()
+PROPOSER = ExpectedImprovement()
