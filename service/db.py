@@ -10,7 +10,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Engine, create_engine, event, func, make_url, select, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -82,6 +82,8 @@ def upgrade(url: str) -> None:
     try:
         command.upgrade(alembic_config(url), "head")
     except DBAPIError as error:
+        if damaged(error):
+            raise unavailable(error) from error
         raise Unavailable(f"The database cannot be used: {_first_line(error)}.") from error
     except CommandError as error:
         raise Unavailable(f"The database is not one of this version of dynotune: {error}.") from error
@@ -98,9 +100,19 @@ def check(engine: Engine) -> None:
 
 def unavailable(error: DBAPIError) -> Unavailable:
     """The error that a user gets whose request failed with a database error."""
+    if damaged(error):
+        return Unavailable(
+            f"The database is damaged ({_first_line(error)}); put a copy of it in its place, or move the file away to "
+            "begin with an empty one."
+        )
     if lacks_schema(error):
         return Unavailable("The database has no tables yet, or old ones; `dynotune serve` brings them up to date.")
     return Unavailable(f"The database does not answer ({_first_line(error)}); try again in a moment.")
+
+
+def damaged(error: BaseException | None) -> bool:
+    """Whether SQLite says that its file is damaged, or is none of its own. It does so by the bare DatabaseError."""
+    return type(error) is DatabaseError
 
 
 def lacks_schema(error: DBAPIError) -> bool:

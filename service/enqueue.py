@@ -1,7 +1,10 @@
-"""Inserts tasks into the queue's table, and selects those that a worker's hardware can serve."""
+"""Inserts tasks and what they need into the queue's tables, and selects the needs that a worker's hardware meets."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import secrets
 from typing import Any
 
@@ -12,7 +15,7 @@ from sqlalchemy.orm import Session
 from service.contract.estimate import EstimateRequest
 from service.contract.job import HardwareSpec
 from service.contract.task import TaskKind, TrialRequest, VerifyRequest
-from service.models import Base, Job, Task, Worker
+from service.models import Base, Job, Need, Task, Worker
 
 URGENT, ORDINARY = 0, 1  # ranks of tasks: lower ones are claimed first
 
@@ -30,7 +33,7 @@ def insert_if_new(session: Session, table: type[Base], **values: Any) -> None:
 
 def queue_plan(session: Session, job: Job, now: float) -> None:
     """Queue a plan, unless the job has one that is queued or running; a running plan notices new history itself."""
-    _queue(session, TaskKind.plan, now, rank=URGENT, payload={}, **_of_job(job))
+    _queue(session, TaskKind.plan, now, rank=URGENT, payload={}, **_of_job(session, job))
 
 
 def queue_task(session: Session, job: Job, kind: TaskKind, request: TrialRequest | VerifyRequest, now: float) -> None:
@@ -39,12 +42,13 @@ def queue_task(session: Session, job: Job, kind: TaskKind, request: TrialRequest
         named: dict[str, Any] = {"key": f"{request.configuration.key}-{request.origin}"[:32], "number": request.number}
     else:
         named = {"key": request.method}
-    _queue(session, kind, now, payload=request.model_dump(mode="json"), **named, **_of_job(job))
+    _queue(session, kind, now, payload=request.model_dump(mode="json"), **named, **_of_job(session, job))
 
 
 def queue_estimate(session: Session, request: EstimateRequest, now: float) -> str:
     """Queue an estimate, which any worker can compute; return the task's id."""
-    return _queue(session, TaskKind.estimate, now, job_seq=0, payload=request.model_dump(mode="json"))
+    need = need_of(session, HardwareSpec(), None)
+    return _queue(session, TaskKind.estimate, now, job_seq=0, need=need, payload=request.model_dump(mode="json"))
 
 
 def _queue(session: Session, kind: TaskKind, now: float, **values: Any) -> str:
@@ -54,24 +58,34 @@ def _queue(session: Session, kind: TaskKind, now: float, **values: Any) -> str:
     return task_id
 
 
-def _of_job(job: Job) -> dict[str, Any]:
-    hardware = HardwareSpec.model_validate(job.spec["hardware"])
-    return {
-        "job_id": job.id,
-        "job_seq": job.seq,
-        "need_device": None if hardware.device == "auto" else hardware.device,
-        "need_name": hardware.name.lower() if hardware.name else None,
-        "need_bytes": hardware.memory_gib * 2**30 if hardware.memory_gib else None,
-        "fingerprint": job.fingerprint,
+def _of_job(session: Session, job: Job) -> dict[str, Any]:
+    need = need_of(session, HardwareSpec.model_validate(job.spec["hardware"]), job.fingerprint)
+    return {"job_id": job.id, "job_seq": job.seq, "need": need}
+
+
+def need_of(session: Session, hardware: HardwareSpec, fingerprint: str | None) -> str:
+    """The key of the row that says which hardware is needed; the row is there afterwards.
+
+    With a fingerprint, only hardware of that fingerprint will do: a job that has begun stays on its hardware.
+    """
+    values = {
+        "device": None if hardware.device == "auto" else hardware.device,
+        "name": re.sub(r"([\\%_])", r"\\\1", hardware.name.lower()) if hardware.name else None,
+        "bytes": hardware.memory_gib * 2**30 if hardware.memory_gib else None,
+        "fingerprint": fingerprint,
     }
+    key = hashlib.sha256(json.dumps(list(values.values())).encode()).hexdigest()[:16]
+    insert_if_new(session, Need, key=key, **values)
+    return key
 
 
 def servable(worker: Worker) -> tuple[ColumnElement[bool], ...]:
-    """The SQL conditions on the tasks that a worker's hardware can serve."""
+    """The SQL conditions on the needs that a worker's hardware meets."""
     facts = worker.facts
+    named = text(r"lower(:name) LIKE '%' || needs.name || '%' ESCAPE '\'").bindparams(name=facts["name"])
     return (
-        or_(Task.need_device.is_(None), Task.need_device == facts["device"]),
-        or_(Task.need_name.is_(None), text("lower(:name) LIKE '%' || need_name || '%'").bindparams(name=facts["name"])),
-        or_(Task.need_bytes.is_(None), Task.need_bytes <= facts["memory_bytes"]),
-        or_(Task.fingerprint.is_(None), Task.fingerprint == worker.fingerprint),
+        or_(Need.device.is_(None), Need.device == facts["device"]),
+        or_(Need.name.is_(None), named),
+        or_(Need.bytes.is_(None), Need.bytes <= facts["memory_bytes"]),
+        or_(Need.fingerprint.is_(None), Need.fingerprint == worker.fingerprint),
     )

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, CursorResult, Select, func, literal_column, select, update
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    CursorResult,
+    Select,
+    func,
+    literal_column,
+    select,
+    union_all,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from service.contract.states import TaskState
 from service.contract.task import Claim, TaskKind
 from service.enqueue import servable
 from service.errors import LeaseLost, NotFound
-from service.models import Job, Task, Worker
+from service.models import Job, Need, Task, Worker
 
 QUEUED = Task.state == literal_column("'queued'")
+ORDER = (Task.rank, Task.job_seq, Task.seq)
+TRIES = 5  # of a claim: on PostgreSQL, others may take the very tasks that it has just seen
 RUNNING = Task.state == literal_column("'running'")
 
 
@@ -28,13 +40,37 @@ def job_of(session: Session, job_id: str, lock: bool = True) -> Job:
 
 def take(session: Session, worker: Worker, kinds: tuple[TaskKind, ...], now: float, lease_until: float) -> Task | None:
     """Lease the next task that the worker's hardware can serve: a job's if there is one, else an estimate."""
-    order = (Task.rank, Task.job_seq, Task.seq)
-    wanted = select(Task.seq).where(QUEUED, Task.kind.in_(kinds), *servable(worker)).order_by(*order).limit(1)
+    order = (Task.job_id.is_(None), *ORDER)
+    for _ in range(TRIES):
+        seqs = [seq for seq in session.execute(heads(worker, kinds)).scalars() if seq is not None]
+        if not seqs:
+            return None
+        firsts = select(Task.need, Task.kind).where(Task.seq.in_(seqs)).order_by(*order)
+        for need, kind in session.execute(firsts).all():
+            task = _lease(session, waiting(need, kind), worker, now, lease_until)
+            if task is not None:
+                return task
+    return None
+
+
+def heads(worker: Worker, kinds: tuple[TaskKind, ...]) -> CompoundSelect[Any]:
+    """For each need that the worker meets, and each kind, the number of the first task that waits, or NULL."""
+    firsts = (
+        select(Task.seq).where(QUEUED, Task.need == Need.key, Task.kind == kind).order_by(*ORDER).limit(1)
+        for kind in kinds
+    )
+    meets = servable(worker)
+    return union_all(*(select(first.correlate(Need).scalar_subquery()).where(*meets) for first in firsts))
+
+
+def waiting(need: str, kind: TaskKind) -> Select[Any]:
+    """The next task of a need and a kind, locked; one that another worker claims in this moment is passed over."""
+    wanted = select(Task.seq).where(QUEUED, Task.need == need, Task.kind == kind).order_by(*ORDER).limit(1)
+    if kind is TaskKind.estimate:
+        return wanted.with_for_update(skip_locked=True)
     # The job's row is locked together with the task's. A claim that held only the task's lock and then waited for the
     # job's would deadlock with the end of a task, which locks the job first.
-    of_a_job = wanted.join(Job, Job.id == Task.job_id).with_for_update(skip_locked=True, of=(Task, Job))
-    alone = wanted.where(Task.job_id.is_(None)).with_for_update(skip_locked=True)
-    return _lease(session, of_a_job, worker, now, lease_until) or _lease(session, alone, worker, now, lease_until)
+    return wanted.join(Job, Job.id == Task.job_id).with_for_update(skip_locked=True, of=(Task, Job))
 
 
 def _lease(session: Session, wanted: Select[Any], worker: Worker, now: float, lease_until: float) -> Task | None:

@@ -105,10 +105,7 @@ class Task(Base):
     lease_until: Mapped[float | None]
     base_version: Mapped[int] = mapped_column(Integer, default=0)
     finish_order: Mapped[int | None] = mapped_column(Integer)
-    need_device: Mapped[str | None] = mapped_column(String(8))
-    need_name: Mapped[str | None] = mapped_column(String(200))
-    need_bytes: Mapped[float | None]
-    fingerprint: Mapped[str | None] = mapped_column(String(16))
+    need: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
@@ -117,6 +114,8 @@ class Task(Base):
         Index("ix_tasks_job_id_kind_finish_order", "job_id", "kind", "finish_order"),
         Index(
             "ix_tasks_claimable",
+            "need",
+            "kind",
             "rank",
             "job_seq",
             "seq",
@@ -137,6 +136,20 @@ class Task(Base):
             postgresql_where=text("kind = 'plan' AND state IN ('queued', 'running')"),
         ),
     )
+
+
+class Need(Base):
+    """What tasks need of a worker's hardware. Tasks of the same needs share a row, by a digest of it.
+
+    A claim looks at each need once, so that it costs the same however many tasks wait for hardware that is not there.
+    """
+
+    __tablename__ = "needs"
+    key: Mapped[str] = mapped_column(String(16), primary_key=True)
+    device: Mapped[str | None] = mapped_column(String(20))
+    name: Mapped[str | None] = mapped_column(String(200))
+    bytes: Mapped[float | None]
+    fingerprint: Mapped[str | None] = mapped_column(String(16))
 
 
 class Event(Base):

@@ -2,8 +2,9 @@
 
 Every write is one short transaction that computes nothing. What has to be computed, such as a recommendation, is
 computed between a read and the write, and the write is refused and repeated when the job's history has grown since the
-read. Claims go through a partial index on the literal state 'queued'; the row is locked with SKIP LOCKED on PostgreSQL,
-by there being one writer on SQLite. Time is the database's on PostgreSQL and an injected clock's on SQLite.
+read. A claim looks at needs, not at tasks: for each need that the worker's hardware meets, a partial index on the
+literal state 'queued' gives the first task. Its row is locked with SKIP LOCKED on PostgreSQL, by there being one writer
+on SQLite. Time is the database's on PostgreSQL and an injected clock's on SQLite.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,15 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 
+from service.contract.hardware import HardwareFacts
+from service.contract.task import TaskKind
 from service.db import alembic_config, check, connect, upgrade
 from service.errors import Unavailable
 from service.models import Base
+from service.queue import Queue
 from tests.conftest import ROOT
 
-TABLES = {"jobs", "job_labels", "tasks", "events", "workers", "dynotune_alembic_version"}
+TABLES = {"jobs", "job_labels", "tasks", "needs", "events", "workers", "dynotune_alembic_version"}
 
 
 def test_the_schema_is_the_models(engine: Engine, database_url: str) -> None:
@@ -57,29 +61,71 @@ def test_a_migration_that_fails_half_way_changes_nothing(empty: Engine) -> None:
     assert set(inspect(empty).get_table_names()) == {"workers"}
 
 
+OLD_TASK = (
+    "INSERT INTO tasks (id, job_id, kind, state, rank, job_seq, number, payload, attempt, deaths, base_version, "
+    "created_at) VALUES (:id, :job, :kind, 'queued', 0, 1, 0, '{}', 0, 0, 0, 1.0)"
+)
+OLD_JOB = (
+    "INSERT INTO jobs (id, name, spec, status, phase, history_version, created_at) "
+    "VALUES ('j', 'n', '{}', 'running', 'searching', 0, 1.0)"
+)
+
+
 def test_estimates_become_tasks_and_the_tasks_of_jobs_stay(empty: Engine) -> None:
     config = alembic_config(url_of(empty))
     command.upgrade(config, "0002")
-    task = (
-        "INSERT INTO tasks (id, job_id, kind, state, rank, job_seq, number, payload, attempt, deaths, base_version, "
-        "created_at) VALUES (:id, :job, :kind, 'queued', 0, 1, 0, '{}', 0, 0, 0, 1.0)"
-    )
-    job = (
-        "INSERT INTO jobs (id, name, spec, status, phase, history_version, created_at) "
-        "VALUES ('j', 'n', '{}', 'running', 'searching', 0, 1.0)"
-    )
     with empty.begin() as connection:
-        connection.execute(text(job))
-        connection.execute(text(task), {"id": "t", "job": "j", "kind": "plan"})
-    command.upgrade(config, "head")
+        connection.execute(text(OLD_JOB))
+        connection.execute(text(OLD_TASK), {"id": "t", "job": "j", "kind": "plan"})
+    command.upgrade(config, "0003")
     with empty.begin() as connection:
         assert connection.execute(text("SELECT id, job_id, error FROM tasks")).all() == [("t", "j", None)]
-        connection.execute(text(task), {"id": "e", "job": None, "kind": "estimate"})
+        connection.execute(text(OLD_TASK), {"id": "e", "job": None, "kind": "estimate"})
     with pytest.raises(IntegrityError), empty.begin() as connection:  # one open plan a job, still
-        connection.execute(text(task), {"id": "u", "job": "j", "kind": "plan"})
+        connection.execute(text(OLD_TASK), {"id": "u", "job": "j", "kind": "plan"})
     command.downgrade(config, "0002")
     with empty.begin() as connection:
         assert connection.execute(text("SELECT id FROM tasks")).all() == [("t",)]
+    command.upgrade(config, "head")
+
+
+def test_tasks_that_wait_keep_what_they_need(empty: Engine, facts: Callable[..., HardwareFacts]) -> None:
+    """Up, a claim by the new tables serves them in order; down again, the old columns are as they were."""
+    url = url_of(empty)
+    config = alembic_config(url)
+    command.upgrade(config, "0003")
+    needs = [("cuda", "h200", None, None), (None, None, None, None), ("cpu", None, 2.5, "f" * 16)]
+    with empty.begin() as connection:
+        for number, values in enumerate(needs):
+            for again in range(2):
+                task = {"id": f"e{number}{again}", "job": None, "kind": "estimate"}
+                connection.execute(text(OLD_TASK), task)
+                named = dict(zip(("device", "name", "bytes", "fingerprint"), values, strict=True))
+                update = "need_device = :device, need_name = :name, need_bytes = :bytes, fingerprint = :fingerprint"
+                payload = json.dumps({"spec": {"model": {"source": "m"}, "dataset": {"source": "d"}}, "memory_gib": 1})
+                connection.execute(
+                    text(f"UPDATE tasks SET {update}, payload = :payload WHERE id = :id"),  # noqa: S608
+                    named | {"id": task["id"], "payload": payload},
+                )
+    command.upgrade(config, "head")
+    with empty.begin() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT tasks.id, device, name, bytes, fingerprint FROM tasks JOIN needs ON needs.key = need "
+                "ORDER BY tasks.seq"
+            )
+        ).all()
+        assert rows == [(f"e{number}{again}", *values) for number, values in enumerate(needs) for again in range(2)]
+        assert connection.execute(text("SELECT count(*) FROM needs")).scalar() == len(needs)
+    queue = Queue(connect(url))
+    queue.register("w", 1, facts())
+    claims = [queue.claim("w", (TaskKind.estimate,)) for _ in range(3)]
+    assert [one and one.task_id for one in claims] == ["e10", "e11", None]
+    queue.engine.dispose()
+    command.downgrade(config, "0003")
+    with empty.begin() as connection:
+        kept = text("SELECT need_device, need_name, need_bytes, fingerprint FROM tasks ORDER BY seq")
+        assert connection.execute(kept).all() == [values for values in needs for _ in range(2)]
     command.upgrade(config, "head")
 
 
