@@ -90,13 +90,16 @@ def connect(url: str, lease_seconds: float = LEASE_SECONDS) -> Broker:
 
 
 def _translate(engine: Engine) -> None:
-    """Have the engine raise BrokerUnavailable where the database is down, is locked, or has closed the connection."""
+    """Have the engine raise BrokerUnavailable where the database is down, locked or damaged, or ends the connection."""
     from sqlalchemy import ExceptionContext, event
     from sqlalchemy.exc import InterfaceError, OperationalError
 
+    from service import db
+
     @event.listens_for(engine, "handle_error")
     def _unavailable(context: ExceptionContext) -> BrokerUnavailable | None:
-        away = isinstance(context.sqlalchemy_exception, OperationalError | InterfaceError) or context.is_disconnect
+        error = context.sqlalchemy_exception
+        away = isinstance(error, OperationalError | InterfaceError) or context.is_disconnect or db.damaged(error)
         # The ping before a pooled connection is used again may fail: SQLAlchemy then opens another connection.
         return BrokerUnavailable(str(context.original_exception)) if away and not context.is_pre_ping else None
 

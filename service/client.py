@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
@@ -26,6 +27,7 @@ from service.errors import Refused, Unreachable
 
 __all__ = ["Client", "Refused", "Unreachable"]
 Answer = TypeVar("Answer", bound=Contract)
+UNAVAILABLE = 503  # the status of an answer that another time may be another
 
 
 class Client:
@@ -84,7 +86,7 @@ class Client:
 
     def job(self, job_id: str) -> views.JobView:
         """Status, phase, progress, best so far."""
-        return self._get(views.JobView, f"/v1/jobs/{job_id}")
+        return self._get(views.JobView, f"/v1/jobs/{_part(job_id)}")
 
     def jobs(self, status: str | None = None, label: str | None = None) -> Iterator[views.JobSummary]:
         """All jobs, newest first, page by page."""
@@ -98,43 +100,43 @@ class Client:
 
     def trials(self, job_id: str) -> tuple[views.ListedTrial, ...]:
         """A job's trials."""
-        return self._get(views.TrialList, f"/v1/jobs/{job_id}/trials").items
+        return self._get(views.TrialList, f"/v1/jobs/{_part(job_id)}/trials").items
 
     def trial(self, trial_id: str) -> views.LoggedTrial:
         """One trial, with the end of its output."""
-        return self._get(views.LoggedTrial, f"/v1/trials/{trial_id}")
+        return self._get(views.LoggedTrial, f"/v1/trials/{_part(trial_id)}")
 
     def events(self, job_id: str, after: int = 0) -> tuple[views.EventView, ...]:
         """A job's events after a sequence number."""
-        return self._get(views.EventList, f"/v1/jobs/{job_id}/events", after=after).items
+        return self._get(views.EventList, f"/v1/jobs/{_part(job_id)}/events", after=after).items
 
     def recommendation(self, job_id: str) -> Recommendation:
         """The answer, or the best so far (`final` says which)."""
-        return self._get(Recommendation, f"/v1/jobs/{job_id}/recommendation")
+        return self._get(Recommendation, f"/v1/jobs/{_part(job_id)}/recommendation")
 
     def export(self, job_id: str, name: str) -> str:
         """The recommendation as text: json, spec or train.py."""
-        return self._call("GET", f"/v1/jobs/{job_id}/exports/{name}").text
+        return self._call("GET", f"/v1/jobs/{_part(job_id)}/exports/{_part(name)}").text
 
     def cancel(self, job_id: str) -> None:
         """End a job now."""
-        self._call("POST", f"/v1/jobs/{job_id}/cancel")
+        self._call("POST", f"/v1/jobs/{_part(job_id)}/cancel")
 
     def stop(self, job_id: str) -> None:
         """End a job now with the best so far."""
-        self._call("POST", f"/v1/jobs/{job_id}/stop")
+        self._call("POST", f"/v1/jobs/{_part(job_id)}/stop")
 
     def waterfall(self, job_id: str) -> views.Waterfall:
         """What each lever of the best configuration so far brings; NotYet before there is one."""
-        return self._get(views.Waterfall, f"/v1/jobs/{job_id}/waterfall")
+        return self._get(views.Waterfall, f"/v1/jobs/{_part(job_id)}/waterfall")
 
     def pareto(self, job_id: str) -> views.Pareto:
         """The trials that none beats in both tokens/s and memory."""
-        return self._get(views.Pareto, f"/v1/jobs/{job_id}/pareto")
+        return self._get(views.Pareto, f"/v1/jobs/{_part(job_id)}/pareto")
 
     def memory_curve(self, job_id: str) -> views.MemoryCurve:
         """Batch sizes tried by the best configuration so far: memory and speed."""
-        return self._get(views.MemoryCurve, f"/v1/jobs/{job_id}/memory-curve")
+        return self._get(views.MemoryCurve, f"/v1/jobs/{_part(job_id)}/memory-curve")
 
     def estimate(
         self,
@@ -170,15 +172,35 @@ class Client:
         return self._get(views.Catalogue, "/v1/levers")
 
     def wait(
-        self, job_id: str, seconds: float = 2.0, look: Callable[[views.JobView], None] = lambda _: None
+        self,
+        job_id: str,
+        seconds: float = 2.0,
+        look: Callable[[views.JobView], None] = lambda _: None,
+        patience: float = 60.0,
     ) -> views.JobView:
-        """Poll every `seconds` until the job has ended; `look` is called with every state seen."""
+        """Poll every `seconds` until the job has ended; `look` is called with every state seen.
+
+        A control plane that does not answer, or is not ready, is asked again for `patience` seconds; then Unreachable
+        or Refused is raised, and at once if none has answered yet.
+        """
+        answered: float | None = None
         while True:
-            job = self.job(job_id)
-            look(job)
-            if job.status.ended:
-                return job
+            try:
+                job = self.job(job_id)
+                look(job)
+                if job.status.ended:
+                    return job
+                answered = time.monotonic()
+            except (Unreachable, Refused) as error:
+                lasting = isinstance(error, Refused) and error.problem.status != UNAVAILABLE
+                if lasting or answered is None or time.monotonic() - answered > patience:
+                    raise
             time.sleep(seconds)
+
+
+def _part(text: str) -> str:
+    """The text as one part of a path, so that no slash in it leads elsewhere."""
+    return quote(text, safe="")
 
 
 def _problem(title: str, detail: str, status: int) -> views.Problem:

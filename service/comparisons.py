@@ -7,15 +7,11 @@ from collections.abc import Sequence
 
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Outcome
+from service.contract.measurement import NORMAL, PROCESS_SPREAD, Measurement, Outcome
 from service.contract.objective import score
 from service.contract.task import TrialRecord
 from service.contract.views import Contribution, Pareto, ParetoPoint, Waterfall
 from service.levers import circumstances, excluded, taken_back
-
-# Standard deviation of the logarithm of a ratio between two processes, beside what each timing's interval shows.
-PROCESS_SPREAD = 0.02
-NORMAL = 1.96  # standard errors to each side that hold 95%
 
 
 def waterfall(
@@ -26,7 +22,7 @@ def waterfall(
     found: list[Contribution] = []
     if baseline is not None:
         # Those without a lever looked for a micro batch, so they are compared with the best that did so, too.
-        searched = best.configuration.model_copy(update={"micro_batch_size": None})
+        searched = best.configuration.at_micro_batch(None)
         twin, without = known.get(searched.key, best), taken_back(spec, best.configuration, baseline.configuration)
         found = [_contribution(spec, twin, name, made, known.get(made.key)) for name, made in without.items()]
         found += _inseparable(spec, best.configuration, baseline.configuration, set(without))
@@ -69,9 +65,8 @@ def _contribution(
         reason = f"without it the configuration does not run ({without.outcome}): {without.reason}"
     else:
         factor = score(spec, without) / score(spec, best)
-        timings = [one.timing for one in (best, without) if one.timing]
-        widths = [math.log(timing.high / timing.low) / (2 * NORMAL) for timing in timings]
-        width = math.exp(NORMAL * math.hypot(PROCESS_SPREAD, *widths))
+        errors = [one.timing.log_error for one in (best, without) if one.timing]
+        width = math.exp(NORMAL * math.hypot(PROCESS_SPREAD, *errors))
         low, high = factor / width, factor * width
     return Contribution(
         lever=lever,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from service.contract.text import storable
+
 if TYPE_CHECKING:  # every command imports this module, and most commands do not need pydantic, which is slow to import
     from pydantic import ValidationError
 
@@ -18,9 +20,9 @@ class DynotuneError(Exception):
     title = "Something went wrong in the service"
 
     def __init__(self, detail: str, pointers: list[dict[str, str]] | None = None) -> None:
-        super().__init__(detail)
-        self.detail = detail
-        self.pointers = pointers or []
+        self.detail = storable(detail)
+        super().__init__(self.detail)
+        self.pointers = [{key: storable(value) for key, value in one.items()} for one in pointers or []]
 
     def problem(self) -> dict[str, Any]:
         """The error as the body of an application/problem+json answer."""
@@ -90,6 +92,30 @@ class NotAllowed(DynotuneError):
     status, code, title = 405, "not-allowed", "Not allowed"
 
 
+class SlowBody(DynotuneError):
+    """The body comes too slowly."""
+
+    status, code, title = 408, "slow-body", "The body comes too slowly"
+
+
+class ForeignHost(DynotuneError):
+    """The request names a host that this server is not."""
+
+    status, code, title = 421, "foreign-host", "This server is not that host"
+
+
+class ForeignOrigin(DynotuneError):
+    """A page of another site asks for a change."""
+
+    status, code, title = 403, "foreign-origin", "Not from another site"
+
+
+class UnsupportedType(DynotuneError):
+    """The body is not said to be JSON or YAML."""
+
+    status, code, title = 415, "unsupported-media-type", "The body must be JSON or YAML"
+
+
 class LeaseLost(Exception):
     """A worker has lost the lease of the task that it writes about, so its write is refused."""
 
@@ -120,6 +146,7 @@ EXPECTED = {
     "finite_number": "a finite number",
     "string_type": "text",
 }
+MOST_MISTAKES = 20  # that an answer tells
 # For a union, pydantic adds the branch that it tried to an error's location. Its parts begin with, or are:
 UNION_NOISE = ("literal[", "dict[", "tuple[")
 JSON_NOISE = ("float", "dict", "list", "str", "[key]")
@@ -157,4 +184,7 @@ def _sentence(name: str, item: dict[str, Any]) -> str:
 def invalid_job(error: ValidationError) -> InvalidJob:
     """The error that tells a user all mistakes of a job."""
     mistakes = sentences(error)
-    return InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
+    told = mistakes[:MOST_MISTAKES]
+    more = len(mistakes) - len(told)
+    last = [f"There are {more} more mistakes."] if more else []
+    return InvalidJob(" ".join([mistake["detail"] for mistake in told] + last), told)

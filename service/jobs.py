@@ -16,7 +16,7 @@ from service.contract.measurement import Outcome
 from service.contract.objective import ranked
 from service.contract.recommendation import Recommendation
 from service.contract.states import JobStatus, TaskState
-from service.contract.task import TaskKind, TrialRequest
+from service.contract.task import TaskKind, TrialRequest, VerifyRequest
 from service.errors import NotFound, NotYet
 from service.models import Job, JobLabel, Task, Worker
 
@@ -97,9 +97,18 @@ def _best(best: Recommendation) -> views.BestSoFar:
 
 
 def _expected_end(session: Session, job: Job, spec: JobSpec, now: float) -> float | None:
-    """When the job is expected to end: at its time limit, or sooner, by the median duration of its trials so far."""
+    """When the job is expected to end: at its time limit, or sooner, by the median duration of its trials so far.
+
+    Once the verification runs, it is when that is expected to end, though it were after the time limit.
+    """
     if job.status != JobStatus.running or job.started_at is None:
         return job.finished_at
+    verifying = session.scalars(
+        select(Task).where(Task.job_id == job.id, Task.kind == TaskKind.verify, Task.state == TaskState.running)
+    ).first()
+    if verifying is not None:
+        request = VerifyRequest.model_validate(verifying.payload)
+        return max(now, (verifying.started_at or now) + request.expected_seconds)
     used = history.elapsed(session, job.id, now)
     by_time = now + max(0.0, spec.search.minutes * 60 - used)
     spans = session.execute(
@@ -207,6 +216,11 @@ def trial(session: Session, trial_id: str) -> views.LoggedTrial:
     if row is None:
         raise NotFound(f"There is no trial {trial_id!r}.")
     return views.LoggedTrial(**dict(trial_view(row)), log=row.log)
+
+
+def workers_alive(session: Session, now: float) -> int:
+    """How many workers have given a sign of life lately."""
+    return session.scalar(select(func.count()).where(Worker.seen_at > now - history.ALIVE_SECONDS)) or 0
 
 
 def workers(session: Session, now: float) -> tuple[views.WorkerView, ...]:

@@ -8,8 +8,10 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from service import events
+from service.contract.job import HardwareSpec
 from service.contract.states import JobPhase, JobStatus, TaskState
 from service.contract.task import Wish
+from service.enqueue import need_of
 from service.errors import NotYet
 from service.leases import QUEUED
 from service.models import Job, Task, Worker
@@ -21,7 +23,8 @@ def start(session: Session, job: Job, worker: Worker, now: float) -> None:
         return
     job.status, job.phase, job.started_at = JobStatus.running, JobPhase.baseline, now
     job.fingerprint, job.facts = worker.fingerprint, worker.facts
-    session.execute(update(Task).where(Task.job_id == job.id).values(fingerprint=worker.fingerprint))
+    need = need_of(session, HardwareSpec.model_validate(job.spec["hardware"]), worker.fingerprint)
+    session.execute(update(Task).where(Task.job_id == job.id).values(need=need))
     events.append(session, job.id, "started", now, worker=worker.id, device=worker.facts["name"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service import __version__
+from service.aims import break_even, instead
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome, Verdict, Verification
@@ -20,7 +21,6 @@ from service.contract.recommendation import (
 from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRecord
 from service.exports.arguments import arguments
-from service.instead import break_even, instead
 from service.levers import as_fixed
 from service.levers.batching import ACROSS_STEPS, BUDGETED, ROWS
 
@@ -172,7 +172,7 @@ def _with_baseline(
         return None
     if spec.search.objective == "wall-clock":
         return run * speedup
-    return training * speedup + baseline.load_seconds + baseline.compile_seconds
+    return training * speedup + baseline.once_seconds
 
 
 def _cost(spec: JobSpec, seconds: float | None) -> float | None:

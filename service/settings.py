@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,6 +61,12 @@ class Settings(BaseSettings):
     lock_folder: Path = Field(
         default_factory=lambda: Path(tempfile.gettempdir()) / "dynotune-locks", validation_alias=f"{PREFIX}LOCKS"
     )
+    # Further names, separated by commas, that the server answers to: a proxy's, or a container's.
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        BeforeValidator(lambda value: re.findall(r"[^,\s]+", value) if isinstance(value, str) else value),
+    ] = ()
     allow_remote_code: bool = Field(default=False, description="yes or no")
     allow_pickle: bool = Field(default=False, description="yes or no")
     min_free_disk_gib: FiniteFloat = Field(default=1.0, description="a number of GiB")

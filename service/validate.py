@@ -6,34 +6,36 @@ import json
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from service.contract.base import Contract
 from service.contract.form import form_of
 from service.contract.job import JobSpec
 from service.contract.paths import Roots, looks_local, outside
 from service.contract.rows import ENDINGS, is_array
 from service.contract.rows import read as read_rows
-from service.errors import InvalidJob, invalid_job
+from service.errors import InvalidJob, invalid_job, pointer
 from service.jobtext import read
 from service.levers import LEVERS, circumstances, excluded, unknown
 from service.settings import Settings
 from service.tasks import TASKS, untrainable
 
+Asked = TypeVar("Asked", bound=Contract)
 LOOKED_AT = 200  # rows of a dataset's file that are checked here; the worker checks all of them
 LARGEST = 64 << 20  # bytes of a .json file that is one array, which can only be read as a whole
 
 
-def parse(body: bytes) -> JobSpec:
-    """The job that a YAML or JSON text describes; MalformedBody or InvalidJob when it describes none."""
-    return check(read(body, "The body"))
+def parse(body: bytes, kind: type[Asked]) -> Asked:
+    """The model of that kind that a YAML or JSON text describes; MalformedBody or InvalidJob when it describes none."""
+    return check(read(body, "The body"), kind)
 
 
-def check(data: dict[str, Any]) -> JobSpec:
-    """The job that parsed data describe; InvalidJob with all mistakes when they describe none."""
+def check(data: dict[str, Any], kind: type[Asked]) -> Asked:
+    """The model of that kind that parsed data describe; InvalidJob with all mistakes when they describe none."""
     try:
-        return JobSpec.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         raise invalid_job(error) from error
 
@@ -41,7 +43,7 @@ def check(data: dict[str, Any]) -> JobSpec:
 def validate(spec: JobSpec, settings: Settings) -> None:
     """Raise InvalidJob with one sentence for each mistake that the control plane can see."""
     roots = Roots(settings.data_roots, settings.hub_cache)
-    mistakes = _levers(spec)
+    mistakes = _lines(spec) + _levers(spec)
     mistakes += _readable("model.source", lambda: _model(spec, roots, settings))
     mistakes += _readable("dataset.source", lambda: _dataset(spec, roots))
     mistakes += _readable("dataset.chat_template", lambda: _template(spec, roots))
@@ -56,6 +58,17 @@ def validate_model(spec: JobSpec, settings: Settings) -> None:
     mistakes = _levers(spec) + _readable("model.source", lambda: _model(drawn, roots, settings))
     if mistakes:
         raise InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
+
+
+def _lines(spec: JobSpec) -> list[dict[str, str]]:
+    """The mistakes in the name and the labels, which lists of jobs show: each must be one line that can be read."""
+    texts = [("/name", "name", spec.name)]
+    texts += [(pointer(("labels", key)), "labels", f"{key}={value}") for key, value in spec.labels.items()]
+    return [
+        _mistake(at, f"{field}: must be one line of text without control characters, not {text!r:.80}")
+        for at, field, text in texts
+        if not text.isprintable() or not text.strip()
+    ]
 
 
 def _readable(field: str, look: Callable[[], list[dict[str, str]]]) -> list[dict[str, str]]:
@@ -123,12 +136,13 @@ def _baseline(mine: dict[str, Any]) -> list[dict[str, str]]:
 def _model(spec: JobSpec, roots: Roots, settings: Settings) -> list[dict[str, str]]:
     source = spec.model.source
     folder = roots.resolve(source)
-    if not folder.exists():
-        if looks_local(source):
-            return [_mistake("/model/source", f"model.source: {folder} does not exist")]
+    if not looks_local(source) and not folder.exists():
         return []  # a hub id, which only the worker looks up
+    # Whether something outside exists is not told, so the order of the two checks matters.
     if sentence := outside("model.source", folder, roots):
         return [_mistake("/model/source", sentence)]
+    if not folder.exists():
+        return [_mistake("/model/source", f"model.source: {folder} does not exist")]
     config = _config(folder)
     if config is None:
         return [
@@ -172,12 +186,12 @@ def _weights(spec: JobSpec, folder: Path, settings: Settings) -> list[dict[str, 
 def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
     source = spec.dataset.source
     path = roots.resolve(source)
-    if not path.exists():
-        if looks_local(source):
-            return [_mistake("/dataset/source", f"dataset.source: {path} does not exist")]
+    if not looks_local(source) and not path.exists():
         return []
     if sentence := outside("dataset.source", path, roots):
         return [_mistake("/dataset/source", sentence)]
+    if not path.exists():
+        return [_mistake("/dataset/source", f"dataset.source: {path} does not exist")]
     if not path.is_file() or path.suffix == ".parquet":
         return []  # only the worker reads folders and parquet files
     if path.suffix not in ENDINGS:
@@ -229,6 +243,6 @@ def _template(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
         return []
     path = roots.resolve(spec.dataset.template_file)
     sentence = outside("dataset.chat_template", path, roots)
-    if not path.is_file():
+    if sentence is None and not path.is_file():
         sentence = f"dataset.chat_template: {path} does not exist"
     return [_mistake("/dataset/chat_template", sentence)] if sentence else []

@@ -24,16 +24,18 @@ class Context:
     queue: Queue
 
 
-def context(request: Request) -> Context:
-    """The context of the application that the request came to."""
+async def context(request: Request) -> Context:
+    """The context of the application that the request came to. Asynchronous, so that it needs no thread."""
     return cast(Context, request.app.state.context)
 
 
-def reading(request: Request) -> Iterator[Session]:
+InContext = Annotated[Context, Depends(context)]
+
+
+def reading(here: InContext) -> Iterator[Session]:
     """A database session for one request that only reads: on SQLite it takes no write lock."""
-    with Session(readonly(context(request).engine)) as session, session.begin():
+    with Session(readonly(here.engine)) as session, session.begin():
         yield session
 
 
-InContext = Annotated[Context, Depends(context)]
 Reading = Annotated[Session, Depends(reading)]

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 from service import estimates
-from service.api.context import InContext, Reading
-from service.api.problems import responses
+from service.api.bodies import body_of
+from service.api.context import Context, InContext, Reading
+from service.api.problems import SUBMITTED, responses
 from service.contract.estimate import EstimateRequest
 from service.contract.views import EstimateState, EstimateView
-from service.errors import InvalidJob, NotFound
-from service.validate import validate_model
+from service.errors import ForeignOrigin, NotFound
+from service.validate import parse, validate_model
 
 router = APIRouter(prefix="/v1/estimates", tags=["estimates"])
 
+EXAMPLE = {
+    "spec": {"model": {"source": "Qwen/Qwen3-0.6B"}, "dataset": {"source": "data/chats.jsonl", "max_length": 2048}},
+    "memory_gib": 24,
+}
 
-@router.post("", status_code=202, responses=responses(InvalidJob), summary="Ask for a memory estimate")
-def submit(request: EstimateRequest, response: Response, here: InContext) -> EstimateState:
+
+@router.post(
+    "",
+    status_code=202,
+    openapi_extra=body_of(EstimateRequest, EXAMPLE),
+    responses=SUBMITTED,
+    summary="Ask for a memory estimate",
+)
+async def submit(request: Request, response: Response, here: InContext) -> EstimateState:
     """Queue an estimate of the memory that LoRA, QLoRA and full finetuning need, and of their largest batches."""
-    validate_model(request.spec, here.settings)
-    estimate_id = here.queue.submit_estimate(request)
+    estimate_id = await run_in_threadpool(_submit, await request.body(), here)
     response.headers["Location"] = f"/v1/estimates/{estimate_id}"
     return EstimateState(id=estimate_id, state="queued")
+
+
+def _submit(body: bytes, here: Context) -> str:
+    """Validate and queue the estimate. Runs in a thread, because it reads files and waits for the database."""
+    asked = parse(body, EstimateRequest)
+    validate_model(asked.spec, here.settings)
+    return here.queue.submit_estimate(asked)
 
 
 @router.get("/{estimate_id}", responses=responses(NotFound), summary="One estimate")
@@ -30,7 +49,9 @@ def show(estimate_id: str, session: Reading) -> EstimateView:
     return EstimateView.model_validate(estimates.view(session, estimate_id))
 
 
-@router.post("/{estimate_id}/cancel", status_code=202, responses=responses(NotFound), summary="Cancel an estimate")
+@router.post(
+    "/{estimate_id}/cancel", status_code=202, responses=responses(NotFound, ForeignOrigin), summary="Cancel an estimate"
+)
 def cancel(estimate_id: str, here: InContext) -> EstimateState:
     """End an estimate that nobody waits for any more; one that has been answered stays answered."""
     here.queue.cancel_estimate(estimate_id)

@@ -9,9 +9,11 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service import events, history, jobs
+from service.api.bodies import body_of
 from service.api.context import Context, InContext, Reading
-from service.api.problems import responses
+from service.api.problems import SUBMITTED, responses
 from service.comparisons import pareto, waterfall
+from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
 from service.contract.states import JobStatus
 from service.contract.views import (
@@ -26,7 +28,7 @@ from service.contract.views import (
     Waterfall,
 )
 from service.db import now
-from service.errors import BadQuery, BodyTooLarge, InvalidJob, MalformedBody, NotFound, NotYet
+from service.errors import BadQuery, ForeignOrigin, NotFound, NotYet
 from service.memory_curve import memory_curve
 from service.validate import parse, validate
 
@@ -39,22 +41,13 @@ EXAMPLE = {
     "training": {"effective_batch_size": 32, "learning_rate": 2e-4},
     "search": {"minutes": 5, "verify": "quick"},
 }
-BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": EXAMPLE},
-            "application/yaml": {"schema": {"$ref": "#/components/schemas/JobSpec"}},
-        },
-    }
-}
 
 
 @router.post(
     "",
     status_code=202,
-    openapi_extra=BODY,
-    responses=responses(InvalidJob, MalformedBody, BodyTooLarge),
+    openapi_extra=body_of(JobSpec, EXAMPLE),
+    responses=SUBMITTED,
     summary="Submit a job",
 )
 async def submit(request: Request, response: Response, here: InContext) -> JobState:
@@ -66,7 +59,7 @@ async def submit(request: Request, response: Response, here: InContext) -> JobSt
 
 def _submit(body: bytes, here: Context) -> str:
     """Validate and queue the job. Runs in a thread, because it reads files and waits for the database."""
-    spec = parse(body)
+    spec = parse(body, JobSpec)
     validate(spec, here.settings)
     return here.queue.submit(spec)
 
@@ -143,14 +136,16 @@ def recommendation(job_id: str, session: Reading) -> Recommendation:
     return jobs.recommendation(jobs.get(session, job_id))
 
 
-@router.post("/{job_id}/cancel", status_code=202, responses=responses(NotFound, NotYet), summary="Cancel")
+@router.post(
+    "/{job_id}/cancel", status_code=202, responses=responses(NotFound, NotYet, ForeignOrigin), summary="Cancel"
+)
 def cancel(job_id: str, here: InContext) -> JobState:
     """End the job now; the device is free within seconds."""
     here.queue.cancel(job_id)
     return JobState(id=job_id, status=JobStatus.cancelled)
 
 
-@router.post("/{job_id}/stop", status_code=202, responses=responses(NotFound, NotYet), summary="Stop")
+@router.post("/{job_id}/stop", status_code=202, responses=responses(NotFound, NotYet, ForeignOrigin), summary="Stop")
 def stop(job_id: str, here: InContext) -> JobState:
     """End the job now and recommend the best so far."""
     return JobState(id=job_id, status=JobStatus(here.queue.stop(job_id)))

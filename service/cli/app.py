@@ -56,7 +56,7 @@ def screen() -> Console:
 @app.command()
 def serve(
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port.")] = 8000,
+    port: Annotated[int, typer.Option(help="The port.", min=0, max=65535)] = 8000,
     worker: Annotated[bool, typer.Option("--worker/--no-worker", help="Start a local worker too.")] = True,
     json_: Json = False,
 ) -> None:
@@ -179,12 +179,13 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
         emit(found)
         return
     from service.cli import display
+    from service.cli.output import one_line
 
     console = screen()
-    console.print(f"{found.name} ({found.id}): {found.status}, {display.status_line(found)}")
+    console.print(f"{one_line(found.name)} ({found.id}): {found.status}, {display.status_line(found)}", soft_wrap=True)
     for line in (found.error, *(best.notes if best else found.notes)):
         if line:
-            console.print(line, soft_wrap=True)
+            console.print(one_line(line), soft_wrap=True)
     if best:
         console.print(display.result_table(best))
 
@@ -201,6 +202,10 @@ def watch(job: str, url: Url = LOCAL, json_: Json = False) -> None:
         else:
             with display.Progress(screen()) as progress:
                 ended = client.wait(job, look=lambda seen: progress.show(seen, client.trials(job)))
+            if ended.error:
+                screen().print(ended.error, soft_wrap=True)
+            if ended.best:
+                screen().print(display.result_table(client.recommendation(job)))
     raise typer.Exit(0 if ended.status is JobStatus.succeeded else FAILED)
 
 
@@ -219,7 +224,7 @@ def trials(
             if log not in numbers:
                 fail(f"job {job} has no trial {log}", USAGE)
             trial = client.trial(numbers[log])
-            emit(trial) if json_ else print(trial.log or "(it printed nothing)")
+            emit(trial) if json_ else screen().print(trial.log or "(it printed nothing)", soft_wrap=True)
             return
     if json_:
         emit(found)

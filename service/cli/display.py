@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from service.cli.output import one_line
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome, Verdict
 from service.contract.recommendation import Evidence, Recommendation, Winner
@@ -18,6 +19,7 @@ from service.contract.states import JobStatus, Origin
 from service.contract.views import JobSummary, JobView, ListedTrial
 
 GIB = 2**30
+MOST_LETTERS = 40  # of a lever with its choice, which a table does not break in two
 
 
 def duration(seconds: float | None) -> str:
@@ -36,7 +38,7 @@ def job_table(jobs: Sequence[JobSummary]) -> Table:
     """Jobs as a table."""
     table = Table("id", "name", "status", "phase", "elapsed", box=None, pad_edge=False)
     for job in jobs:
-        table.add_row(job.id, job.name, job.status, job.phase, duration(job.elapsed_seconds))
+        table.add_row(job.id, one_line(job.name), job.status, job.phase, duration(job.elapsed_seconds))
     return table
 
 
@@ -63,26 +65,23 @@ def trial_cells(trial: ListedTrial, title: str) -> tuple[str, ...]:
     speed = f"{measurement.tokens_per_second:,.0f}" if measurement.tokens_per_second else ""
     peak = f"{measurement.peak_bytes / GIB:.2f}" if measurement.peak_bytes else ""
     note = "fastest so far" if trial.fastest else measurement.reason
-    return number, title, measurement.outcome, speed, str(measurement.micro_batch_size or ""), peak, note
+    return number, title, measurement.outcome, speed, str(measurement.micro_batch_size or ""), peak, one_line(note)
 
 
-def trial_table(trials: Sequence[ListedTrial]) -> Table:
-    """The trials as a table."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (
-        ("#", "right"),
-        ("configuration", "left"),
-        ("outcome", "left"),
-        ("tokens/s", "right"),
-        ("micro", "right"),
-        ("peak GiB", "right"),
-        ("", "left"),
-    ):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    names = titles(trials)
+def trial_table(trials: Sequence[ListedTrial], names: dict[str, str] | None = None) -> Table:
+    """The trials as a table; `names` are their titles where the baselines are not all among them."""
+    names = titles(trials) if names is None else names
+    longest = max((len(word) for name in names.values() for word in name.split()), default=0)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("#", justify="right")
+    table.add_column("configuration", overflow="fold", min_width=min(longest, MOST_LETTERS))
+    table.add_column("outcome", overflow="fold")
+    for name in ("tokens/s", "micro", "peak GiB"):
+        table.add_column(name, justify="right")
     for trial in trials:
         style = "green" if trial.fastest else "dim" if trial.outcome not in (None, Outcome.ok) else None
-        table.add_row(*trial_cells(trial, names[trial.id]), style=style)
+        number, title, *cells, note = trial_cells(trial, names[trial.id])
+        table.add_row(number, f"{title}\n{note}" if note else title, *cells, style=style)
     return table
 
 
@@ -117,7 +116,7 @@ class Progress:
     def show(self, job: JobView, trials: Sequence[ListedTrial]) -> None:
         """Show the job and its trials as they are now."""
         if self._live:
-            self._live.update(Group(Text(f"{job.name}: {status_line(job)}"), trial_table(trials)), refresh=True)
+            self._live.update(self.screenful(job, trials), refresh=True)
             return
         names = titles(trials)
         for trial in trials:
@@ -128,15 +127,30 @@ class Progress:
         phase = f"{job.status}, {job.phase}, {job.waiting_for}"
         self._say(phase, f"[{duration(job.elapsed_seconds)}] {status_line(job)}")
 
+    def screenful(self, job: JobView, trials: Sequence[ListedTrial]) -> Group:
+        """As many trials as the screen has lines for: the fastest, and of the others the newest."""
+        names, height = titles(trials), self._console.size.height - 1
+        ordered = sorted(trials, key=lambda trial: (trial.fastest, trial.number), reverse=True)
+        for count in range(len(ordered), -1, -1):
+            shown = sorted(ordered[:count], key=lambda trial: trial.number)
+            left_out = len(trials) - count
+            parts: list[Text | Table] = [Text(f"{one_line(job.name)}: {status_line(job)}"), trial_table(shown, names)]
+            if left_out:
+                parts.insert(1, Text(f"{left_out} earlier trials: dynotune trials {job.id}", style="dim"))
+            group = Group(*parts)
+            if len(self._console.render_lines(group)) <= height:
+                return group
+        return group
+
     def _say(self, key: str, text: str | None = None) -> None:
         if key not in self._said:
             self._said.add(key)
-            self._console.print(text or key, soft_wrap=True)
+            self._console.print(one_line(text or key), soft_wrap=True)
 
 
 def result_table(recommendation: Recommendation) -> Table:
     """A recommendation as a table: baselines, winners, alternatives, and what was rejected."""
-    title = f"{recommendation.job_name}: {_device(recommendation)}"
+    title = f"{one_line(recommendation.job_name)}: {_device(recommendation)}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("configuration", overflow="fold", min_width=24)
     for name in ("tokens/s", "samples/s", "step s", "micro", "peak GiB", "speed-up"):

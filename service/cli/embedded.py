@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from service.api import create_app
+from service.api.connections import PatientProtocol
 from service.cli.output import say
 from service.db import upgrade
 from service.settings import Settings
@@ -122,7 +123,11 @@ def control_plane(settings: Settings) -> Iterator[str]:
     listener.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     config = uvicorn.Config(
-        create_app(settings), log_level="warning", access_log=False, timeout_graceful_shutdown=END_SECONDS
+        create_app(settings),
+        http=PatientProtocol,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=END_SECONDS,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api")
@@ -146,9 +151,10 @@ def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
     # uvicorn raises the signal again after its own shutdown; sys.exit then runs the `finally` that ends the worker.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(
-        create_app(settings),
+        create_app(settings, host),
         host=host,
         port=port,
+        http=PatientProtocol,
         log_level="info",
         access_log=False,
         timeout_graceful_shutdown=END_SECONDS,

@@ -24,7 +24,7 @@ def gibibytes(text: str) -> float:
     """A size such as 24GiB or 80GB in GiB; a number alone is GiB. Misconfigured says what was wrong."""
     try:
         return SIZE.validate_python(f"{text}GiB" if text.strip()[-1:].isdigit() else text) / 2**30
-    except ValidationError as error:
+    except (ValidationError, OverflowError) as error:
         raise Misconfigured(f"--memory: {text!r} is no size; write 24GiB or 80GB.") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from service.contract.job import JobSpec
 from service.contract.paths import expanded, looks_local
 from service.errors import InvalidJob
 from service.jobtext import read
@@ -20,7 +21,9 @@ def read_job(path: Path) -> dict[str, Any]:
     data = read(text, str(path))
     if "schema_version" in data and isinstance(data.get("spec"), dict):
         data = data["spec"]  # a recommendation.json holds the job that led to it
-    spec = check(data).model_dump(mode="json", exclude_defaults=True)
+    if not {"model", "dataset"} & data.keys():  # whatever it is, its lines are not printed
+        raise InvalidJob(f"{path} is no job: it has neither model nor dataset.")
+    spec = check(data, JobSpec).model_dump(mode="json", exclude_defaults=True)
     for part in ("model", "dataset"):
         source = spec[part]["source"]
         if looks_local(source) or _is_there(part, source):

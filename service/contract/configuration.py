@@ -30,6 +30,10 @@ class Configuration(Contract):
         text = json.dumps(self.model_dump(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    def at_micro_batch(self, size: int | None) -> Configuration:
+        """The same at another micro batch; with None it looks for the fastest."""
+        return self.model_copy(update={"micro_batch_size": size})
+
     def title(self, against: Configuration | None = None) -> str:
         """One line for people: the levers that differ from `against`, or all of them."""
         parts = [

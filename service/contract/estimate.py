@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from service.contract.base import Contract
-from service.contract.job import JobSpec, Method
+from service.contract.job import Asked, JobSpec, Method
 from service.contract.measurement import MemoryLine
 
 
@@ -18,11 +18,11 @@ class Known(Contract):
     line: MemoryLine
 
 
-class EstimateRequest(Contract):
+class EstimateRequest(Asked):
     """A job, and the memory into which it has to fit."""
 
     spec: JobSpec
-    memory_gib: float = Field(gt=0, description="Memory of one device in GiB.")
+    memory_gib: float = Field(gt=0, le=1_000_000, description="Memory of one device in GiB.")
 
 
 class MethodEstimate(Contract):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -39,20 +40,25 @@ Label = Annotated[str, Field(min_length=1, max_length=200)]
 DEEPEST = 16  # levels of mappings and lists in a job
 
 
-def check_text(value: object, place: str = "", depth: int = 0) -> None:
-    """ValueError where text cannot be stored (NUL, half of a surrogate pair), or mappings and lists nest too deeply."""
+def check_storable(value: object, place: str = "", depth: int = 0) -> None:
+    """ValueError where a value cannot be stored, or mappings and lists nest too deeply.
+
+    Databases keep no NUL and no half of a surrogate pair in text; PostgreSQL's JSON has no infinite numbers.
+    """
     if depth > DEEPEST:
         raise ValueError("it is nested too deeply")
     if isinstance(value, str):
         if "\0" in value or any("\ud800" <= one <= "\udfff" for one in value):
             raise ValueError(f"{place or 'a name'} holds a NUL or half a character, which no database keeps")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place} must be a finite number, not {value}")
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            check_text(key, place, depth)
-            check_text(one, f"{place}.{key}".lstrip("."), depth + 1)
+            check_storable(key, place, depth)
+            check_storable(one, f"{place}.{key}".lstrip("."), depth + 1)
     elif isinstance(value, list | tuple):
         for one in value:
-            check_text(one, place, depth + 1)
+            check_storable(one, place, depth + 1)
 
 
 class Asked(Contract):
@@ -153,7 +159,7 @@ class TrainingSpec(Asked):
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, ge=0, description="0 turns clipping off.")
     seed: Seed = 0
     loss_on: Literal["completion", "all"] = Field(
@@ -235,7 +241,7 @@ class JobSpec(Asked):
     @model_validator(mode="before")
     @classmethod
     def _text_that_can_be_stored(cls, data: object) -> object:
-        check_text(data)
+        check_storable(data)
         return data
 
     @field_validator("baseline", mode="before")
@@ -256,6 +262,16 @@ class JobSpec(Asked):
         if not value:
             raise ValueError(f"needs at least one of {', '.join(METHODS)}")
         return tuple(dict.fromkeys(value))
+
+    @model_validator(mode="after")
+    def _weights_do_not_vanish(self) -> JobSpec:
+        share = self.training.weight_decay * self.training.learning_rate
+        if share >= 1:
+            raise ValueError(
+                f"training.weight_decay times training.learning_rate is {share:g} and must be less than 1: it is the "
+                "share that each step takes from the weights"
+            )
+        return self
 
     @model_validator(mode="after")
     def _columns_fit_the_task(self) -> JobSpec:

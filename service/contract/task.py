@@ -66,6 +66,7 @@ class VerifyRequest(Contract):
     reserves: tuple[Measurement, ...] = Field(default=(), description="Run in turn when no finalist is stable.")
     blocks: int
     seconds_limit: float
+    expected_seconds: float = Field(default=0.0, description="What it may take; it may be more than the limit.")
     _former = model_validator(mode="before")(without_former("reference"))
 
 

@@ -295,9 +295,16 @@ class EstimateView(EstimateState):
 
 
 class Health(View):
-    """The answer of the two health routes: the process answers, or the database does as well."""
+    """The process is alive."""
 
     status: Literal["ok"] = "ok"
+
+
+class Readiness(Health):
+    """Jobs can be queued: the database answers and has room; and how many workers live to run them."""
+
+    workers_alive: int
+    note: str | None = None
 
 
 class Problem(View):

@@ -70,6 +70,10 @@ def test_wrong_usage_is_2(run: Run, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("model: {source: m}\ndataset: {source: d}\nsearch: {minutes: -3}\n")
     done = run("submit", "bad.yaml")
     assert done.returncode == 2 and "search.minutes" in done.stderr and "Traceback" not in done.stderr
+    (tmp_path / "other.yaml").write_text("password: hunter2\nuser: me\n")
+    done = run("submit", "other.yaml")
+    assert done.returncode == 2 and "other.yaml is no job" in done.stderr and "password" not in done.stderr
+    assert run("serve", "--port", "99999").returncode == 2
     (tmp_path / "broken.yaml").write_text("model: [")
     for name in ("broken.yaml", "missing.yaml"):
         done = run("tune", name)

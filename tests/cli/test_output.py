@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
+from rich.console import Console
 
 from service.cli import display, doctor
 from service.cli.app import emit
@@ -16,7 +18,7 @@ from service.cli.output import console, say
 from service.contract.hardware import HardwareFacts, Package
 from service.contract.measurement import Outcome
 from service.contract.states import Origin, TaskState
-from service.contract.views import ListedTrial
+from service.contract.views import JobView, ListedTrial
 from tests.factory import configuration, failed, measured
 
 NASTY = "pip install 'dynotune[worker]' [/x] :smile:"
@@ -112,3 +114,75 @@ def test_doctor_says_who_is_on_a_gpu(
     doctor.report(console(), as_json=False)
     out = capsys.readouterr().out
     assert f"process {os.getpid()} of {psutil.Process().username()} uses 300 MiB: python" in out and "other" not in out
+
+
+HOSTILE = "job\x1b[2J\x1b]0;title\x07\u202egnp.exe\x9b31m\r\n000 forged row"
+HARMLESS = "job\ufffd[2J\ufffd]0;title\ufffd\ufffdgnp.exe\ufffd31m 000 forged row"
+
+
+def test_what_others_wrote_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say(HOSTILE)
+    assert capsys.readouterr().err == f"dynotune: {HARMLESS}\n"
+    console().print(display.trial_table([trial(HOSTILE)]))
+    assert HARMLESS in capsys.readouterr().out
+    console().print(display.job_table([job_view(name=HOSTILE)]))
+    (_, row) = capsys.readouterr().out.splitlines()
+    assert HARMLESS in row
+    display.Progress(console()).show(job_view(waiting_for=HOSTILE), [])
+    assert f"queued: {HARMLESS}" in capsys.readouterr().out
+    console().print("a log's\n\tlines\x1b[2J stay", soft_wrap=True)
+    assert capsys.readouterr().out.splitlines() == ["a log's", "        lines\ufffd[2J stay"]
+
+
+def job_view(**changes: object) -> JobView:
+    given = {
+        "id": "j",
+        "name": "n",
+        "status": "queued",
+        "phase": "queued",
+        "labels": {},
+        "created_at": 0.0,
+        "elapsed_seconds": 0.0,
+        "error": None,
+        "started_at": None,
+        "finished_at": None,
+        "progress": {"trials": {}, "planned": 0, "now": None},
+        "best": None,
+        "estimated_finish_at": None,
+        "waiting_for": None,
+        "notes": (),
+        "spec": {"model": {"source": "m"}, "dataset": {"source": "d"}},
+    }
+    return JobView.model_validate(given | changes)
+
+
+def test_a_small_screen_shows_the_fastest_and_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 80 columns and 24 lines, no row is cropped, and no lever with its choice is broken in two."""
+    made = configuration(
+        normalisation="low-precision", optimizer="adamw-8bit-stable-embedding", batching="packed-global"
+    )
+    trials = [
+        trial("").model_copy(update={"id": f"t{number}", "number": number, "fastest": number == 3})
+        for number in range(1, 21)
+    ]
+    trials = [
+        trials[0],
+        *(
+            one.model_copy(
+                update={"origin": Origin.search, "configuration": made, "measurement": measured(made), "outcome": "ok"}
+            )
+            for one in trials[1:]
+        ),
+    ]
+    terminal = Console(width=80, height=24, force_terminal=True, file=io.StringIO())
+    progress = display.Progress(terminal)
+    lines = [
+        "".join(segment.text for segment in line)
+        for line in terminal.render_lines(progress.screenful(job_view(), trials))
+    ]
+    assert len(lines) <= 23
+    shown = {int(line.split()[0]) for line in lines if line.split() and line.split()[0].isdigit() and "ok" in line}
+    assert 3 in shown and 20 in shown and len(shown) >= 4, lines
+    assert any("earlier trials: dynotune trials j" in line for line in lines)
+    for choice in ("normalisation=low-precision", "optimizer=adamw-8bit-stable-embedding", "batching=packed-global"):
+        assert sum(choice in line for line in lines) == len(shown), lines

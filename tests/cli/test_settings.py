@@ -55,6 +55,11 @@ def test_a_wrong_variable(run: Run, name: str, value: str, words: str) -> None:
     one_sentence(run("service.cli", "serve", "--no-worker", **{name: value}), 2, words)
 
 
+def test_allowed_hosts_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNOTUNE_ALLOWED_HOSTS", "service, tune.example,")
+    assert Settings.from_environment().allowed_hosts == ("service", "tune.example")
+
+
 def test_what_variables_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty variable counts as unset, except for the folders that may be read: there, empty allows none."""
     monkeypatch.chdir(tmp_path)

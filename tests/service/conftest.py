@@ -39,8 +39,13 @@ def settings(root: Path, tmp_path: Path, database_url: str) -> Settings:
 @pytest.fixture
 def api(settings: Settings) -> Iterator[TestClient]:
     """The API."""
-    with TestClient(create_app(settings)) as client:
+    with here(settings) as client:
         yield client
+
+
+def here(settings: Settings, raises: bool = True) -> TestClient:
+    """A client of an API, which asks it by the address that it listens on; `raises` raises its failures here."""
+    return TestClient(create_app(settings), base_url="http://127.0.0.1:8000", raise_server_exceptions=raises)
 
 
 @pytest.fixture

@@ -16,7 +16,15 @@ from service import jobs
 from service.client import Client
 from service.contract.hardware import HardwareFacts
 from service.contract.states import JobPhase, Origin
-from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
+from service.contract.task import (
+    PlanClaim,
+    PlanDecision,
+    TaskKind,
+    TrialClaim,
+    TrialRequest,
+    VerifyClaim,
+    VerifyRequest,
+)
 from service.contract.views import EventList, TrialList, WorkerList
 from service.levers import LEVERS
 from service.queue import Queue
@@ -150,9 +158,26 @@ def test_levers_tell_what_each_worker_offers(api: TestClient, queue: Queue, fact
     assert worker["alive"] and worker["facts"]["name"] == "Test CPU"
 
 
+def test_a_verification_says_when_it_will_end(api: TestClient, job: Make, queue: Queue, facts: Facts) -> None:
+    """It is expected to take longer than the job's minutes, and the time that is left says so."""
+    job_id = submit(api, job(search={"minutes": 1}))
+    queue.register("w", 1, facts())
+    run_trial(queue, 8.0, 1)
+    best = measured(configuration(), 8.0)
+    request = VerifyRequest(
+        method="lora", baseline=None, finalists=(best,), blocks=2, seconds_limit=20, expected_seconds=300
+    )
+    planning = queue.claim("w", (TaskKind.plan,))
+    assert isinstance(planning, PlanClaim)
+    queue.finish_plan(planning, PlanDecision(verify=request, phase=JobPhase.verifying))
+    assert isinstance(queue.claim("w", (TaskKind.verify,)), VerifyClaim)
+    left = api.get(f"/v1/jobs/{job_id}").json()["estimated_finish_at"] - time.time()
+    assert 240 < left <= 300
+
+
 def test_health(api: TestClient, settings: Settings) -> None:
     assert api.get("/healthz").json() == {"status": "ok"}
-    assert api.get("/readyz").json() == {"status": "ok"}
+    assert api.get("/readyz").json()["status"] == "ok"
 
 
 def test_ready_while_somebody_writes(api: TestClient, engine: Engine) -> None:

@@ -140,3 +140,7 @@ def test_what_may_not_be_read(api: TestClient, job: Make, monkeypatch: pytest.Mo
     monkeypatch.setattr(Roots, "holds", closed)  # the tests may run as root, whom nothing stops
     answer = api.post("/v1/jobs", json=job())
     assert answer.status_code == 422 and "data.jsonl cannot be read (Permission denied)" in answer.json()["detail"]
+
+
+def test_half_a_character_in_a_column_s_name(refused: Refused) -> None:
+    assert "there are: prompt\\ud83d" in str(refused("a.jsonl", '{"prompt\\ud83d": "a"}\n', splits={"column": "s"}))

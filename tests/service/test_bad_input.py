@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api import create_app
 from service.settings import Settings
+from tests.service.conftest import here
 
 Make = Callable[..., dict[str, Any]]
+JSON, YAML = {"Content-Type": "application/json"}, {"Content-Type": "application/yaml"}
 MODEL = {"source": "model", "weights": "random"}
 
 
@@ -40,7 +41,7 @@ MODEL = {"source": "model", "weights": "random"}
         ),
         ({"dataset": {"source": "data.jsonl", "max_length": 4096}}, "/dataset/max_length", "1024 tokens only"),
         ({"dataset": {"source": "data.jsonl", "max_length": 0}}, "/dataset/max_length", "greater than or equal to 8"),
-        ({"dataset": {"source": "/etc/hosts.jsonl"}}, "/dataset/source", "does not exist"),
+        ({"dataset": {"source": "/etc/hosts.jsonl"}}, "/dataset/source", "outside the allowed folders"),
         ({"search": {"levers": ["atention"]}}, "/search/levers/0", "known levers: precision"),
         ({"search": {"fixed": {"attention": "fast"}}}, "/search/fixed/attention", "it has: eager, sdpa"),
         (
@@ -70,6 +71,10 @@ MODEL = {"source": "model", "weights": "random"}
         ({"hardware": {"name": "x" * 201}}, "/hardware/name", "at most 100 characters"),
         ({"hardware": {"memory_gib": 1e300}}, "/hardware/memory_gib", "less than or equal to"),
         ({"name": "a\0b"}, "", "name holds a NUL"),
+        ({"name": "a\nb"}, "/name", "name: must be one line of text without control characters, not 'a\\nb'"),
+        ({"name": "\x1b[2J"}, "/name", "not '\\x1b[2J'"),
+        ({"name": "  "}, "/name", "must be one line of text"),
+        ({"labels": {"a/b": "\u202etxt"}}, "/labels/a~1b", "control characters"),
         ({"labels": {"\0": "v"}}, "", "labels holds a NUL"),
         ({"baseline": {"a": ["\ud83d"]}}, "", "baseline.a holds a NUL or half a character"),
         ({"baseline": 5}, "/baseline", "must be 'default' or a mapping of TrainingArguments, not 5"),
@@ -93,7 +98,7 @@ MODEL = {"source": "model", "weights": "random"}
 def test_one_sentence_and_a_pointer(
     api: TestClient, job: Make, changes: dict[str, Any], pointer: str, words: str
 ) -> None:
-    answer = api.post("/v1/jobs", content=json.dumps(job(**changes)))
+    answer = api.post("/v1/jobs", content=json.dumps(job(**changes)), headers=JSON)
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
@@ -122,18 +127,18 @@ class TestOthers:
         )
 
     def test_broken_yaml(self, api: TestClient) -> None:
-        answer = api.post("/v1/jobs", content="model: [", headers={"Content-Type": "application/yaml"})
+        answer = api.post("/v1/jobs", content="model: [", headers=YAML)
         assert answer.status_code == 400 and answer.json()["code"] == "malformed-body"
         assert "line 1" in answer.json()["detail"]
-        assert api.post("/v1/jobs", content="just text").status_code == 400
-        assert api.post("/v1/jobs", content=b"\xff\xfe\x00").status_code == 400
+        assert api.post("/v1/jobs", content="just text", headers=YAML).status_code == 400
+        assert api.post("/v1/jobs", content=b"\xff\xfe\x00", headers=YAML).status_code == 400
 
     def test_a_large_body(self, api: TestClient) -> None:
-        answer = api.post("/v1/jobs", content=b"x" * (30 << 20))
+        answer = api.post("/v1/jobs", content=b"x" * (30 << 20), headers=JSON)
         assert answer.status_code == 413 and answer.json()["code"] == "body-too-large"
 
     def test_a_large_body_without_a_length(self, api: TestClient) -> None:
-        answer = api.post("/v1/jobs", content=(b"x" * 65536 for _ in range(480)))
+        answer = api.post("/v1/jobs", content=(b"x" * 65536 for _ in range(480)), headers=JSON)
         assert answer.status_code == 413
 
     def test_a_path_outside_the_roots(self, api: TestClient, job: Make, root: Path, tmp_path: Path) -> None:
@@ -162,9 +167,7 @@ class TestOthers:
         (root / "pickle" / "pytorch_model.bin").write_bytes(b"")
         for name, words in (("code", "trust_remote_code"), ("pickle", "pickle")):
             assert words in api.post("/v1/jobs", json=job(model={"source": name})).json()["detail"]
-        with TestClient(
-            create_app(settings.model_copy(update={"allow_remote_code": True, "allow_pickle": True}))
-        ) as free:
+        with here(settings.model_copy(update={"allow_remote_code": True, "allow_pickle": True})) as free:
             assert free.post("/v1/jobs", json=job(model={"source": "code", "weights": "random"})).status_code == 202
             assert free.post("/v1/jobs", json=job(model={"source": "pickle"})).status_code == 202
 

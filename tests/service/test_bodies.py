@@ -10,11 +10,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 Make = Callable[..., dict[str, Any]]
+YAML = {"Content-Type": "application/yaml"}
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def name_of(api: TestClient, content: str | bytes) -> str:
-    answer = api.post("/v1/jobs", content=content)
+    answer = api.post("/v1/jobs", content=content, headers=YAML)
     assert answer.status_code == 202, answer.text
     return str(api.get(f"/v1/jobs/{answer.json()['id']}").json()["name"])
 
@@ -45,11 +46,39 @@ def test_a_date_is_text(api: TestClient, job: Make) -> None:
         ("a: !!python/object:os.system {}", "tags (!name) are not read"),
         ('{"name": ' + "9" * 5000 + "}", "Exceeds the limit"),
         ("model: [", "line 1"),
+        ("name: a\nname: b", "'name' is there twice"),
+        ('{"name": "a", "name": "b"}', "'name' is there twice"),
+        ('{"search": {"minutes": NaN}}', "NaN is no number of JSON"),
+        ("{[a]: 1}", "a key must be text"),
+        ("a: [" + "1," * 240_000 + "1]", "more than 2,000 values"),
+        ("".join(f"k{number}: 1\n" for number in range(40_000)), "more than 2,000 values"),
+        ("{" + ",".join(f'"k{number}": 1' for number in range(70_000)) + "}", "more than 2,000 values"),
+        ("a: " + "x" * 700_000, "as YAML it is too large: 512 KiB are read"),
         ("just text", "must be a mapping"),
         (b"\xff\xfe\x00", "neither JSON nor YAML"),
     ],
 )
 def test_one_sentence(api: TestClient, body: str | bytes, words: str) -> None:
-    answer = api.post("/v1/jobs", content=body)
+    answer = api.post("/v1/jobs", content=body, headers=YAML)
     assert answer.status_code == 400 and answer.json()["code"] == "malformed-body", answer.text
     assert words in answer.json()["detail"] and "\n" not in answer.json()["detail"]
+
+
+def test_twenty_mistakes_are_told_and_the_others_counted(api: TestClient, job: Make) -> None:
+    answer = api.post("/v1/jobs", json=job(**{f"k{number}": 1 for number in range(500)}))
+    assert answer.status_code == 422 and len(answer.json()["errors"]) == 20
+    assert answer.json()["detail"].endswith("There are 480 more mistakes.") and len(answer.content) < 8000
+
+
+@pytest.mark.parametrize("body", ["{", '{"memory_gib": NaN}', "[1]"])
+def test_a_body_of_an_estimate_that_cannot_be_read(api: TestClient, body: str) -> None:
+    answer = api.post("/v1/estimates", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["code"] == "malformed-body"
+
+
+@pytest.mark.parametrize("memory", ["1e999", "-1", "true", '"much"', "1e300"])
+def test_the_memory_of_an_estimate_is_a_finite_number(api: TestClient, job: Make, memory: str) -> None:
+    body = f'{{"spec": {json.dumps(job())}, "memory_gib": {memory}}}'
+    answer = api.post("/v1/estimates", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422 and answer.json()["code"] == "invalid-job"
+    assert [mistake["pointer"] for mistake in answer.json()["errors"]] == ["/memory_gib"]

@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, text
 
 from service import jobs
-from service.api import create_app
 from service.settings import Settings
+from tests.service.conftest import here
 
 Make = Callable[..., dict[str, Any]]
 
@@ -19,7 +19,7 @@ Make = Callable[..., dict[str, Any]]
 @pytest.fixture
 def lenient(settings: Settings) -> Any:
     """An API whose failures are answered, not raised into the test."""
-    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+    with here(settings, raises=False) as client:
         yield client
 
 

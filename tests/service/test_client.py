@@ -1,0 +1,61 @@
+"""The Python client: what it asks for, and its patience with a control plane that is away for a while."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from service.client import Client, Refused, Unreachable
+from tests.cli.test_output import job_view
+
+
+def client_of(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> tuple[Client, list[str]]:
+    """A client that gets these answers in turn (a status, a body, or an error), and the paths that it asked for."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.raw_path.decode())
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        if isinstance(found, int):
+            problem = {"type": "x", "title": "t", "status": found, "code": "c", "detail": f"answer {found}"}
+            return httpx.Response(found, json=problem)
+        return httpx.Response(200, json=found)
+
+    client = Client("http://127.0.0.1:1")
+    monkeypatch.setattr(client, "_http", httpx.Client(base_url=client.url, transport=httpx.MockTransport(answer)))
+    return client, asked
+
+
+def job(status: str) -> Any:
+    return json.loads(job_view(status=status).model_dump_json())
+
+
+def test_waiting_outlasts_a_restart_of_the_control_plane(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = httpx.ConnectError("refused")
+    client, _ = client_of(monkeypatch, [job("running"), away, 503, away, job("running"), job("succeeded")])
+    assert client.wait("j", seconds=0).status == "succeeded"
+
+
+def test_waiting_ends_when_nobody_has_ever_answered_or_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _ = client_of(monkeypatch, [httpx.ConnectError("refused")])
+    with pytest.raises(Unreachable):
+        client.wait("j", seconds=0)
+    client, _ = client_of(monkeypatch, [job("running"), httpx.ConnectError("refused")])
+    with pytest.raises(Unreachable):
+        client.wait("j", seconds=0, patience=-1)
+    client, _ = client_of(monkeypatch, [job("running"), 404])
+    with pytest.raises(Refused, match="answer 404"):
+        client.wait("j", seconds=0)
+
+
+def test_an_id_leads_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, asked = client_of(monkeypatch, [404, 404])
+    for use in (lambda: client.job("../../healthz"), lambda: client.export("a/b?c", "d#e")):
+        with pytest.raises(Refused):
+            use()
+    assert asked == ["/v1/jobs/..%2F..%2Fhealthz", "/v1/jobs/a%2Fb%3Fc/exports/d%23e"]
