@@ -22,7 +22,7 @@ demo: install examples/data/functions.jsonl
 	$(BIN)/dynotune tune examples/functions-lora.yaml
 
 test: install
-	$(BIN)/python -m pytest -q -n 2 -m "not alone"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone"
 	$(BIN)/python -m pytest -q -m alone
 
 lint: install

@@ -72,7 +72,10 @@ def candidates(found: Recommendation, facts: HardwareFacts) -> dict[str, Measure
         configuration: Configuration = baseline.configuration.model_copy(
             update={"levers": chosen, "micro_batch_size": micro}
         )
-        made[name] = Measurement(configuration=configuration, outcome=Outcome.ok, micro_batch_size=micro)
+        # The score of a run needs the count of rows, which is the same for all.
+        made[name] = Measurement(
+            configuration=configuration, outcome=Outcome.ok, micro_batch_size=micro, dataset=baseline.dataset
+        )
     return made
 
 

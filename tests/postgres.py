@@ -92,9 +92,9 @@ class Server:
             time.sleep(0.02)
 
 
-def start(folder: Path) -> Server:
-    """Keeps the files in a new folder below `folder`; under root, where the server's user may not enter
-    `folder` (pytest's own are closed to others), below the system's temporary folder instead."""
+def start(folder: Path, **settings: str) -> Server:
+    """Starts a server; `settings` override SETTINGS. It keeps its files in a new folder below `folder`; under root,
+    where its user may not enter `folder` (pytest's own are closed to others), below the system's temporary folder."""
     user = _unprivileged() if os.geteuid() == 0 else None
     folder.mkdir(parents=True, exist_ok=True)
     places = [folder.resolve(), Path(tempfile.gettempdir()).resolve(), Path("/tmp").resolve()]
@@ -110,7 +110,7 @@ def start(folder: Path) -> Server:
         options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     initdb = [str(binaries / "initdb"), "--pgdata=data", *INITDB]
     postgres = [str(binaries / "postgres"), "-D", "data", "-k", str(sockets), "-p", str(PORT)]
-    postgres += [f"--{name}={value}" for name, value in SETTINGS.items()]
+    postgres += [f"--{name}={value}" for name, value in (SETTINGS | settings).items()]
     task = json.dumps([initdb, postgres, options, [str(home), str(sockets)]])
     log = tempfile.TemporaryFile()  # noqa: SIM115 - the server writes to it for as long as it lives
     command = [sys.executable, "-I", "-S", "-c", KEEPER, task]

@@ -211,6 +211,7 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
     "generation": ({"method": "lora", "evaluation": "generation"}, "causal-lm", {}),
     "all tokens": ({"method": "lora", "batching": "packed"}, "causal-lm", {"loss_on": "all"}),
     "evaluated on the way": ({"method": "lora"}, "causal-lm", {"evaluation_steps": 2}),
+    "fused projections": ({"method": "lora", "projections": "fused", "checkpointing": "full"}, "causal-lm", {}),
     "compiled": ({"method": "lora", "compile": "per-layer-aot-eager"}, "causal-lm", {}),
 }
 

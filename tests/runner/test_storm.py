@@ -1,4 +1,4 @@
-"""100 trials, four workers and five SIGKILLs at random moments on each database: 100 results, none twice."""
+"""60 trials, four workers and five SIGKILLs at random moments on each database: 60 results, none twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.models import Event, Job, Task, Worker
 from service.queue import Queue
 from tests.processes import start_worker, until
 
-TRIALS, WORKERS, KILLS = 100, 4, 5
+TRIALS, WORKERS, KILLS = 60, 4, 5
 
 
 def finished(engine: Engine) -> int:
