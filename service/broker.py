@@ -45,7 +45,10 @@ class Broker(Protocol):
         """Remove a worker that ends."""
 
     def claim(self, worker_id: str, kinds: tuple[TaskKind, ...]) -> Claim | None:
-        """Lease the next task of these kinds that this worker's hardware can serve, or None."""
+        """Lease the next task of these kinds that this worker's hardware can serve, or None.
+
+        Drained when the worker was told to end.
+        """
 
     def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
         """Extend the lease; return what the user has asked of the claim's job since, if anything."""

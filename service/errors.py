@@ -110,6 +110,34 @@ class ForeignOrigin(DynotuneError):
     status, code, title = 403, "foreign-origin", "Not from another site"
 
 
+class Unauthorized(DynotuneError):
+    """The request carries no API key, or one that is not valid."""
+
+    status, code, title = 401, "unauthorized", "An API key is needed"
+
+
+class Forbidden(DynotuneError):
+    """The API key may not do this."""
+
+    status, code, title = 403, "forbidden", "The API key may not do this"
+
+
+class KeyReused(DynotuneError):
+    """An Idempotency-Key came with another body before."""
+
+    status, code, title = 422, "idempotency-key-reused", "The Idempotency-Key belongs to another submission"
+
+
+class TooMany(DynotuneError):
+    """The caller has too many open jobs, or asks too often. `seconds` is when to try again."""
+
+    status, code, title = 429, "too-many", "Too many"
+
+    def __init__(self, detail: str, seconds: float = 60.0) -> None:
+        super().__init__(detail)
+        self.seconds = seconds
+
+
 class UnsupportedType(DynotuneError):
     """The body is not said to be JSON or YAML."""
 
@@ -118,6 +146,10 @@ class UnsupportedType(DynotuneError):
 
 class LeaseLost(Exception):
     """A worker has lost the lease of the task that it writes about, so its write is refused."""
+
+
+class Drained(Exception):
+    """A worker was told to end once it has no task: it gets no further ones."""
 
 
 class Unreachable(Exception):

@@ -178,7 +178,7 @@ def test_a_verification_that_ends_its_workers_leaves_the_best_unverified(
     best = status(engine, started).recommendation
     assert best and best["stability"]["stable"] is None
     with Session(engine) as session:
-        told = events.tail(session, started)[-1]["data"]
+        told = events.tail(session, started)[-1].data
     assert told["outcome"] == "crashed" and "workers died" in told["note"]
 
 
@@ -368,7 +368,7 @@ def test_concurrent_claims_never_share_a_task(queue: Queue, facts: Facts, spec: 
 
 
 def test_the_claim_uses_the_partial_index(engine: Engine) -> None:
-    query = "SELECT seq FROM tasks WHERE state = 'queued' ORDER BY rank, job_seq, seq LIMIT 1"
+    query = "SELECT seq FROM tasks WHERE state = 'queued' ORDER BY rank, place, seq LIMIT 1"
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SET enable_seqscan = off"))  # a handful of rows would be scanned

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from service.broker import Broker, BrokerUnavailable
 from service.contract.task import Claim, TaskKind
-from service.errors import LeaseLost
+from service.errors import Drained, LeaseLost
 from worker.runner.estimating import answer
 from worker.runner.lease import Lease
 from worker.runner.lock import DeviceLock
@@ -58,7 +58,7 @@ class Loop:
         self._stopping.set()
 
     def run(self) -> None:
-        """Work until stopped. While the queue does not answer, wait; when a lease was lost, drop the task's result."""
+        """Work until stopped or drained. While the queue does not answer, wait; drop the result of a lost lease."""
         idle = IDLE_SECONDS[0]
         while not self._stopping.is_set():
             try:
@@ -67,6 +67,8 @@ class Loop:
                 worked = False
             except LeaseLost:
                 worked = True
+            except Drained:
+                break
             idle = IDLE_SECONDS[0] if worked else min(idle * 1.6, IDLE_SECONDS[1])
             if not worked:
                 self._stopping.wait(idle * random.uniform(0.7, 1.3))
