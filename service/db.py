@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import weakref
@@ -10,6 +11,7 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Engine, create_engine, event, func, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, DisconnectionError, NoSuchModuleError
@@ -17,7 +19,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
 
 import migrations
-from service.errors import Misconfigured, Unavailable
+from service.errors import Misconfigured, OtherVersion, Unavailable
 
 MIGRATIONS = Path(migrations.__file__).parent
 POOL = {"pool_size": 5, "max_overflow": 20}
@@ -126,6 +128,22 @@ def check(engine: Engine) -> None:
             connection.execute(text("SELECT 1 FROM workers LIMIT 1"))
     except DBAPIError as error:
         raise unavailable(error) from error
+
+
+@functools.cache
+def revision() -> str:
+    """The revision of the schema that this version of dynotune works with."""
+    return ScriptDirectory(str(MIGRATIONS)).get_current_head() or ""
+
+
+def check_revision(session: Session) -> None:
+    """OtherVersion when the database's schema is not the one of this version of dynotune."""
+    found = session.scalar(text("SELECT version_num FROM dynotune_alembic_version"))
+    if found != revision():
+        raise OtherVersion(
+            f"The database has the tables of revision {found}, this program works with revision {revision()}; bring "
+            "both to one version of dynotune: `dynotune serve` of the newer one brings the tables up to date."
+        )
 
 
 def unavailable(error: DBAPIError) -> Unavailable:

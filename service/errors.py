@@ -144,12 +144,22 @@ class UnsupportedType(DynotuneError):
     status, code, title = 415, "unsupported-media-type", "The body must be JSON or YAML"
 
 
-class LeaseLost(Exception):
+class LeaseLost(DynotuneError):
     """A worker has lost the lease of the task that it writes about, so its write is refused."""
 
+    status, code, title = 409, "lease-lost", "The lease is lost"
 
-class Drained(Exception):
+
+class Drained(DynotuneError):
     """A worker was told to end once it has no task: it gets no further ones."""
+
+    status, code, title = 410, "drained", "The worker is to end"
+
+
+class OtherVersion(DynotuneError):
+    """A worker is of another version than the control plane or the database: it waits until both are of one."""
+
+    status, code, title = 426, "other-version", "The versions differ"
 
 
 class Unreachable(Exception):

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import structlog
 
 Form = Literal["text", "json"]
+Level = Literal["debug", "info", "warning"]
 SHARED: tuple[structlog.typing.Processor, ...] = (
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_log_level,
@@ -36,8 +37,8 @@ def bound(**context: Any) -> Any:
     return structlog.contextvars.bound_contextvars(**context)
 
 
-def show(form: Form, level: int = logging.INFO) -> None:
-    """Print all log lines of this process from that level on, those of libraries too."""
+def show(form: Form, level: Level) -> None:
+    """Print the log lines of this process from that level on, and the warnings of libraries."""
     colours = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     rendered: list[structlog.typing.Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if form == "json":
@@ -48,6 +49,6 @@ def show(form: Form, level: int = logging.INFO) -> None:
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=list(SHARED), processors=rendered))
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level)
-    for name in ("httpx", "httpcore"):  # a line a request, which says nothing that ours do not
-        logging.getLogger(name).setLevel(logging.WARNING)
+    root.setLevel(logging.WARNING)
+    for name in ("dynotune", "uvicorn"):  # other libraries tell of what goes wrong only
+        logging.getLogger(name).setLevel(level.upper())

@@ -35,7 +35,7 @@ from service.contract.task import (
     VerifyClaim,
     Wish,
 )
-from service.db import readonly
+from service.db import check_revision, readonly
 from service.enqueue import insert_if_new, queue_plan, queue_task
 from service.errors import Drained, LeaseLost, NotFound
 from service.history import JobHistory
@@ -52,9 +52,10 @@ class Queue(Requests):
     """The broker's SQL form, and the writes of the control plane."""
 
     def register(self, worker_id: str, pid: int, facts: HardwareFacts) -> None:
-        """Announce a worker; without effect on one that is known."""
+        """Announce a worker, if it is not known. OtherVersion where the tables are of another version."""
         values = {"facts": facts.model_dump(mode="json"), "fingerprint": facts.fingerprint}
         with self.writing() as (session, now):
+            check_revision(session)
             insert_if_new(
                 session,
                 Worker,
@@ -80,7 +81,7 @@ class Queue(Requests):
                 return None
             worker.state, worker.task_id, worker.seen_at = "idle", None, now
             if worker.draining:
-                raise Drained
+                raise Drained(f"Worker {worker_id} was told to end.")
             task = leases.take(session, worker, kinds, now, now + self._lease)
             if task is None:
                 return None
@@ -96,6 +97,13 @@ class Queue(Requests):
         with Session(readonly(self.engine)) as session, session.begin():
             lines = estimates.known(session, claim.request.spec, worker_id)
         return claim.model_copy(update={"known": lines})
+
+    def unheard(self, worker_id: str) -> None:
+        """Hand on what a worker was given, but never heard of because the answer was lost; it holds nothing else."""
+        mine = (RUNNING, Task.worker_id == worker_id)
+        anew = {"state": TaskState.queued, "worker_id": None, "lease_until": None, "started_at": None}
+        with self.writing() as (session, _):
+            session.execute(update(Task).where(*mine).values(**anew).execution_options(synchronize_session=False))
 
     def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
         """Extend the lease and ask what the user wishes; LeaseLost when it is no longer held."""

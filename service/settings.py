@@ -82,6 +82,7 @@ class Settings(BaseSettings):
     rate_limit: str | None = Field(default="6000/minute", description="a number of requests a time, as in 600/minute")
     keep_days: PositiveFloat | None = Field(default=None, description="a number of days, after which ended jobs go")
     log: Literal["text", "json"] = Field(default="text", description="text or json")
+    log_level: Literal["debug", "info", "warning"] = Field(default="info", description="debug, info or warning")
     allow_remote_code: bool = Field(default=False, description="yes or no")
     allow_pickle: bool = Field(default=False, description="yes or no")
     min_free_disk_gib: FiniteFloat = Field(default=1.0, description="a number of GiB")

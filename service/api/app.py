@@ -13,7 +13,20 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.middleware.gzip import GZipMiddleware
 
 from service import __version__
-from service.api import estimates, events, exports, health, jobs, levers, metrics, problems, results, trials, workers
+from service.api import (
+    estimates,
+    events,
+    exports,
+    health,
+    internal,
+    jobs,
+    levers,
+    metrics,
+    problems,
+    results,
+    trials,
+    workers,
+)
 from service.api.bodies import HeadAsGet, LimitBody
 from service.api.context import Context
 from service.api.guard import Guard, is_loopback
@@ -27,9 +40,9 @@ from service.queue import Queue
 from service.settings import Settings
 
 REAP_SECONDS, PRUNE_SECONDS = 5.0, 600.0
-MAX_BODY_BYTES = 1 << 20
+MAX_BODY_BYTES, MAX_WORKER_BODY_BYTES = 1 << 20, 32 << 20
 LEAST_ZIPPED_BYTES = 1000
-KEYED = (jobs, results, events, exports, trials, workers, levers, estimates, metrics)  # ask for a key
+KEYED = (jobs, results, events, exports, trials, workers, levers, estimates, metrics, internal)  # ask for a key
 
 
 def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
@@ -69,7 +82,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
         rate_limit=rate_limit(settings.rate_limit),
         watch=EventWatch(engine),
     )
-    app.add_middleware(LimitBody, limit=MAX_BODY_BYTES)
+    app.add_middleware(LimitBody, limit=MAX_BODY_BYTES, of_workers=MAX_WORKER_BODY_BYTES)
     app.add_middleware(HeadAsGet)
     app.add_middleware(GZipMiddleware, minimum_size=LEAST_ZIPPED_BYTES)
     app.add_middleware(Guard, served_on=served_on, allowed=settings.allowed_hosts)

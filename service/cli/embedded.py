@@ -37,12 +37,13 @@ class LocalWorker:
     It holds the read end of a pipe and ends when this process does, however that happens. It prints where this does.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, log_level: logs.Level = "warning") -> None:
         read, self._lifeline = os.pipe()
         command = [*WORKER, "--lifeline", str(read)]
         environment = os.environ | {
             "DYNOTUNE_DATABASE_URL": settings.database_url,
             "DYNOTUNE_DATA_ROOTS": os.pathsep.join(map(str, settings.data_roots)),
+            "DYNOTUNE_LOG_LEVEL": log_level,
         }
         self.process = subprocess.Popen(
             command, pass_fds=(read,), start_new_session=True, stdin=subprocess.DEVNULL, env=environment
@@ -84,7 +85,7 @@ class Supervisor:
         self.gave_up = False
         self._settings, self._end = settings, end
         self._lock, self._stopping = threading.Lock(), threading.Event()
-        self._worker = LocalWorker(settings)
+        self._worker = LocalWorker(settings, settings.log_level)
         self._thread = threading.Thread(target=self._watch, name="local worker", daemon=True)
         self._thread.start()
 
@@ -108,7 +109,7 @@ class Supervisor:
                 if self._stopping.is_set():
                     return
                 self._worker.stop()
-                self._worker = LocalWorker(self._settings)
+                self._worker = LocalWorker(self._settings, self._settings.log_level)
         if not self._stopping.is_set():
             say(f"{ending(code)}; it was told to end, so no other is started")
 
@@ -170,7 +171,7 @@ def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
     """
     upgrade(settings.database_url)
     _must_have_a_key(settings, host)
-    logs.show(settings.log)
+    logs.show(settings.log, settings.log_level)
     # uvicorn raises the signal again after its own shutdown; sys.exit then runs the `finally` that ends the worker.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""The queue on both databases: leases, fence, reaper, plan wake-ups, wishes."""
+"""The queue on both databases, for workers that speak SQL or HTTP: leases, fence, reaper, plan wake-ups, wishes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from service.history import JobHistory
 from service.models import Job, Task, Worker
 from service.queue import Queue
 from tests.factory import configuration, failed, measured
+from tests.over_http import OverHttp
 
 PLAN, TRIAL = (TaskKind.plan,), (TaskKind.trial, TaskKind.verify)
 Facts = Callable[..., HardwareFacts]
@@ -48,6 +49,12 @@ def plan_trials(queue: Queue, worker: str, *requests: TrialRequest) -> PlanClaim
     queue.plan_input(claim)
     queue.finish_plan(claim, PlanDecision(trials=requests))
     return claim
+
+
+@pytest.fixture(params=["sql", "http"])
+def queue(request: pytest.FixtureRequest, engine: Engine) -> Queue:
+    """The queue, with workers that speak SQL, and with workers that speak HTTP."""
+    return (Queue if request.param == "sql" else OverHttp)(engine, retry_seconds=0.0)
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from service import logs
 from service.broker import Broker, BrokerUnavailable
 from service.contract.task import Claim, TaskKind
-from service.errors import Drained, LeaseLost
+from service.errors import Drained, LeaseLost, OtherVersion
 from worker.runner.estimating import answer
 from worker.runner.lease import Lease
 from worker.runner.lock import DeviceLock
@@ -30,6 +31,7 @@ OFF_DEVICE = (TaskKind.plan, TaskKind.estimate)
 ON_DEVICE = (TaskKind.trial, TaskKind.verify)
 
 Answer = TypeVar("Answer")
+log = logs.logger("dynotune.worker")
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Loop:
         self._lease: Lease | None = None
         self._reaped = 0.0
         self._pruned = -PRUNE_SECONDS
+        self._told = ""
 
     def stop(self, now: bool = False) -> None:
         """End the loop after the current task; with `now`, or at the second call, hand that task back unfinished."""
@@ -63,17 +66,26 @@ class Loop:
         while not self._stopping.is_set():
             try:
                 worked = self._once()
-            except BrokerUnavailable:
+            except (BrokerUnavailable, OtherVersion) as error:
+                self._tell(str(error))
                 worked = False
             except LeaseLost:
                 worked = True
             except Drained:
                 break
+            else:
+                self._told = ""
             idle = IDLE_SECONDS[0] if worked else min(idle * 1.6, IDLE_SECONDS[1])
             if not worked:
                 self._stopping.wait(idle * random.uniform(0.7, 1.3))
         self.lock.release()
         self.lock.stop_waiting()
+
+    def _tell(self, reason: str) -> None:
+        """Say why the queue gives no work, once for each reason."""
+        if reason != self._told:
+            self._told = reason
+            log.warning("waiting for the queue", worker=self.worker_id, reason=reason)
 
     def _once(self) -> bool:
         """Claim and run a task; False when the queue has none for this worker, or the device is locked."""
@@ -113,7 +125,11 @@ class Loop:
 
     def _work(self, claim: Claim) -> None:
         """Run a claimed task while its lease is renewed; a task that fails is recorded with the reason."""
-        with Lease(self.broker, claim) as lease:
+        known = {"task": claim.task_id, "kind": str(claim.kind), "attempt": claim.attempt, "worker": self.worker_id}
+        if claim.kind is not TaskKind.estimate:
+            known["job"] = claim.job_id
+        with logs.bound(**known), Lease(self.broker, claim) as lease:
+            log.info("claimed")
             self._lease = lease
             if self._now.is_set():
                 lease.end()
@@ -124,12 +140,13 @@ class Loop:
             except (BrokerUnavailable, LeaseLost):
                 raise
             except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
-                log = traceback.format_exc()
-                sys.stderr.write(log)
+                trace = traceback.format_exc()
+                sys.stderr.write(trace)
                 text = f"The worker failed: {type(error).__name__}: {str(error)[:300]}; its log says where."
-                self._fail(claim, text, log)
+                self._fail(claim, text, trace)
             finally:
                 self._lease = None
+                log.info("ended")
 
     def _run(self, claim: Claim, lease: Lease) -> None:
         """Run the task and record its result; hand the task back if it was ended before it had one."""

@@ -36,6 +36,12 @@ def work(
         Path | None, typer.Option(help="Read the device's facts from this JSON file, not from the device.")
     ] = None,
     lease: Annotated[float, typer.Option(help="Seconds of silence that lose a task.")] = LEASE_SECONDS,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DYNOTUNE_SERVER", help="Work for the control plane at this URL, not through its database."
+        ),
+    ] = None,
     entry: Annotated[str, typer.Option(hidden=True)] = DEFAULT_ENTRY,
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -43,7 +49,7 @@ def work(
     for number in (signal.SIGTERM, signal.SIGINT):  # until `serve` has a loop that can be told to stop
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        start(devices, facts, entry, lease, lifeline)
+        start(devices, facts, entry, lease, lifeline, server)
     except DynotuneError as error:
         sys.exit(f"dynotune worker: {error.detail}")
 
@@ -101,17 +107,17 @@ def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
     return [names[name] for name in devices.split(",")]
 
 
-def start(devices: str, file: Path | None, entry: str, lease: float, lifeline: int | None) -> None:
+def start(devices: str, file: Path | None, entry: str, lease: float, lifeline: int | None, server: str | None) -> None:
     """Serve a single device in this process, or start a process for each of several devices."""
     os.environ.update(environment())
     served = chosen([read_facts(file)] if file else discover(), devices)
     if len(served) == 1:
-        serve(served[0], entry, lease, lifeline)
+        serve(served[0], entry, lease, lifeline, server)
         return
     command = [sys.executable, "-m", "worker", "--entry", entry, "--lease", str(lease), "--devices"]
     # The children watch a pipe whose other end only this process has: however this process ends, they end too.
     theirs, _ours = os.pipe()
-    command[-1:-1] = ["--lifeline", str(theirs)]
+    command[-1:-1] = ["--lifeline", str(theirs), *(["--server", server] if server else [])]
     children = [subprocess.Popen([*command, f"{facts.device}:{facts.index}"], pass_fds=(theirs,)) for facts in served]
     os.close(theirs)
 
@@ -124,12 +130,13 @@ def start(devices: str, file: Path | None, entry: str, lease: float, lifeline: i
     sys.exit(max(child.wait() for child in children))
 
 
-def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None) -> None:
+def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None, server: str | None) -> None:
     """Work on one device until told to stop.
 
     At the first SIGTERM the worker ends after its current task. At the second, at SIGINT, or when the lifeline ends,
     it hands the task back unfinished and ends.
     """
+    from service import logs
     from service.broker import BrokerUnavailable, connect
     from service.contract.child import Workplace
     from service.settings import Settings
@@ -139,7 +146,8 @@ def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None) 
     from worker.runner.sandbox import Sandbox
 
     settings = Settings.from_environment()
-    broker = connect(settings.database_url, lease)
+    logs.show(settings.log, settings.log_level)
+    broker = connect(server or settings.database_url, lease, os.environ.get("DYNOTUNE_KEY"))
     sandbox = Sandbox(facts.has_own_memory, entry, log=settings.home / "worker.log")
     bench = Bench(
         sandbox=sandbox,
@@ -166,12 +174,11 @@ def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None) 
     signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=loop.stop, args=(True,)).start())
     if lifeline is not None:
         threading.Thread(target=_watch, args=(lifeline, loop), daemon=True, name="lifeline").start()
-    broker.register(worker_id, os.getpid(), facts)
     sys.stderr.write(f"worker {worker_id}: measuring on {facts.name}\n")
     try:
         loop.run()
     finally:
-        with contextlib.suppress(BrokerUnavailable):  # the queue forgets silent workers by itself
+        with contextlib.suppress(BrokerUnavailable, DynotuneError):  # the queue forgets silent workers by itself
             broker.leave(worker_id)
         sandbox.close()
 
