@@ -88,6 +88,7 @@ def _forget_after_fork(engine: Engine) -> None:
     os.register_at_fork(after_in_child=forget)
 
 
+@functools.lru_cache(maxsize=16)
 def readonly(engine: Engine) -> Engine:
     """The same engine for reading: a transaction reads one snapshot, and on SQLite does not wait for the write lock."""
     moment = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from service.contract.views import EventView
 from service.models import Event
 
+INSERT = insert(Event.__table__)  # type: ignore[arg-type]
+
 
 def append(session: Session, job_id: str, kind: str, at: float, **data: Any) -> None:
     """Add an event of a job, as part of the session's transaction."""
-    session.add(Event(job_id=job_id, kind=kind, at=at, data=data))
+    session.execute(INSERT, {"job_id": job_id, "kind": kind, "at": at, "data": data})
 
 
 def tail(session: Session, job_id: str, after: int = 0, limit: int = 200) -> tuple[EventView, ...]:

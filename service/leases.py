@@ -44,11 +44,11 @@ def take(session: Session, worker: Worker, kinds: tuple[TaskKind, ...], now: flo
     """Lease the next task that the worker's hardware can serve: a job's if there is one, else an estimate."""
     order = (Task.job_id.is_(None), *ORDER)
     for _ in range(TRIES):
-        seqs = [seq for seq in session.execute(heads(worker, kinds, now)).scalars() if seq is not None]
-        if not seqs:
+        firsts = select(Task.need, Task.kind).where(Task.seq.in_(heads(worker, kinds, now).subquery().select()))
+        found = session.execute(firsts.order_by(*order)).all()
+        if not found:
             return None
-        firsts = select(Task.need, Task.kind).where(Task.seq.in_(seqs)).order_by(*order)
-        for need, kind in session.execute(firsts).all():
+        for need, kind in found:
             task = _lease(session, waiting(need, kind, now), worker, now, lease_until)
             if task is not None:
                 return task
@@ -99,13 +99,13 @@ def _lease(session: Session, wanted: Select[Any], worker: Worker, now: float, le
     ).one_or_none()
 
 
-def claimed(session: Session, task: Task) -> dict[str, Any]:
-    """The fields of the claim of a leased task, which `contract.task.CLAIM` validates."""
+def claimed(task: Task, job: Job | None) -> dict[str, Any]:
+    """The fields of the claim of a leased task of that job, which `contract.task.CLAIM` validates."""
     fields: dict[str, Any] = {"task_id": task.id, "attempt": task.attempt, "kind": task.kind}
     if task.kind is not TaskKind.plan:
         fields["request"] = task.payload
-    if task.job_id is not None:
-        fields |= {"job_id": task.job_id, "spec": job_of(session, task.job_id, lock=False).spec}
+    if job is not None:
+        fields |= {"job_id": job.id, "spec": job.spec}
     return fields
 
 

@@ -79,18 +79,18 @@ class Queue(Requests):
             worker = session.get(Worker, worker_id)
             if worker is None:
                 return None
-            worker.state, worker.task_id, worker.seen_at = "idle", None, now
             if worker.draining:
                 raise Drained(f"Worker {worker_id} was told to end.")
             task = leases.take(session, worker, kinds, now, now + self._lease)
+            worker.seen_at, worker.task_id = now, task.id if task else None
+            worker.state = "busy" if task else "idle"
             if task is None:
                 return None
-            if task.job_id is not None:
-                job = job_of(session, task.job_id)
+            job = job_of(session, task.job_id) if task.job_id is not None else None
+            if job is not None:
                 lifecycle.start(session, job, worker, now)
                 task.base_version = job.history_version
-            claimed = leases.claimed(session, task)
-            worker.state, worker.task_id = "busy", task.id
+            claimed = leases.claimed(task, job)
         claim = CLAIM.validate_python(claimed)
         if claim.kind is not TaskKind.estimate:
             return claim
@@ -193,7 +193,10 @@ class Queue(Requests):
             session.execute(delete(Worker).where(Worker.seen_at < now - FORGOTTEN_SECONDS))
             expired = Task.lease_until < now
             tasks = session.scalars(select(Task).where(RUNNING, expired)).all()
-            dead = [(leases.claimed(session, task), task.deaths + 1) for task in tasks]
+            jobs = {
+                job.id: job for job in session.scalars(select(Job).where(Job.id.in_({one.job_id for one in tasks})))
+            }
+            dead = [(leases.claimed(task, jobs.get(task.job_id or "")), task.deaths + 1) for task in tasks]
         return sum(self._bury(CLAIM.validate_python(claimed), deaths, expired) for claimed, deaths in dead)
 
     # --- inside ---------------------------------------------------------------------------------------------

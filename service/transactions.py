@@ -38,8 +38,8 @@ class Transactions:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[Session, float]]:
-        """A short write transaction, and the time."""
-        with Session(self.engine) as session, session.begin():
+        """A short write transaction, and the time. What is changed through objects is written at its end."""
+        with Session(self.engine, autoflush=False) as session, session.begin():
             now = self._clock()
             if self.engine.dialect.name == "postgresql":
                 now = float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
