@@ -5,7 +5,7 @@ INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python3,$(PYTHON))
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint install clean wheelhouse
+.PHONY: demo test chaos lint install clean wheelhouse
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -24,6 +24,10 @@ demo: install examples/data/functions.jsonl
 test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone"
 	$(BIN)/python -m pytest -q -m alone
+
+# The tests of what survives, for longer: 1,200 trials under 40 SIGKILLs and 20 SIGSTOPs, 6,250 calls against a model.
+chaos: install
+	DYNOTUNE_CHAOS=1 $(BIN)/python -m pytest -q tests/service/test_machine.py tests/runner/test_storm.py
 
 lint: install
 	$(BIN)/ruff check .
