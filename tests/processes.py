@@ -24,10 +24,15 @@ def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 def start_worker(
-    folder: Path, url: str, facts: HardwareFacts | None, entry: str | None = None, lease: float = 3.0
+    folder: Path,
+    url: str,
+    facts: HardwareFacts | None,
+    entry: str | None = None,
+    lease: float = 3.0,
+    options: tuple[str, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """A worker process on the database; with facts given, it does not look at the machine's devices."""
-    command = [sys.executable, "-m", "worker", "--lease", str(lease)]
+    command = [sys.executable, "-m", "worker", "--lease", str(lease), *options]
     if entry:
         command += ["--entry", f"tests.stubs:{entry}"]
     if facts:
