@@ -11,6 +11,7 @@ import re
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer
@@ -22,6 +23,7 @@ from service.cli.app import app
 from service.cli.launchers import discover
 from service.errors import Misconfigured
 from worker.runner.main import app as worker_app
+from worker.runner.stay import spelled_out
 
 SECRET = "postgresql+psycopg://dynotune:hunter2@db.example/dynotune"
 OLDEST = "1.29"  # the first that fails indexes one by one without a feature gate, as backoffLimitPerIndex asks
@@ -68,9 +70,13 @@ def container(made: Any) -> Any:
 
 
 def understood(command: list[str]) -> dict[str, Any]:
-    """The parameters of a worker that is started by this command."""
+    """The parameters of the worker's process that this command becomes."""
     assert command[:2] == ["dynotune", "worker"]
-    return typer.main.get_command(worker_app).make_context("worker", command[2:]).params
+    with mock.patch("os.execv") as become:
+        CliRunner().invoke(app, command[1:], catch_exceptions=False)
+    (program, options), _ = become.call_args
+    assert options[:3] == [program, "-m", "worker"]
+    return typer.main.get_command(worker_app).make_context("worker", spelled_out(options[3:])).params
 
 
 @pytest.fixture
@@ -139,6 +145,11 @@ def test_values_reach_the_container_as_they_are() -> None:
     # Kubernetes' own expansion: $$ is a dollar, and $(NAME) would be a variable.
     assert {name: value.replace("$$", "$") for name, value in found.items()} == NASTY
     assert not re.search(r"(?<!\$)(\$\$)*\$\(", found["EXPANDED"])
+
+
+def test_a_worker_is_started_by_hand_with_the_same_options() -> None:
+    asked = understood(["dynotune", "worker", "--exit-when-idle", "--devices", "cpu", "--until", "3h50m"])
+    assert (asked["exit_when_idle"], asked["devices"], asked["until"], asked["grace"]) == (5, "cpu", "3h50m", None)
 
 
 # Slurm
