@@ -86,5 +86,5 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
-# All interfaces of the container; the host decides what is published. The API knows no users: keep it private.
+# All interfaces of the container; the host decides what is published. Requests need an API key there.
 CMD ["dynotune", "serve", "--host", "0.0.0.0", "--port", "8000", "--no-worker"]

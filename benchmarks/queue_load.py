@@ -75,7 +75,8 @@ def fill(queue: Queue, count: int, **hardware: Any) -> None:
             numbers = range(start, min(start + 10_000, count - 1))
             session.execute(insert(Job), [rows | {"id": f"{first}-{one}"} for one in numbers])
             named = [
-                {"id": f"t{first}-{one}", "job_id": f"{first}-{one}", "job_seq": job.seq + one + 1} for one in numbers
+                {"id": f"t{first}-{one}", "job_id": f"{first}-{one}", "place": job.created_at + one + 1}
+                for one in numbers
             ]
             session.execute(insert(Task), [tasks | one for one in named])
     with queue.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

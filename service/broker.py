@@ -45,7 +45,10 @@ class Broker(Protocol):
         """Remove a worker that ends."""
 
     def claim(self, worker_id: str, kinds: tuple[TaskKind, ...]) -> Claim | None:
-        """Lease the next task of these kinds that this worker's hardware can serve, or None."""
+        """Lease the next task of these kinds that this worker's hardware can serve, or None.
+
+        Drained when the worker was told to end.
+        """
 
     def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
         """Extend the lease; return what the user has asked of the claim's job since, if anything."""
@@ -75,11 +78,16 @@ class Broker(Protocol):
         """Queue tasks whose leases have expired again, as their workers are dead; return how many there were."""
 
 
-def connect(url: str, lease_seconds: float = LEASE_SECONDS) -> Broker:
-    """The broker on a database URL; a worker that renews no lease for `lease_seconds` loses its task.
+def connect(url: str, lease_seconds: float = LEASE_SECONDS, key: str | None = None) -> Broker:
+    """The broker on a database URL, or on the http(s) URL of a control plane, which may ask for an API key.
 
-    Misconfigured when the URL is not one of a database, Unavailable when the database does not answer or has no schema.
+    A worker that renews no lease for `lease_seconds` loses its task; a control plane decides that itself. Misconfigured
+    when the URL is neither, Unavailable when the database does not answer or has no schema.
     """
+    if url.startswith(("http://", "https://")):
+        from service.remote import RemoteBroker
+
+        return RemoteBroker(url, key)
     from service import db
     from service.queue import Queue
 
@@ -92,7 +100,7 @@ def connect(url: str, lease_seconds: float = LEASE_SECONDS) -> Broker:
 def _translate(engine: Engine) -> None:
     """Have the engine raise BrokerUnavailable where the database is down, locked or damaged, or ends the connection."""
     from sqlalchemy import ExceptionContext, event
-    from sqlalchemy.exc import InterfaceError, OperationalError
+    from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
     from service import db
 
@@ -100,6 +108,7 @@ def _translate(engine: Engine) -> None:
     def _unavailable(context: ExceptionContext) -> BrokerUnavailable | None:
         error = context.sqlalchemy_exception
         away = isinstance(error, OperationalError | InterfaceError) or context.is_disconnect or db.damaged(error)
+        away = away or (isinstance(error, DBAPIError) and db.lacks_schema(error))  # an upgrade has changed the tables
         # The ping before a pooled connection is used again may fail: SQLAlchemy then opens another connection.
         return BrokerUnavailable(str(context.original_exception)) if away and not context.is_pre_ping else None
 

@@ -31,12 +31,13 @@ UNAVAILABLE = 503  # the status of an answer that another time may be another
 
 
 class Client:
-    """Speaks to one control plane. Raises Unreachable or Refused."""
+    """Speaks to one control plane, with an API key where it asks for one. Raises Unreachable or Refused."""
 
-    def __init__(self, url: str = "http://127.0.0.1:8000", timeout: float = 30.0) -> None:
+    def __init__(self, url: str = "http://127.0.0.1:8000", timeout: float = 30.0, key: str | None = None) -> None:
         self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
-            self._http = httpx.Client(base_url=self.url, timeout=timeout)
+            self._http = httpx.Client(base_url=self.url, timeout=timeout, headers=headers)
         except httpx.InvalidURL as error:
             raise Unreachable(f"{self.url} is not a URL ({error})") from error
 
@@ -59,11 +60,14 @@ class Client:
             raise Unreachable(f"no control plane answers at {self.url} ({error})") from error
         if answer.is_success:
             return answer
+        raise self._refused(answer, path)
+
+    def _refused(self, answer: httpx.Response, path: str) -> Refused:
         try:
-            problem = views.Problem.model_validate_json(answer.content)
+            return Refused(views.Problem.model_validate_json(answer.content))
         except ValidationError:  # a proxy, or another server
-            problem = _problem(answer.reason_phrase, f"{answer.status_code} from {self.url}{path}", answer.status_code)
-        raise Refused(problem)
+            said = f"{answer.status_code} from {self.url}{path}"
+            return Refused(_problem(answer.reason_phrase, said, answer.status_code))
 
     def _read(self, kind: type[Answer], answer: httpx.Response) -> Answer:
         try:
@@ -75,24 +79,42 @@ class Client:
         given = {name: value for name, value in parameters.items() if value is not None}
         return self._read(kind, self._call("GET", path, params=given))
 
-    def submit(self, job: JobSpec | dict[str, Any] | str) -> str:
-        """Submit a job given as a JobSpec, a dictionary, or YAML text; its id."""
-        if isinstance(job, JobSpec):
-            job = job.model_dump(mode="json")
-        body = job if isinstance(job, str) else json.dumps(job)
-        kind = "application/yaml" if isinstance(job, str) else "application/json"
-        answer = self._call("POST", "/v1/jobs", content=body, headers={"Content-Type": kind})
+    def submit(self, job: JobSpec | dict[str, Any] | str, idempotency_key: str | None = None) -> str:
+        """Submit a job given as a JobSpec, a dictionary, or YAML text; its id.
+
+        With an idempotency key, the same call again, as after a broken connection, gives the job of the first.
+        """
+        answer = self._call("POST", "/v1/jobs", **_body(job, idempotency_key))
         return self._read(views.JobState, answer).id
+
+    def check(self, job: JobSpec | dict[str, Any] | str) -> views.JobCheck:
+        """What is known of a job without submitting it: its spec in full, and which workers could serve it."""
+        return self._read(views.JobCheck, self._call("POST", "/v1/jobs:validate", **_body(job)))
+
+    def clone(self, job_id: str, changes: dict[str, Any] | None = None) -> str:
+        """Submit a job again, with changes to its spec as a JSON merge patch; the new job's id."""
+        answer = self._call("POST", f"/v1/jobs/{_part(job_id)}/clone", json=changes or {})
+        return self._read(views.JobState, answer).id
+
+    def delete(self, job_id: str) -> None:
+        """Delete a job that has ended."""
+        self._call("DELETE", f"/v1/jobs/{_part(job_id)}")
+
+    def drain(self, worker_id: str) -> None:
+        """Have a worker end once its present task has ended."""
+        self._call("POST", f"/v1/workers/{_part(worker_id)}/drain")
 
     def job(self, job_id: str) -> views.JobView:
         """Status, phase, progress, best so far."""
         return self._get(views.JobView, f"/v1/jobs/{_part(job_id)}")
 
-    def jobs(self, status: str | None = None, label: str | None = None) -> Iterator[views.JobSummary]:
-        """All jobs, newest first, page by page."""
+    def jobs(
+        self, status: str | None = None, label: str | None = None, name: str | None = None
+    ) -> Iterator[views.JobSummary]:
+        """All jobs, or those of a status, a label (`key=value`) or with that in their name; newest first."""
         cursor: str | None = None
         while True:
-            page = self._get(views.JobPage, "/v1/jobs", status=status, label=label, cursor=cursor)
+            page = self._get(views.JobPage, "/v1/jobs", status=status, label=label, name=name, cursor=cursor)
             yield from page.items
             cursor = page.next
             if cursor is None:
@@ -109,6 +131,21 @@ class Client:
     def events(self, job_id: str, after: int = 0) -> tuple[views.EventView, ...]:
         """A job's events after a sequence number."""
         return self._get(views.EventList, f"/v1/jobs/{_part(job_id)}/events", after=after).items
+
+    def follow(self, job_id: str) -> Iterator[views.EventView]:
+        """A job's events, as they happen, until it has ended; a lost connection is not made again."""
+        headers = {"Accept": "text/event-stream"}
+        path = f"/v1/jobs/{_part(job_id)}/events/stream"
+        try:
+            with self._http.stream("GET", path, headers=headers, timeout=httpx.Timeout(30.0, read=60.0)) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise self._refused(answer, path)
+                for line in answer.iter_lines():
+                    if line.startswith("data:"):
+                        yield views.EventView.model_validate_json(line.removeprefix("data:"))
+        except httpx.HTTPError as error:
+            raise Unreachable(f"no control plane answers at {self.url} ({error})") from error
 
     def recommendation(self, job_id: str) -> Recommendation:
         """The answer, or the best so far (`final` says which)."""
@@ -196,6 +233,16 @@ class Client:
                 if lasting or answered is None or time.monotonic() - answered > patience:
                     raise
             time.sleep(seconds)
+
+
+def _body(job: JobSpec | dict[str, Any] | str, idempotency_key: str | None = None) -> dict[str, Any]:
+    """A job as the body of a request, with the headers that go with it."""
+    if isinstance(job, JobSpec):
+        job = job.model_dump(mode="json")
+    headers = {"Content-Type": "application/yaml" if isinstance(job, str) else "application/json"}
+    if idempotency_key is not None:
+        headers["Idempotency-Key"] = idempotency_key
+    return {"content": job if isinstance(job, str) else json.dumps(job), "headers": headers}
 
 
 def _part(text: str) -> str:

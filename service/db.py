@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Engine, create_engine, event, func, make_url, select, text
-from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, DisconnectionError, NoSuchModuleError
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import QueuePool
 
 import migrations
-from service.errors import Misconfigured, Unavailable
+from service.errors import Misconfigured, OtherVersion, Unavailable
 
 MIGRATIONS = Path(migrations.__file__).parent
+POOL = {"pool_size": 5, "max_overflow": 20}
 
 
 def connect(url: str) -> Engine:
@@ -27,7 +32,7 @@ def connect(url: str) -> Engine:
         if kind == "sqlite":
             return _sqlite(url)
         if kind == "postgresql":
-            return create_engine(url, pool_pre_ping=True, pool_size=5, max_overflow=20)
+            return create_engine(url, pool_pre_ping=True, **POOL)
         problem = f"dynotune has no {kind}"
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError) as error:
         problem = str(error)
@@ -38,14 +43,22 @@ def connect(url: str) -> Engine:
 
 
 def _sqlite(url: str) -> Engine:
-    # No pool: SQLite connections are cheap to open, and must not be passed to another thread or a forked process.
-    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": 30})
+    # Connections stay open: SQLite writes its log back into the file, which takes longer than a whole claim, whenever
+    # the last connection is closed. A forked process must not use its parent's connections, so it begins without any.
+    engine = create_engine(url, poolclass=QueuePool, connect_args={"timeout": 30, "check_same_thread": False}, **POOL)
+    _forget_after_fork(engine)
 
     @event.listens_for(engine, "connect")
-    def _pragmas(connection: Any, _record: Any) -> None:
+    def _pragmas(connection: Any, record: Any) -> None:
+        record.info["file"] = _identity(engine)
         connection.isolation_level = None  # the driver must not begin transactions of its own
         for pragma in ("journal_mode=WAL", "busy_timeout=30000", "foreign_keys=ON", "synchronous=NORMAL"):
             connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "checkout")
+    def _same_file(_connection: Any, record: Any, _proxy: Any) -> None:
+        if record.info["file"] != _identity(engine):  # the file was replaced: what is written into it now would be lost
+            raise DisconnectionError("another file is in the place of the database")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
@@ -54,6 +67,25 @@ def _sqlite(url: str) -> Engine:
         connection.exec_driver_sql(f"BEGIN {kind}")
 
     return engine
+
+
+def _identity(engine: Engine) -> tuple[int, int] | None:
+    """Which file the database is, as device and number; None when it is not there."""
+    try:
+        found = os.stat(engine.url.database or "")  # noqa: PTH116 - the path is asked for at each use of a connection
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _forget_after_fork(engine: Engine) -> None:
+    known = weakref.ref(engine)
+
+    def forget() -> None:
+        if (mine := known()) is not None:
+            mine.dispose(close=False)
+
+    os.register_at_fork(after_in_child=forget)
 
 
 def readonly(engine: Engine) -> Engine:
@@ -96,6 +128,22 @@ def check(engine: Engine) -> None:
             connection.execute(text("SELECT 1 FROM workers LIMIT 1"))
     except DBAPIError as error:
         raise unavailable(error) from error
+
+
+@functools.cache
+def revision() -> str:
+    """The revision of the schema that this version of dynotune works with."""
+    return ScriptDirectory(str(MIGRATIONS)).get_current_head() or ""
+
+
+def check_revision(session: Session) -> None:
+    """OtherVersion when the database's schema is not the one of this version of dynotune."""
+    found = session.scalar(text("SELECT version_num FROM dynotune_alembic_version"))
+    if found != revision():
+        raise OtherVersion(
+            f"The database has the tables of revision {found}, this program works with revision {revision()}; bring "
+            "both to one version of dynotune: `dynotune serve` of the newer one brings the tables up to date."
+        )
 
 
 def unavailable(error: DBAPIError) -> Unavailable:

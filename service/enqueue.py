@@ -18,6 +18,7 @@ from service.contract.task import TaskKind, TrialRequest, VerifyRequest
 from service.models import Base, Job, Need, Task, Worker
 
 URGENT, ORDINARY = 0, 1  # ranks of tasks: lower ones are claimed first
+PRIORITY_SECONDS = 3600.0  # of waiting that one step of priority is worth
 
 
 def new_id() -> str:
@@ -48,7 +49,7 @@ def queue_task(session: Session, job: Job, kind: TaskKind, request: TrialRequest
 def queue_estimate(session: Session, request: EstimateRequest, now: float) -> str:
     """Queue an estimate, which any worker can compute; return the task's id."""
     need = need_of(session, HardwareSpec(), None)
-    return _queue(session, TaskKind.estimate, now, job_seq=0, need=need, payload=request.model_dump(mode="json"))
+    return _queue(session, TaskKind.estimate, now, place=now, need=need, payload=request.model_dump(mode="json"))
 
 
 def _queue(session: Session, kind: TaskKind, now: float, **values: Any) -> str:
@@ -60,7 +61,16 @@ def _queue(session: Session, kind: TaskKind, now: float, **values: Any) -> str:
 
 def _of_job(session: Session, job: Job) -> dict[str, Any]:
     need = need_of(session, HardwareSpec.model_validate(job.spec["hardware"]), job.fingerprint)
-    return {"job_id": job.id, "job_seq": job.seq, "need": need}
+    return {"job_id": job.id, "place": place(job), "need": need}
+
+
+def place(job: Job) -> float:
+    """The job's place in the queue, as a time: lower ones are served first.
+
+    A step of priority counts as an hour of waiting. So a job of high priority passes those of low priority that were
+    submitted in the hours before it, and none of them waits for ever: whoever waits long enough comes first.
+    """
+    return job.created_at - PRIORITY_SECONDS * int(job.spec.get("priority", 0))
 
 
 def need_of(session: Session, hardware: HardwareSpec, fingerprint: str | None) -> str:

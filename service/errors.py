@@ -110,14 +110,56 @@ class ForeignOrigin(DynotuneError):
     status, code, title = 403, "foreign-origin", "Not from another site"
 
 
+class Unauthorized(DynotuneError):
+    """The request carries no API key, or one that is not valid."""
+
+    status, code, title = 401, "unauthorized", "An API key is needed"
+
+
+class Forbidden(DynotuneError):
+    """The API key may not do this."""
+
+    status, code, title = 403, "forbidden", "The API key may not do this"
+
+
+class KeyReused(DynotuneError):
+    """An Idempotency-Key came with another body before."""
+
+    status, code, title = 422, "idempotency-key-reused", "The Idempotency-Key belongs to another submission"
+
+
+class TooMany(DynotuneError):
+    """The caller has too many open jobs, or asks too often. `seconds` is when to try again."""
+
+    status, code, title = 429, "too-many", "Too many"
+
+    def __init__(self, detail: str, seconds: float = 60.0) -> None:
+        super().__init__(detail)
+        self.seconds = seconds
+
+
 class UnsupportedType(DynotuneError):
     """The body is not said to be JSON or YAML."""
 
     status, code, title = 415, "unsupported-media-type", "The body must be JSON or YAML"
 
 
-class LeaseLost(Exception):
+class LeaseLost(DynotuneError):
     """A worker has lost the lease of the task that it writes about, so its write is refused."""
+
+    status, code, title = 409, "lease-lost", "The lease is lost"
+
+
+class Drained(DynotuneError):
+    """A worker was told to end once it has no task: it gets no further ones."""
+
+    status, code, title = 410, "drained", "The worker is to end"
+
+
+class OtherVersion(DynotuneError):
+    """A worker is of another version than the control plane or the database: it waits until both are of one."""
+
+    status, code, title = 426, "other-version", "The versions differ"
 
 
 class Unreachable(Exception):

@@ -142,8 +142,10 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
 
 
 def _what(spec: JobSpec) -> dict[str, object]:
-    """What a job trains, without its name, its price and how it is searched."""
-    return spec.model_dump(exclude={"name": True, "labels": True, "search": True, "hardware": {"price_per_hour"}})
+    """What a job trains, without its name, its priority, its price and how it is searched."""
+    return spec.model_dump(
+        exclude={"name": True, "labels": True, "priority": True, "search": True, "hardware": {"price_per_hour"}}
+    )
 
 
 def _earlier_trials(records: tuple[TrialRecord, ...], same_job: bool) -> list[EarlierTrial]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session
 
-from service import history
+from service import events, history
 from service.contract import views
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
@@ -21,29 +22,45 @@ from service.errors import NotFound, NotYet
 from service.models import Job, JobLabel, Task, Worker
 
 
-def get(session: Session, job_id: str) -> Job:
-    """The row of a job; NotFound when there is none."""
+def get(session: Session, job_id: str, owner: str | None = None) -> Job:
+    """The row of a job; NotFound when there is none, or when it is not of `owner` (None sees the jobs of all)."""
     job = session.scalars(select(Job).where(Job.id == job_id)).one_or_none()
-    if job is None:
+    if job is None or owner not in (None, job.owner):
         raise NotFound(f"There is no job {job_id!r}.")
     return job
 
 
-def page(
-    session: Session,
-    status: JobStatus | None,
-    label: tuple[str, str] | None,
-    before: int | None,
-    limit: int,
-    now: float,
-) -> views.JobPage:
+@dataclass(frozen=True)
+class Wanted:
+    """Which jobs a list shows: those that meet every condition that is given. Times are seconds since 1970 (UTC)."""
+
+    owner: str | None = None
+    status: JobStatus | None = None
+    label: tuple[str, str] | None = None
+    name: str | None = None
+    created_after: float | None = None
+    created_before: float | None = None
+
+    def conditions(self) -> Iterator[ColumnElement[bool]]:
+        """The conditions in SQL."""
+        if self.owner is not None:
+            yield Job.owner == self.owner
+        if self.status is not None:
+            yield Job.status == self.status
+        if self.label is not None:
+            key, value = self.label
+            yield exists().where(JobLabel.job_id == Job.id, JobLabel.key == key, JobLabel.value == value)
+        if self.name is not None:
+            yield Job.name.icontains(self.name, autoescape=True)
+        if self.created_after is not None:
+            yield Job.created_at > self.created_after
+        if self.created_before is not None:
+            yield Job.created_at < self.created_before
+
+
+def page(session: Session, wanted: Wanted, before: int | None, limit: int, now: float) -> views.JobPage:
     """Up to `limit` jobs, newest first, and the cursor of the next page (None on the last page)."""
-    query = select(Job).order_by(Job.seq.desc()).limit(limit + 1)
-    if status:
-        query = query.where(Job.status == status)
-    if label:
-        named = exists().where(JobLabel.job_id == Job.id, JobLabel.key == label[0], JobLabel.value == label[1])
-        query = query.where(named)
+    query = select(Job).where(*wanted.conditions()).order_by(Job.seq.desc()).limit(limit + 1)
     if before is not None:
         query = query.where(Job.seq < before)
     jobs = session.scalars(query).all()
@@ -54,7 +71,10 @@ def page(
 def summary(job: Job, now: float) -> views.JobSummary:
     """A job as lists show it."""
     elapsed = (job.finished_at or now) - (job.started_at or now)
-    return views.JobSummary.of(job, labels=job.spec.get("labels", {}), elapsed_seconds=round(elapsed, 1))
+    spec = job.spec
+    return views.JobSummary.of(
+        job, labels=spec.get("labels", {}), priority=spec.get("priority", 0), elapsed_seconds=round(elapsed, 1)
+    )
 
 
 def view(session: Session, job: Job, now: float) -> views.JobView:
@@ -71,6 +91,7 @@ def view(session: Session, job: Job, now: float) -> views.JobView:
     running = session.scalars(select(Task).where(Task.job_id == job.id, Task.state == TaskState.running)).all()
     return views.JobView(
         **dict(summary(job, now)),
+        version=events.last(session, job.id),
         progress=views.JobProgress(trials=counts, planned=job.planned_trials, now=_doing(running)),
         best=_best(recommendation(job)) if job.recommendation else None,
         estimated_finish_at=_expected_end(session, job, spec, now),
@@ -130,7 +151,7 @@ def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | 
     alive = session.scalars(select(Worker).where(Worker.seen_at > now - history.ALIVE_SECONDS)).all()
     if not alive:
         return "No worker is connected; start one with `dynotune worker`."
-    reasons = {worker.id: _unfit(worker, job, spec) for worker in alive}
+    reasons = {worker.id: unfit(worker, spec) or _changed(worker, job) for worker in alive}
     fitting = [worker for worker in alive if reasons[worker.id] is None]
     if not fitting:
         every = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
@@ -143,17 +164,24 @@ def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | 
     return "All fitting workers are busy with other jobs."
 
 
-def _unfit(worker: Worker, job: Job, spec: JobSpec) -> str | None:
-    """Why a worker can never take the job's tasks, or None: the conditions of `enqueue.servable`, put in words."""
+def unfit(worker: Worker, spec: JobSpec) -> str | None:
+    """Why a worker can never take a job's tasks, or None: the conditions of `enqueue.servable`, put in words."""
     wanted, facts = spec.hardware, HardwareFacts.model_validate(worker.facts)
+    if worker.draining:
+        return "is about to end"
     if wanted.device not in ("auto", facts.device):
         return f"is a {facts.device} worker, the job wants {wanted.device}"
     if wanted.name and wanted.name.lower() not in facts.name.lower():
         return f"has {facts.name}, the job wants {wanted.name}"
     if wanted.memory_gib and wanted.memory_gib * 2**30 > facts.memory_bytes:
         return f"has {facts.memory_bytes / 2**30:.1f} GiB, the job wants {wanted.memory_gib:g}"
+    return None
+
+
+def _changed(worker: Worker, job: Job) -> str | None:
+    """Why a worker cannot go on with a job that was begun on other hardware, or None."""
     if job.fingerprint and job.facts and job.fingerprint != worker.fingerprint:
-        began = HardwareFacts.model_validate(job.facts)
+        began, facts = HardwareFacts.model_validate(job.facts), HardwareFacts.model_validate(worker.facts)
         return (
             f"is not what the job was begun on ({_differences(began, facts)}), and timings are compared on one only: "
             "stop the job to keep its best so far, and submit it again to measure here"
@@ -210,9 +238,12 @@ def trial_view(row: Task) -> views.TrialView:
     )
 
 
-def trial(session: Session, trial_id: str) -> views.LoggedTrial:
-    """A trial with the end of its output; NotFound when there is none."""
-    row = session.scalars(select(Task).where(Task.id == trial_id, Task.kind == TaskKind.trial)).one_or_none()
+def trial(session: Session, trial_id: str, owner: str | None = None) -> views.LoggedTrial:
+    """A trial with the end of its output; NotFound when there is none that `owner` may see."""
+    query = select(Task).where(Task.id == trial_id, Task.kind == TaskKind.trial)
+    if owner is not None:
+        query = query.join(Job, Job.id == Task.job_id).where(Job.owner == owner)
+    row = session.scalars(query).one_or_none()
     if row is None:
         raise NotFound(f"There is no trial {trial_id!r}.")
     return views.LoggedTrial(**dict(trial_view(row)), log=row.log)

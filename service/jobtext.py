@@ -106,6 +106,20 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
+def merged(target: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """The target with a JSON merge patch applied (RFC 7396): null removes a field, mappings are merged in turn."""
+    found = dict(target)
+    for name, value in patch.items():
+        if value is None:
+            found.pop(name, None)
+        elif isinstance(value, dict):
+            before = found.get(name)
+            found[name] = merged(before if isinstance(before, dict) else {}, value)
+        else:
+            found[name] = value
+    return found
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Select,
     func,
     literal_column,
+    or_,
     select,
     union_all,
     update,
@@ -19,12 +20,13 @@ from sqlalchemy.orm import Session
 
 from service.contract.states import TaskState
 from service.contract.task import Claim, TaskKind
+from service.counters import STALE_WRITES
 from service.enqueue import servable
 from service.errors import LeaseLost, NotFound
 from service.models import Job, Need, Task, Worker
 
 QUEUED = Task.state == literal_column("'queued'")
-ORDER = (Task.rank, Task.job_seq, Task.seq)
+ORDER = (Task.rank, Task.place, Task.seq)
 TRIES = 5  # of a claim: on PostgreSQL, others may take the very tasks that it has just seen
 RUNNING = Task.state == literal_column("'running'")
 
@@ -42,30 +44,36 @@ def take(session: Session, worker: Worker, kinds: tuple[TaskKind, ...], now: flo
     """Lease the next task that the worker's hardware can serve: a job's if there is one, else an estimate."""
     order = (Task.job_id.is_(None), *ORDER)
     for _ in range(TRIES):
-        seqs = [seq for seq in session.execute(heads(worker, kinds)).scalars() if seq is not None]
+        seqs = [seq for seq in session.execute(heads(worker, kinds, now)).scalars() if seq is not None]
         if not seqs:
             return None
         firsts = select(Task.need, Task.kind).where(Task.seq.in_(seqs)).order_by(*order)
         for need, kind in session.execute(firsts).all():
-            task = _lease(session, waiting(need, kind), worker, now, lease_until)
+            task = _lease(session, waiting(need, kind, now), worker, now, lease_until)
             if task is not None:
                 return task
     return None
 
 
-def heads(worker: Worker, kinds: tuple[TaskKind, ...]) -> CompoundSelect[Any]:
+def heads(worker: Worker, kinds: tuple[TaskKind, ...], now: float) -> CompoundSelect[Any]:
     """For each need that the worker meets, and each kind, the number of the first task that waits, or NULL."""
     firsts = (
-        select(Task.seq).where(QUEUED, Task.need == Need.key, Task.kind == kind).order_by(*ORDER).limit(1)
+        select(Task.seq).where(QUEUED, Task.need == Need.key, Task.kind == kind, ready(now)).order_by(*ORDER).limit(1)
         for kind in kinds
     )
     meets = servable(worker)
     return union_all(*(select(first.correlate(Need).scalar_subquery()).where(*meets) for first in firsts))
 
 
-def waiting(need: str, kind: TaskKind) -> Select[Any]:
+def ready(now: float) -> ColumnElement[bool]:
+    """The condition that a task need not wait any longer after a worker's death."""
+    return or_(Task.not_before.is_(None), Task.not_before <= now)
+
+
+def waiting(need: str, kind: TaskKind, now: float) -> Select[Any]:
     """The next task of a need and a kind, locked; one that another worker claims in this moment is passed over."""
-    wanted = select(Task.seq).where(QUEUED, Task.need == need, Task.kind == kind).order_by(*ORDER).limit(1)
+    first = select(Task.seq).where(QUEUED, Task.need == need, Task.kind == kind, ready(now))
+    wanted = first.order_by(*ORDER).limit(1)
     if kind is TaskKind.estimate:
         return wanted.with_for_update(skip_locked=True)
     # The job's row is locked together with the task's. A claim that held only the task's lock and then waited for the
@@ -106,4 +114,5 @@ def write(session: Session, claim: Claim, values: dict[str, Any], *also: ColumnE
     mine = (Task.id == claim.task_id, Task.attempt == claim.attempt, RUNNING, *also)
     changed = session.execute(update(Task).where(*mine).values(**values).execution_options(synchronize_session=False))
     if cast("CursorResult[Any]", changed).rowcount == 0:
+        STALE_WRITES.inc()
         raise LeaseLost(f"task {claim.task_id} is no longer held at attempt {claim.attempt}")

@@ -43,6 +43,7 @@ class Job(Base):
     """A finetuning job. `history_version` counts the trials and verifications that have ended.
 
     `recommendation` is the best so far, written when a trial or verification ends, and the final one once the job has.
+    `owner` is the owner of the API key that submitted it, and NULL where the API asks for no keys.
     """
 
     __tablename__ = "jobs"
@@ -60,10 +61,15 @@ class Job(Base):
     planned_trials: Mapped[int | None] = mapped_column(Integer)
     notes: Mapped[list[str] | None] = mapped_column(JSON)
     recommendation: Mapped[dict[str, Any] | None]
+    owner: Mapped[str | None] = mapped_column(String(100))
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
-    __table_args__ = (Index("ix_jobs_status_seq", "status", "seq"),)
+    __table_args__ = (
+        Index("ix_jobs_status_seq", "status", "seq"),
+        Index("ix_jobs_owner_seq", "owner", "seq"),
+        Index("ix_jobs_finished_at", "finished_at"),
+    )
 
 
 class JobLabel(Base):
@@ -76,11 +82,38 @@ class JobLabel(Base):
     __table_args__ = (Index("ix_job_labels_key_value", "key", "value"),)
 
 
+class Submission(Base):
+    """A submission under an Idempotency-Key: which job it made, and a digest of its body."""
+
+    __tablename__ = "submissions"
+    owner: Mapped[str] = mapped_column(String(100), primary_key=True)
+    key: Mapped[str] = mapped_column(String(200), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    created_at: Mapped[float]
+    __table_args__ = (Index("ix_submissions_job_id", "job_id"),)
+
+
+class ApiKey(Base):
+    """An API key: the digest of its secret, whose jobs it may see, and what it may do."""
+
+    __tablename__ = "api_keys"
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    owner: Mapped[str] = mapped_column(String(100))
+    scopes: Mapped[list[str]] = mapped_column(JSON)
+    most_open_jobs: Mapped[int | None] = mapped_column(Integer)
+    created_at: Mapped[float]
+    used_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+
+
 class Task(Base):
     """A piece of work that a worker leases: a part of a job, or an estimate, which belongs to no job.
 
     `attempt` is the fencing token, which rises at every claim. `error` says why an estimate failed; of other tasks,
-    the job has the error.
+    the job has the error. Tasks are claimed by `rank`, then by `place`, the time of the job's submission less what its
+    priority is worth. After a worker's death a task waits until `not_before`.
     """
 
     __tablename__ = "tasks"
@@ -90,7 +123,8 @@ class Task(Base):
     kind: Mapped[TaskKind]
     state: Mapped[TaskState] = mapped_column(default=TaskState.queued)
     rank: Mapped[int] = mapped_column(Integer, default=1)
-    job_seq: Mapped[int] = mapped_column(Integer)
+    place: Mapped[float]
+    not_before: Mapped[float | None]
     number: Mapped[int] = mapped_column(Integer, default=0)
     key: Mapped[str | None] = mapped_column(String(32))
     payload: Mapped[dict[str, Any]]
@@ -117,7 +151,7 @@ class Task(Base):
             "need",
             "kind",
             "rank",
-            "job_seq",
+            "place",
             "seq",
             sqlite_where=text("state = 'queued'"),
             postgresql_where=text("state = 'queued'"),
@@ -165,7 +199,10 @@ class Event(Base):
 
 
 class Worker(Base):
-    """A worker process and its device. The worker counts as alive while `seen_at` is recent."""
+    """A worker process and its device. The worker counts as alive while `seen_at` is recent.
+
+    One that is `draining` gets no further tasks, and ends once its present task has.
+    """
 
     __tablename__ = "workers"
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -174,5 +211,6 @@ class Worker(Base):
     fingerprint: Mapped[str] = mapped_column(String(16))
     state: Mapped[str] = mapped_column(String(12), default="idle")
     task_id: Mapped[str | None] = mapped_column(String(32))
+    draining: Mapped[bool] = mapped_column(default=False)
     started_at: Mapped[float]
     seen_at: Mapped[float]

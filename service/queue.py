@@ -9,24 +9,21 @@ on SQLite. Time is the database's on PostgreSQL and an injected clock's on SQLit
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+import random
+from collections.abc import Callable
+from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, delete, func, select, update
+from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.orm import Session
 
 from service import conclude, estimates, events, history, leases, lifecycle
 from service.conclude import MAX_DEATHS, Stored
-from service.contract.estimate import Estimate, EstimateRequest
+from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
-from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Verification
-from service.contract.states import JobPhase, JobStatus, TaskState
+from service.contract.states import JobStatus, TaskState
 from service.contract.task import (
     CLAIM,
-    LEASE_SECONDS,
     Claim,
     EstimateClaim,
     JobClaim,
@@ -38,118 +35,53 @@ from service.contract.task import (
     VerifyClaim,
     Wish,
 )
-from service.db import readonly
-from service.enqueue import insert_if_new, new_id, queue_estimate, queue_plan, queue_task
-from service.errors import LeaseLost, NotFound
+from service.db import check_revision, readonly
+from service.enqueue import insert_if_new, queue_plan, queue_task
+from service.errors import Drained, LeaseLost, NotFound
 from service.history import JobHistory
 from service.leases import RUNNING, job_of
-from service.models import Job, JobLabel, Task, Worker
+from service.models import Job, Task, Worker
+from service.requests import Requests
+from service.transactions import Made, Written
 
 FORGOTTEN_SECONDS = 24 * 3600.0
-Made = TypeVar("Made")
-Written = TypeVar("Written")
+MOST_RETRY_SECONDS = 60.0  # before a task is tried again after a worker's death
 
 
-class Queue:
-    """The broker's SQL form, and the few writes of the control plane (submit, cancel, stop)."""
-
-    def __init__(
-        self, engine: Engine, clock: Callable[[], float] = time.time, lease_seconds: float = LEASE_SECONDS
-    ) -> None:
-        self.engine = engine
-        self._lease = lease_seconds
-        self._clock = clock
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[tuple[Session, float]]:
-        """A short write transaction, and the time."""
-        with Session(self.engine) as session, session.begin():
-            now = self._clock()
-            if self.engine.dialect.name == "postgresql":
-                now = float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
-            yield session, now
-
-    # --- what users ask -------------------------------------------------------------------------------------
-
-    def submit(self, spec: JobSpec) -> str:
-        """Queue a job; its id."""
-        job_id = new_id()
-        with self._writing() as (session, now):
-            job = Job(
-                id=job_id,
-                name=spec.name,
-                spec=spec.model_dump(mode="json"),
-                status=JobStatus.queued,
-                phase=JobPhase.queued,
-                created_at=now,
-                history_version=0,
-            )
-            session.add(job)
-            session.flush()
-            session.add_all(JobLabel(job_id=job_id, key=key, value=value) for key, value in spec.labels.items())
-            queue_plan(session, job, now)
-            events.append(session, job_id, "submitted", now, name=spec.name)
-        return job_id
-
-    def cancel(self, job_id: str) -> None:
-        """End a job now and keep nothing running; NotFound, or NotYet when it has ended otherwise."""
-
-        def write(session: Session, now: float, job: Job, best: Stored) -> None:
-            if job.status is not JobStatus.cancelled:
-                lifecycle.must_be_open(job)
-                lifecycle.end(session, job, JobStatus.cancelled, now, recommendation=best, wish=Wish.cancel)
-
-        self._conclude(job_id, lambda known: conclude.best(known, final=True), write)
-
-    def stop(self, job_id: str) -> str:
-        """End a job now with the best so far; its status. NotFound, or NotYet when it has ended already."""
-
-        def write(session: Session, now: float, job: Job, best: Stored) -> JobStatus:
-            lifecycle.must_be_open(job)
-            status, error = JobStatus.succeeded, None
-            if best is None:
-                status, error = JobStatus.failed, conclude.STOPPED_TOO_EARLY
-            lifecycle.end(session, job, status, now, error=error, recommendation=best, wish=Wish.stop)
-            return status
-
-        stopped = (conclude.STOPPED,)
-        return self._conclude(job_id, lambda known: conclude.best(known.with_notes(stopped), final=True), write)
-
-    def submit_estimate(self, request: EstimateRequest) -> str:
-        """Queue an estimate; its id."""
-        with self._writing() as (session, now):
-            return queue_estimate(session, request, now)
-
-    def cancel_estimate(self, estimate_id: str) -> None:
-        """End an estimate that nobody waits for any more: its worker finds the lease lost. NotFound."""
-        with self._writing() as (session, _):
-            named = (Task.id == estimate_id, Task.kind == TaskKind.estimate)
-            row = session.scalars(select(Task).where(*named).with_for_update()).one_or_none()
-            if row is None:
-                raise NotFound(f"There is no estimate {estimate_id!r}.")
-            if row.state is not TaskState.done:
-                row.state, row.lease_until = TaskState.cancelled, None
-
-    # --- what workers ask -----------------------------------------------------------------------------------
+class Queue(Requests):
+    """The broker's SQL form, and the writes of the control plane."""
 
     def register(self, worker_id: str, pid: int, facts: HardwareFacts) -> None:
-        """Announce a worker; without effect on one that is known."""
+        """Announce a worker, if it is not known. OtherVersion where the tables are of another version."""
         values = {"facts": facts.model_dump(mode="json"), "fingerprint": facts.fingerprint}
-        with self._writing() as (session, now):
-            insert_if_new(session, Worker, id=worker_id, pid=pid, state="idle", started_at=now, seen_at=now, **values)
+        with self.writing() as (session, now):
+            check_revision(session)
+            insert_if_new(
+                session,
+                Worker,
+                id=worker_id,
+                pid=pid,
+                state="idle",
+                draining=False,
+                started_at=now,
+                seen_at=now,
+                **values,
+            )
 
     def leave(self, worker_id: str) -> None:
         """Forget a worker that has ended in order."""
-        with self._writing() as (session, _):
+        with self.writing() as (session, _):
             session.execute(delete(Worker).where(Worker.id == worker_id))
 
     def claim(self, worker_id: str, kinds: tuple[TaskKind, ...]) -> Claim | None:
-        """Lease the next task the worker's hardware can serve: plans first, then the oldest job's, then estimates."""
-        with self._writing() as (session, now):
+        """Lease the next task the worker's hardware can serve: plans first, then the first job's, then estimates."""
+        with self.writing() as (session, now):
             worker = session.get(Worker, worker_id)
             if worker is None:
                 return None
             worker.state, worker.task_id, worker.seen_at = "idle", None, now
+            if worker.draining:
+                raise Drained(f"Worker {worker_id} was told to end.")
             task = leases.take(session, worker, kinds, now, now + self._lease)
             if task is None:
                 return None
@@ -166,9 +98,16 @@ class Queue:
             lines = estimates.known(session, claim.request.spec, worker_id)
         return claim.model_copy(update={"known": lines})
 
+    def unheard(self, worker_id: str) -> None:
+        """Hand on what a worker was given, but never heard of because the answer was lost; it holds nothing else."""
+        mine = (RUNNING, Task.worker_id == worker_id)
+        anew = {"state": TaskState.queued, "worker_id": None, "lease_until": None, "started_at": None}
+        with self.writing() as (session, _):
+            session.execute(update(Task).where(*mine).values(**anew).execution_options(synchronize_session=False))
+
     def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
         """Extend the lease and ask what the user wishes; LeaseLost when it is no longer held."""
-        with self._writing() as (session, now):
+        with self.writing() as (session, now):
             values: dict[str, Any] = {"lease_until": now + self._lease}
             if progress is not None:
                 values["progress"] = progress[:200]
@@ -176,13 +115,13 @@ class Queue:
             session.execute(update(Worker).where(Worker.task_id == claim.task_id).values(seen_at=now))
             if claim.kind is TaskKind.estimate:
                 return None
-            job = job_of(session, claim.job_id, lock=False)
+            job = _job(session, claim, lock=False)
             return job.wish or Wish.cancel if job.status.ended else None
 
     def plan_input(self, claim: PlanClaim) -> PlanInput:
         """What the claimed plan may know. Remembers the version from before it is read, against lost wake-ups."""
-        with self._writing() as (session, now):
-            job = job_of(session, claim.job_id)
+        with self.writing() as (session, now):
+            job = _job(session, claim)
             leases.write(session, claim, {"base_version": job.history_version})
         with Session(readonly(self.engine)) as session, session.begin():
             return history.plan_input(session, claim.job_id, now)
@@ -217,7 +156,7 @@ class Queue:
             else:
                 job.recommendation = best
 
-        self._conclude(claim.job_id, conclusion, write)
+        self._conclude_claim(claim.job_id, conclusion, write)
 
     def finish_trial(self, claim: TrialClaim, measurement: Measurement, log: str) -> None:
         """Record a trial, and the best so far with it."""
@@ -234,8 +173,8 @@ class Queue:
 
     def release(self, claim: Claim) -> None:
         """Hand a task back unfinished; when its job has ended, close it instead."""
-        with self._writing() as (session, _):
-            over = claim.kind is not TaskKind.estimate and job_of(session, claim.job_id).status.ended
+        with self.writing() as (session, _):
+            over = claim.kind is not TaskKind.estimate and _job(session, claim).status.ended
             state = TaskState.cancelled if over else TaskState.queued
             # Begun anew, or the time it waits would count as time used.
             values = {"state": state, "worker_id": None, "lease_until": None, "started_at": None}
@@ -250,7 +189,7 @@ class Queue:
 
     def reap(self) -> int:
         """Requeue the tasks whose lease ran out; the third death of a task poisons it."""
-        with self._writing() as (session, now):
+        with self.writing() as (session, now):
             session.execute(delete(Worker).where(Worker.seen_at < now - FORGOTTEN_SECONDS))
             expired = Task.lease_until < now
             tasks = session.scalars(select(Task).where(RUNNING, expired)).all()
@@ -258,25 +197,6 @@ class Queue:
         return sum(self._bury(CLAIM.validate_python(claimed), deaths, expired) for claimed, deaths in dead)
 
     # --- inside ---------------------------------------------------------------------------------------------
-
-    def _conclude(
-        self,
-        job_id: str,
-        make: Callable[[JobHistory], Made],
-        write: Callable[[Session, float, Job, Made], Written],
-    ) -> Written:
-        """Read a job's history, compute from it outside of any transaction, then write.
-
-        All of it again when another task of the job has ended since the read. NotFound.
-        """
-        while True:
-            with Session(readonly(self.engine)) as session, session.begin():
-                known = history.load(session, job_id)
-            made = make(known)
-            with self._writing() as (session, now):
-                job = job_of(session, job_id)
-                if job.history_version == known.version:
-                    return write(session, now, job, made)
 
     def _bury(self, claim: Claim, deaths: int, expired: ColumnElement[bool]) -> bool:
         """Hand a dead worker's task to others, or give it up; False when its worker was only slow."""
@@ -303,14 +223,31 @@ class Queue:
             return False
         return True
 
+    def _conclude_claim(
+        self,
+        job_id: str,
+        make: Callable[[JobHistory], Made],
+        write: Callable[[Session, float, Job, Made], Written],
+    ) -> Written:
+        """Conclude a job whose task a worker holds; LeaseLost when the job was deleted meanwhile."""
+        try:
+            return self.conclude(job_id, make, write)
+        except NotFound as error:
+            raise LeaseLost(str(error)) from None
+
+    def _pause(self, deaths: int) -> float:
+        """Seconds before a task is tried again: doubled with each death and drawn, so that not all return at once."""
+        return min(self._retry * 2.0 ** (deaths - 1), MOST_RETRY_SECONDS) * random.uniform(0.5, 1.0)
+
     def _hand_on(self, claim: Claim, values: dict[str, Any], expired: ColumnElement[bool]) -> None:
         state = TaskState.queued
-        with self._writing() as (session, now):
+        with self.writing() as (session, now):
             if claim.kind is not TaskKind.estimate:
-                if job_of(session, claim.job_id).status.ended:
+                if _job(session, claim).status.ended:
                     state = TaskState.cancelled
                 events.append(session, claim.job_id, "worker-died", now, task=claim.task_id, deaths=values["deaths"])
-            leases.write(session, claim, values | {"state": state, "started_at": None}, expired)
+            waits = {"state": state, "started_at": None, "not_before": now + self._pause(values["deaths"])}
+            leases.write(session, claim, values | waits, expired)
 
     def _fail_job(self, claim: JobClaim, reason: str, values: dict[str, Any], *held: ColumnElement[bool]) -> None:
         def write(session: Session, now: float, job: Job, best: Stored) -> None:
@@ -318,7 +255,7 @@ class Queue:
             if not job.status.ended:
                 lifecycle.end(session, job, JobStatus.failed, now, error=reason, recommendation=best)
 
-        self._conclude(claim.job_id, lambda known: conclude.best(known, final=True), write)
+        self._conclude_claim(claim.job_id, lambda known: conclude.best(known, final=True), write)
 
     def _end_trial(
         self, claim: TrialClaim, measurement: Measurement, values: dict[str, Any], *held: ColumnElement[bool]
@@ -329,7 +266,7 @@ class Queue:
             result = {"result": measurement.model_dump(mode="json"), "outcome": measurement.outcome}
             self._record(session, claim, job, values | result, best, now, *held)
 
-        self._conclude(
+        self._conclude_claim(
             claim.job_id, lambda known: conclude.best(known.with_trial(claim, measurement), final=False), write
         )
 
@@ -346,7 +283,7 @@ class Queue:
             events.append(session, job.id, "verified", now, task=claim.task_id, **told)
             self._record(session, claim, job, values, best, now, *held)
 
-        self._conclude(
+        self._conclude_claim(
             claim.job_id,
             lambda known: conclude.best(known.with_verification(claim, verification), final=False),
             write,
@@ -372,6 +309,14 @@ class Queue:
             queue_plan(session, job, now)
 
     def _end_estimate(self, claim: EstimateClaim, values: dict[str, Any], *held: ColumnElement[bool]) -> None:
-        with self._writing() as (session, now):
+        with self.writing() as (session, now):
             ended = {"state": TaskState.done, "finished_at": now, "lease_until": None}
             leases.write(session, claim, values | ended, *held)
+
+
+def _job(session: Session, claim: JobClaim, lock: bool = True) -> Job:
+    """The row of the job that a claim belongs to; LeaseLost when the job was deleted meanwhile."""
+    try:
+        return job_of(session, claim.job_id, lock)
+    except NotFound as error:
+        raise LeaseLost(str(error)) from None

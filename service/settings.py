@@ -6,9 +6,18 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    PositiveFloat,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
 from pydantic_core import PydanticUseDefault
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -67,9 +76,25 @@ class Settings(BaseSettings):
         NoDecode,
         BeforeValidator(lambda value: re.findall(r"[^,\s]+", value) if isinstance(value, str) else value),
     ] = ()
+    require_keys: bool = Field(default=False, description="yes or no")
+    # Does everything, on every control plane that has this setting. To make the first keys with, or the only one.
+    admin_key: SecretStr | None = Field(default=None, description="at least 20 letters and digits", min_length=20)
+    rate_limit: str | None = Field(default="6000/minute", description="a number of requests a time, as in 600/minute")
+    keep_days: PositiveFloat | None = Field(default=None, description="a number of days, after which ended jobs go")
+    log: Literal["text", "json"] = Field(default="text", description="text or json")
+    log_level: Literal["debug", "info", "warning"] = Field(default="info", description="debug, info or warning")
     allow_remote_code: bool = Field(default=False, description="yes or no")
     allow_pickle: bool = Field(default=False, description="yes or no")
     min_free_disk_gib: FiniteFloat = Field(default=1.0, description="a number of GiB")
+
+    @field_validator("rate_limit")
+    @classmethod
+    def _is_a_rate(cls, value: str | None) -> str | None:
+        if value is not None:
+            from limits import parse  # imported here, as most commands read settings and limit nothing
+
+            parse(value)
+        return value
 
     @field_validator("*", mode="before")
     @classmethod
@@ -82,6 +107,11 @@ class Settings(BaseSettings):
     def min_free_disk_bytes(self) -> int:
         """Disk that has to be free before anything is measured."""
         return int(self.min_free_disk_gib * 2**30)
+
+    @property
+    def keep_seconds(self) -> float | None:
+        """How long jobs are kept after their end; None for ever."""
+        return None if self.keep_days is None else self.keep_days * 86400
 
     @classmethod
     def from_environment(cls) -> Settings:

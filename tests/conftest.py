@@ -71,7 +71,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 @pytest.fixture
 def queue(engine: Engine) -> Queue:
     """The queue on the test's database."""
-    return Queue(engine)
+    return Queue(engine, retry_seconds=0.0)
 
 
 @pytest.fixture

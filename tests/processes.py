@@ -29,10 +29,16 @@ def start_worker(
     facts: HardwareFacts | None,
     entry: str | None = None,
     lease: float = 3.0,
+    key: str = "",
     options: tuple[str, ...] = (),
 ) -> subprocess.Popen[bytes]:
-    """A worker process on the database; with facts given, it does not look at the machine's devices."""
+    """A worker process on the database, or for the control plane at the URL.
+
+    With facts given, it does not look at the machine's devices.
+    """
     command = [sys.executable, "-m", "worker", "--lease", str(lease), *options]
+    if url.startswith("http"):
+        command += ["--server", url]
     if entry:
         command += ["--entry", f"tests.stubs:{entry}"]
     if facts:
@@ -40,6 +46,7 @@ def start_worker(
         file.write_text(facts.model_dump_json())
         command += ["--facts", str(file)]
     environment = os.environ | {"DYNOTUNE_DATABASE_URL": url, "PYTHONPATH": str(ROOT), "DYNOTUNE_DATA_ROOTS": "/"}
+    environment["DYNOTUNE_KEY"] = key
     output = (folder / "workers.log").open("ab")
     with output:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)

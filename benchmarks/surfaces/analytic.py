@@ -21,8 +21,9 @@ from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe, Timing
 from service.contract.task import PlanInput
 from service.levers import LEVERS, circumstances, exclusions
+from service.space import Space, applicable, space, without
 from worker.plan.proposers.baseline import baseline
-from worker.plan.space import Space, applicable, effective_choices, point, space, without
+from worker.plan.space import effective_choices, point
 from worker.plan.view import View
 
 UNIT_STEPS, PASSES, PROBES = 8, 2, 4

@@ -17,10 +17,11 @@ from service.contract.measurement import Outcome
 from service.contract.objective import score
 from service.contract.task import PlanDecision, PlanInput, TrialRecord
 from service.levers import LEVERS, circumstances, excluded
+from service.space import Space, applicable, space, without
 from worker.plan import plan
 from worker.plan.grid import EFFECTIVE
 from worker.plan.proposers.baseline import baseline
-from worker.plan.space import Space, applicable, effective_choices, make, space, without
+from worker.plan.space import effective_choices, make
 from worker.plan.view import View
 
 Policy = Callable[[Surface, int, int], list[Configuration]]

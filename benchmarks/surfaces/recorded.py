@@ -24,8 +24,9 @@ from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts, Measurement, Outcome
 from service.contract.objective import score
 from service.contract.task import PlanInput
+from service.space import applicable, space
 from worker.plan.proposers.baseline import baseline
-from worker.plan.space import applicable, effective_choices, every, space
+from worker.plan.space import effective_choices, every
 from worker.plan.view import View
 
 TABLES = Path(__file__).parent / "tables"

@@ -24,7 +24,8 @@ from benchmarks.surfaces.workers import H200, LARGE_CPU, OLD_CPU, RTX_3080_TI, R
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.levers import LEVERS, circumstances, exclusions
-from worker.plan.space import Space, applicable, effective_choices, space, without
+from service.space import Space, applicable, space, without
+from worker.plan.space import effective_choices
 
 COUNT = 56
 FAR = 3  # switches

@@ -4,61 +4,105 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from fastapi import Depends, FastAPI
+from fastapi.routing import APIRoute
+from fastapi_offline import FastAPIOffline
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.middleware.gzip import GZipMiddleware
 
 from service import __version__
-from service.api import estimates, exports, health, jobs, levers, problems, trials, workers
+from service.api import (
+    estimates,
+    events,
+    exports,
+    health,
+    internal,
+    jobs,
+    levers,
+    metrics,
+    problems,
+    results,
+    trials,
+    workers,
+)
 from service.api.bodies import HeadAsGet, LimitBody
 from service.api.context import Context
-from service.api.guard import Guard
+from service.api.guard import Guard, is_loopback
+from service.api.observing import Observed
 from service.api.queries import known_parameters
+from service.api.rates import rate_limit
+from service.api.watching import EventWatch
 from service.db import connect
+from service.errors import Forbidden, TooMany, Unauthorized
 from service.queue import Queue
 from service.settings import Settings
 
-REAP_SECONDS = 5.0
-MAX_BODY_BYTES = 1 << 20
+REAP_SECONDS, PRUNE_SECONDS = 5.0, 600.0
+MAX_BODY_BYTES, MAX_WORKER_BODY_BYTES = 1 << 20, 32 << 20
+LEAST_ZIPPED_BYTES = 1000
+KEYED = (jobs, results, events, exports, trials, workers, levers, estimates, metrics, internal)  # ask for a key
 
 
 def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
     """The API on the database of the settings, whose schema must exist already: `service.db.upgrade` creates it.
 
-    `served_on` is the host that the server listens on: requests must name it, or one of DYNOTUNE_ALLOWED_HOSTS.
+    `served_on` is the host that the server listens on: requests must name it, or one of DYNOTUNE_ALLOWED_HOSTS. Beyond
+    the loopback address, every request needs an API key.
     """
     engine = connect(settings.database_url)
     queue = Queue(engine)
 
-    async def reap() -> None:
-        while True:
-            await asyncio.sleep(REAP_SECONDS)
-            with contextlib.suppress(
-                SQLAlchemyError
-            ):  # the database does not answer: try again at the next round, as workers do
-                await asyncio.to_thread(queue.reap)
-
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        task = asyncio.create_task(reap())
+        tasks = (
+            asyncio.create_task(_every(REAP_SECONDS, queue.reap)),
+            asyncio.create_task(_every(PRUNE_SECONDS, lambda: queue.prune(settings.keep_seconds))),
+        )
         yield
-        task.cancel()
+        for task in tasks:
+            task.cancel()
         engine.dispose()
 
-    app = FastAPI(
+    app = FastAPIOffline(
         title="dynotune",
         version=__version__,
         lifespan=lifespan,
         dependencies=[Depends(known_parameters)],
         description="Measures every finetuning speed-up and returns the fastest stable configuration.",
         separate_input_output_schemas=False,  # a job is described once, whether it is sent or answered
+        generate_unique_id_function=_operation_id,
     )
-    app.state.context = Context(settings, engine, queue)
-    app.add_middleware(LimitBody, limit=MAX_BODY_BYTES)
+    app.state.context = Context(
+        settings=settings,
+        engine=engine,
+        queue=queue,
+        keys_required=settings.require_keys or not is_loopback(served_on),
+        rate_limit=rate_limit(settings.rate_limit),
+        watch=EventWatch(engine),
+    )
+    app.add_middleware(LimitBody, limit=MAX_BODY_BYTES, of_workers=MAX_WORKER_BODY_BYTES)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(Guard, served_on=served_on, allowed=settings.allowed_hosts)  # added last, so asked first
+    app.add_middleware(GZipMiddleware, minimum_size=LEAST_ZIPPED_BYTES)
+    app.add_middleware(Guard, served_on=served_on, allowed=settings.allowed_hosts)
+    app.add_middleware(Observed)  # added last, so asked first
     problems.install(app)
-    for module in (jobs, trials, exports, workers, levers, estimates, health):
-        app.include_router(module.router)
+    app.include_router(health.router)
+    for module in KEYED:
+        app.include_router(module.router, responses=problems.responses(Unauthorized, Forbidden, TooMany))
+    app.openapi = problems.described(app)  # type: ignore[method-assign]
     return app
+
+
+async def _every(seconds: float, work: Callable[[], object]) -> None:
+    """Do the work again and again; while the database does not answer, try again at the next round, as workers do."""
+    while True:
+        await asyncio.sleep(seconds)
+        with contextlib.suppress(SQLAlchemyError):
+            await asyncio.to_thread(work)
+
+
+def _operation_id(route: APIRoute) -> str:
+    """The name of a route for programs that are made from the API's description: it stays as it is."""
+    return "_".join([*map(str, route.tags[:1]), route.name])

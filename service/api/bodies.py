@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import answer
 from service.contract.base import Contract
+from service.contract.internal import PATH
 from service.errors import BodyTooLarge, SlowBody
 
 TYPES = ("application/json", "application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")  # of a request
@@ -45,10 +46,13 @@ class HeadAsGet:
 
 
 class LimitBody:
-    """Refuses a body over the limit before it is in memory, also when its length is not announced; and a slow one."""
+    """Refuses a body over the limit before it is in memory, also when its length is not announced; and a slow one.
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app, self._limit = app, limit
+    Workers send results, which may be larger than what users send.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, of_workers: int) -> None:
+        self._app, self._limit, self._of_workers = app, limit, of_workers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, counting the bytes of its body (the ASGI interface)."""
@@ -56,8 +60,9 @@ class LimitBody:
             await self._app(scope, receive, send)
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        error = BodyTooLarge(f"The body is larger than {self._limit} bytes; a job is a few kilobytes.")
-        if announced.isdigit() and int(announced) > self._limit:
+        limit = self._of_workers if scope["path"].startswith(PATH) else self._limit
+        error = BodyTooLarge(f"The body is larger than {limit} bytes; a job is a few kilobytes.")
+        if announced.isdigit() and int(announced) > limit:
             await answer(error)(scope, receive, send)
             return
         size, complete = 0, False
@@ -74,7 +79,7 @@ class LimitBody:
                 raise SlowBody(f"The body was not there within {BODY_SECONDS:.0f} s.") from None
             complete = not message.get("more_body", False)
             size += len(message.get("body", b""))
-            if size > self._limit:
+            if size > limit:
                 raise error
             return message
 

@@ -10,6 +10,8 @@ from fastapi import Depends, Request
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from service.api.rates import RateLimit
+from service.api.watching import EventWatch
 from service.db import readonly
 from service.queue import Queue
 from service.settings import Settings
@@ -22,6 +24,9 @@ class Context:
     settings: Settings
     engine: Engine
     queue: Queue
+    keys_required: bool
+    rate_limit: RateLimit
+    watch: EventWatch
 
 
 async def context(request: Request) -> Context:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service import estimates
+from service.api.access import READS, SUBMITS
 from service.api.bodies import body_of
 from service.api.context import Context, InContext, Reading
 from service.api.problems import SUBMITTED, responses
@@ -27,6 +28,7 @@ EXAMPLE = {
     status_code=202,
     openapi_extra=body_of(EstimateRequest, EXAMPLE),
     responses=SUBMITTED,
+    dependencies=SUBMITS,
     summary="Ask for a memory estimate",
 )
 async def submit(request: Request, response: Response, here: InContext) -> EstimateState:
@@ -43,14 +45,18 @@ def _submit(body: bytes, here: Context) -> str:
     return here.queue.submit_estimate(asked)
 
 
-@router.get("/{estimate_id}", responses=responses(NotFound), summary="One estimate")
+@router.get("/{estimate_id}", responses=responses(NotFound), dependencies=READS, summary="One estimate")
 def show(estimate_id: str, session: Reading) -> EstimateView:
     """The estimate's state; `result` when a worker has answered, `error` when it could not."""
     return EstimateView.model_validate(estimates.view(session, estimate_id))
 
 
 @router.post(
-    "/{estimate_id}/cancel", status_code=202, responses=responses(NotFound, ForeignOrigin), summary="Cancel an estimate"
+    "/{estimate_id}/cancel",
+    status_code=202,
+    responses=responses(NotFound, ForeignOrigin),
+    dependencies=SUBMITS,
+    summary="Cancel an estimate",
 )
 def cancel(estimate_id: str, here: InContext) -> EstimateState:
     """End an estimate that nobody waits for any more; one that has been answered stays answered."""

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
 from service import jobs
-from service.api.context import Reading
+from service.api.access import READS, Visible
 from service.api.problems import responses
 from service.errors import NotFound, NotYet
 from service.exports import EXPORTS
@@ -18,10 +18,11 @@ router = APIRouter(tags=["jobs"])
     "/v1/jobs/{job_id}/exports/{name}",
     response_class=PlainTextResponse,
     responses=responses(NotFound, NotYet),
+    dependencies=READS,
     summary="The recommendation as a trainer's file",
 )
-def export(job_id: str, name: str, session: Reading) -> Response:
+def export(job: Visible, name: str) -> Response:
     """The recommendation as one of the exports, such as json, spec or train.py; 404 lists all of them."""
     if name not in EXPORTS:
         raise NotFound(f"There is no export {name!r}; there are: {', '.join(EXPORTS)}.")
-    return PlainTextResponse(EXPORTS[name].write(jobs.recommendation(jobs.get(session, job_id))))
+    return PlainTextResponse(EXPORTS[name].write(jobs.recommendation(job)))

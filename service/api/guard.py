@@ -36,7 +36,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, served_on: str, allowed: Iterable[str]) -> None:
         self._app = app
-        self._beyond_loopback = not _is_loopback(served_on)
+        self._beyond_loopback = not is_loopback(served_on)
         names = {served_on, *allowed}
         if self._beyond_loopback:
             names.add(socket.gethostname())
@@ -79,7 +79,7 @@ class Guard:
             return False
         if parts.netloc != host or "@" in host:
             return False
-        return name in self._names or _is_loopback(name) or (self._beyond_loopback and _is_address(name))
+        return name in self._names or is_loopback(name) or (self._beyond_loopback and _is_address(name))
 
 
 def _is_of_another_site(headers: Headers, host: str) -> bool:
@@ -101,7 +101,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(name: str) -> bool:
     """Whether a name or an address always leads to the machine itself (RFC 6761, section 6.3, for the names)."""
     if _is_address(name):
         return ipaddress.ip_address(name).is_loopback

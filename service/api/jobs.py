@@ -1,35 +1,30 @@
-"""/v1/jobs: submit a job, look at it, stop or cancel it."""
+"""/v1/jobs: submit a job, look at it, end it, delete it."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from sqlalchemy.orm import Session
 
-from service import events, history, jobs
+from service import jobs
+from service.access import Caller
+from service.api.access import READS, SUBMITS, Called, Visible
 from service.api.bodies import body_of
 from service.api.context import Context, InContext, Reading
 from service.api.problems import SUBMITTED, responses
-from service.comparisons import pareto, waterfall
 from service.contract.job import JobSpec
-from service.contract.recommendation import Recommendation
 from service.contract.states import JobStatus
-from service.contract.views import (
-    EventList,
-    EventView,
-    JobPage,
-    JobState,
-    JobView,
-    MemoryCurve,
-    Pareto,
-    TrialList,
-    Waterfall,
-)
-from service.db import now
-from service.errors import BadQuery, ForeignOrigin, NotFound, NotYet
-from service.memory_curve import memory_curve
+from service.contract.views import JobCheck, JobPage, JobState, JobView
+from service.db import now, readonly
+from service.errors import BadQuery, ForeignOrigin, KeyReused, NotFound, NotYet, TooMany
+from service.foresight import foresee
+from service.jobtext import merged, read
+from service.validate import check as well_formed
 from service.validate import parse, validate
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -41,34 +36,72 @@ EXAMPLE = {
     "training": {"effective_batch_size": 32, "learning_rate": 2e-4},
     "search": {"minutes": 5, "verify": "quick"},
 }
+CHANGES = {"name": "functions-lora, longer", "search": {"minutes": 60}}
+MOST_WAIT_SECONDS = 60.0
+ACTED = responses(NotFound, NotYet, ForeignOrigin)
+Key = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern="^[!-~]+$",
+        description="The same key with the same job, within a day, answers with the job that the first one made.",
+    ),
+]
 
 
 @router.post(
     "",
     status_code=202,
     openapi_extra=body_of(JobSpec, EXAMPLE),
-    responses=SUBMITTED,
+    responses=SUBMITTED | responses(KeyReused, TooMany),
+    dependencies=SUBMITS,
     summary="Submit a job",
 )
-async def submit(request: Request, response: Response, here: InContext) -> JobState:
+async def submit(
+    request: Request, response: Response, here: InContext, who: Called, idempotency_key: Key = None
+) -> JobState:
     """Queue a job given as YAML or JSON. Mistakes that can be seen without a worker are answered at once."""
-    job_id = await run_in_threadpool(_submit, await request.body(), here)
+    job_id = await run_in_threadpool(_submit, await request.body(), here, who, idempotency_key)
     response.headers["Location"] = f"/v1/jobs/{job_id}"
     return JobState(id=job_id, status=JobStatus.queued)
 
 
-def _submit(body: bytes, here: Context) -> str:
+def _submit(body: bytes, here: Context, who: Caller, idempotency_key: str | None) -> str:
     """Validate and queue the job. Runs in a thread, because it reads files and waits for the database."""
     spec = parse(body, JobSpec)
     validate(spec, here.settings)
-    return here.queue.submit(spec)
+    return here.queue.submit(spec, who, idempotency_key)
 
 
-@router.get("", responses=responses(BadQuery), summary="List jobs")
+@router.post(
+    ":validate",
+    openapi_extra=body_of(JobSpec, EXAMPLE),
+    responses=SUBMITTED,
+    dependencies=READS,
+    summary="Look at a job without submitting it",
+)
+async def check(request: Request, here: InContext) -> JobCheck:
+    """The job with all defaults filled in, which workers could serve it and why others cannot, and what it may take."""
+    return await run_in_threadpool(_check, await request.body(), here)
+
+
+def _check(body: bytes, here: Context) -> JobCheck:
+    spec = parse(body, JobSpec)
+    validate(spec, here.settings)
+    with Session(readonly(here.engine)) as session, session.begin():
+        return foresee(session, spec, now(session))
+
+
+@router.get("", responses=responses(BadQuery), dependencies=READS, summary="List jobs")
 def list_jobs(
     session: Reading,
+    who: Called,
     status: Annotated[str | None, Query(description="One of " + ", ".join(JobStatus))] = None,
     label: Annotated[str | None, Query(description="key=value", examples=["team=nlp"])] = None,
+    name: Annotated[str | None, Query(description="Part of the job's name, in any case", max_length=200)] = None,
+    created_after: Annotated[float | None, Query(description="Seconds since 1970 (UTC)", allow_inf_nan=False)] = None,
+    created_before: Annotated[float | None, Query(description="Seconds since 1970 (UTC)", allow_inf_nan=False)] = None,
     cursor: Annotated[str | None, Query(description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> JobPage:
@@ -80,72 +113,100 @@ def list_jobs(
     if cursor is not None and not re.fullmatch("[0-9]{1,18}", cursor):
         raise BadQuery(f"cursor must be the `next` of a page before, not {cursor!r}.")
     key, _, value = (label or "").partition("=")
-    before = int(cursor) if cursor else None
-    wanted = JobStatus(status) if status else None
-    return jobs.page(session, wanted, (key, value) if label else None, before, limit, now(session))
+    wanted = jobs.Wanted(
+        owner=who.sees,
+        status=JobStatus(status) if status else None,
+        label=(key, value) if label else None,
+        name=name,
+        created_after=created_after,
+        created_before=created_before,
+    )
+    return jobs.page(session, wanted, int(cursor) if cursor else None, limit, now(session))
 
 
-@router.get("/{job_id}", responses=responses(NotFound), summary="One job")
-def show(job_id: str, session: Reading) -> JobView:
-    """Status, phase, progress, the best so far, the estimated finish, and why a queued job waits."""
-    return jobs.view(session, jobs.get(session, job_id), now(session))
-
-
-@router.get("/{job_id}/trials", responses=responses(NotFound), summary="A job's trials")
-def trials(job_id: str, session: Reading) -> TrialList:
-    """All trials with their outcome, reason and measurement."""
-    return TrialList(items=jobs.trials(session, jobs.get(session, job_id)))
-
-
-@router.get("/{job_id}/events", responses=responses(NotFound), summary="A job's events")
-def tail(
+@router.get(
+    "/{job_id}",
+    response_model=JobView,
+    responses=responses(NotFound, BadQuery),
+    dependencies=READS,
+    summary="One job",
+)
+async def show(
     job_id: str,
-    session: Reading,
-    after: Annotated[int, Query(ge=0, lt=2**62)] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
-) -> EventList:
-    """The job's events, oldest first; pass the last `seq` on as `after` to see what has happened since."""
-    found = events.tail(session, jobs.get(session, job_id).id, after, limit)
-    return EventList(items=tuple(EventView.model_validate(event) for event in found))
+    request: Request,
+    response: Response,
+    here: InContext,
+    who: Called,
+    wait: Annotated[float, Query(ge=0, le=MOST_WAIT_SECONDS, description="Seconds to wait for news")] = 0.0,
+    since: Annotated[int | None, Query(ge=0, lt=2**62, description="The `version` that is known already")] = None,
+) -> JobView | Response:
+    """Status, phase, progress, the best so far, the estimated finish, and why a queued job waits.
+
+    With `wait` and `since`, the answer comes as soon as the job's `version` is greater than `since`, or after `wait`
+    seconds. With `If-None-Match`, 304 when nothing but the clock has changed since the answer with that `ETag`.
+    """
+    clock = asyncio.get_running_loop().time
+    until, last = clock() + wait, 0
+    view = await run_in_threadpool(_look, job_id, here, who)
+    while since is not None and view.version <= since and not view.status.ended and clock() < until:
+        last = await here.watch.wait(last or view.version, until - clock())
+        view = await run_in_threadpool(_look, job_id, here, who)
+    tag = _tag(view)
+    if tag in [one.strip() for one in request.headers.get("if-none-match", "").split(",")]:
+        return Response(status_code=304, headers={"ETag": tag})
+    response.headers["ETag"] = tag
+    return view
 
 
-@router.get("/{job_id}/memory-curve", responses=responses(NotFound, NotYet), summary="Memory and speed by batch size")
-def curve(job_id: str, session: Reading) -> MemoryCurve:
-    """Memory and speed of every batch size at which the best configuration so far was probed or timed."""
-    best = jobs.recommendation(jobs.get(session, job_id))
-    return memory_curve(best.evidence.measurement)
+def _look(job_id: str, here: Context, who: Caller) -> JobView:
+    with Session(readonly(here.engine)) as session, session.begin():
+        return jobs.view(session, jobs.get(session, job_id, who.sees), now(session))
 
 
-@router.get("/{job_id}/waterfall", responses=responses(NotFound, NotYet), summary="What each lever brings")
-def shares(job_id: str, session: Reading) -> Waterfall:
-    """How the best configuration's speed-up comes about: what the run takes with each lever alone taken back."""
-    evidence = jobs.recommendation(jobs.get(session, job_id)).evidence
-    known = history.load(session, job_id)
-    return waterfall(known.spec, evidence.measurement, evidence.baseline, known.trials)
+def _tag(view: JobView) -> str:
+    """The weak entity tag of what a job's view says, apart from what only the clock changes (RFC 9110, 8.8.3)."""
+    text = view.model_dump_json(exclude={"elapsed_seconds", "estimated_finish_at"})
+    return f'W/"{hashlib.sha256(text.encode()).hexdigest()[:16]}"'
 
 
-@router.get("/{job_id}/pareto", responses=responses(NotFound), summary="Speed against memory")
-def front(job_id: str, session: Reading) -> Pareto:
-    """The trials that no other beats in both tokens/s and peak memory, fastest first."""
-    return pareto(history.load(session, jobs.get(session, job_id).id).trials)
+@router.post("/{job_id}/cancel", status_code=202, responses=ACTED, dependencies=SUBMITS, summary="Cancel")
+def cancel(job: Visible, here: InContext) -> JobState:
+    """End the job now; the device is free within seconds."""
+    here.queue.cancel(job.id)
+    return JobState(id=job.id, status=JobStatus.cancelled)
 
 
-@router.get("/{job_id}/recommendation", responses=responses(NotFound, NotYet), summary="The answer")
-def recommendation(job_id: str, session: Reading) -> Recommendation:
-    """The fastest stable configuration with its evidence. `final` is false while the job is still searching."""
-    return jobs.recommendation(jobs.get(session, job_id))
+@router.post("/{job_id}/stop", status_code=202, responses=ACTED, dependencies=SUBMITS, summary="Stop")
+def stop(job: Visible, here: InContext) -> JobState:
+    """End the job now and recommend the best so far."""
+    return JobState(id=job.id, status=JobStatus(here.queue.stop(job.id)))
+
+
+@router.delete("/{job_id}", status_code=204, responses=ACTED, dependencies=SUBMITS, summary="Delete")
+def delete(job: Visible, here: InContext) -> None:
+    """Delete a job that has ended, with its trials, its events and its recommendation."""
+    here.queue.delete(job.id)
 
 
 @router.post(
-    "/{job_id}/cancel", status_code=202, responses=responses(NotFound, NotYet, ForeignOrigin), summary="Cancel"
+    "/{job_id}/clone",
+    status_code=202,
+    openapi_extra={
+        "requestBody": {"content": {"application/json": {"schema": {"type": "object"}, "example": CHANGES}}}
+    },
+    responses=SUBMITTED | responses(NotFound, TooMany),
+    dependencies=SUBMITS,
+    summary="Submit a job again",
 )
-def cancel(job_id: str, here: InContext) -> JobState:
-    """End the job now; the device is free within seconds."""
-    here.queue.cancel(job_id)
-    return JobState(id=job_id, status=JobStatus.cancelled)
+async def clone(request: Request, response: Response, job: Visible, here: InContext, who: Called) -> JobState:
+    """Queue the same job again; the body, if there is one, is a JSON merge patch (RFC 7396) of its spec."""
+    job_id = await run_in_threadpool(_clone, await request.body(), dict(job.spec), here, who)
+    response.headers["Location"] = f"/v1/jobs/{job_id}"
+    return JobState(id=job_id, status=JobStatus.queued)
 
 
-@router.post("/{job_id}/stop", status_code=202, responses=responses(NotFound, NotYet, ForeignOrigin), summary="Stop")
-def stop(job_id: str, here: InContext) -> JobState:
-    """End the job now and recommend the best so far."""
-    return JobState(id=job_id, status=JobStatus(here.queue.stop(job_id)))
+def _clone(body: bytes, spec: dict[str, Any], here: Context, who: Caller) -> str:
+    changed = merged(spec, read(body, "The body")) if body.strip() else spec
+    wanted = well_formed(changed, JobSpec)
+    validate(wanted, here.settings)
+    return here.queue.submit(wanted, who)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -25,18 +27,27 @@ from service.errors import (
     MalformedBody,
     NotAllowed,
     NotFound,
+    TooMany,
+    Unauthorized,
     Unavailable,
     UnsupportedType,
     pointer,
 )
 
 MEDIA = "application/problem+json"
+PROBLEM = {"$ref": "#/components/schemas/Problem"}
 RETRY_SECONDS = 5
 
 
 def answer(error: DynotuneError) -> JSONResponse:
-    """The HTTP answer for an error; a client may try again after a while where the service is not ready."""
-    headers = {"Retry-After": str(RETRY_SECONDS)} if error.status == Unavailable.status else None
+    """The HTTP answer for an error, with the headers that say when to try again, or how to say who asks."""
+    headers = {}
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = str(RETRY_SECONDS)
+    elif isinstance(error, TooMany):
+        headers["Retry-After"] = str(math.ceil(error.seconds))
+    elif isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error.problem(), status_code=error.status, media_type=MEDIA, headers=headers)
 
 
@@ -46,10 +57,24 @@ def responses(*errors: type[DynotuneError]) -> dict[int | str, dict[str, Any]]:
     return {
         error.status: {
             "description": error.title,
-            "content": {MEDIA: {"schema": Problem.model_json_schema(), "example": error(example).problem()}},
+            "content": {
+                MEDIA: {"schema": {"$ref": "#/components/schemas/Problem"}, "example": error(example).problem()}
+            },
         }
         for error in errors
     }
+
+
+def described(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """The application's own description, with the problem that `responses` refers to."""
+    plain = app.openapi
+
+    def document() -> dict[str, Any]:
+        found = plain()
+        found["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
+        return found
+
+    return document
 
 
 SUBMITTED = responses(InvalidJob, MalformedBody, BodyTooLarge, UnsupportedType, ForeignOrigin)

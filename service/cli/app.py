@@ -5,54 +5,45 @@ Each command imports what it needs when it runs: a look at the jobs must not wai
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from service import __version__
+from service.cli import fleet, keys
+from service.cli.common import FAILED, LOCAL, UNREACHABLE, USAGE, Json, Url, connect, emit, fail, screen
 from service.cli.launch import launch
 from service.contract.states import JobStatus
 from service.errors import DynotuneError, Refused, Unreachable
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from service.client import Client
-
-FAILED, USAGE, UNREACHABLE = 1, 2, 3
 app = typer.Typer(
     help="Measure every finetuning speed-up and get the fastest stable configuration.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(keys.app, name="keys")
+fleet.register(app)
 app.add_typer(launch, name="launch")
-Url = Annotated[str, typer.Option("--url", envvar="DYNOTUNE_URL", help="The control plane.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-LOCAL = "http://127.0.0.1:8000"
 
 
-def emit(data: Any) -> None:
-    """Print data, an answer of the API or a sequence of answers as JSON on stdout."""
-    print(json.dumps(data, indent=2, default=lambda answer: json.loads(answer.model_dump_json())))
+def _version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
 
 
-def connect(url: str) -> Client:
-    """A client of the control plane."""
-    from service.client import Client
-
-    return Client(url)
-
-
-def screen() -> Console:
-    """The console that results are printed on."""
-    from service.cli.output import console
-
-    return console()
+@app.callback()
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Measure every finetuning speed-up and get the fastest stable configuration."""
 
 
 @app.command()
@@ -140,13 +131,18 @@ def estimate(
 
 @app.command()
 def submit(
-    job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")], url: Url = LOCAL, json_: Json = False
+    job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")],
+    key: Annotated[
+        str | None, typer.Option("--idempotency-key", help="With the same key again, the job is not submitted twice.")
+    ] = None,
+    url: Url = LOCAL,
+    json_: Json = False,
 ) -> None:
     """Submit a job and print its id."""
     from service.cli.jobfile import read_job
 
     with connect(url) as client:
-        job_id = client.submit(read_job(job))
+        job_id = client.submit(read_job(job), key)
     if json_:
         emit({"id": job_id})
     else:
@@ -157,12 +153,14 @@ def submit(
 def list_jobs(
     status: Annotated[str | None, typer.Option(help=f"One of: {', '.join(JobStatus)}")] = None,
     label: Annotated[str | None, typer.Option(help="key=value")] = None,
+    name: Annotated[str | None, typer.Option(help="Part of the name.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
     url: Url = LOCAL,
     json_: Json = False,
 ) -> None:
     """List jobs, newest first."""
     with connect(url) as client:
-        jobs = list(client.jobs(status, label))
+        jobs = list(islice(client.jobs(status, label, name), limit))
     if json_:
         emit(jobs)
         return
@@ -255,6 +253,46 @@ def cancel(job: str, url: Url = LOCAL, json_: Json = False) -> None:
 
 
 @app.command()
+def delete(job: str, url: Url = LOCAL, json_: Json = False) -> None:
+    """Delete a job that has ended, with all that it measured."""
+    with connect(url) as client:
+        client.delete(job)
+    emit({"id": job}) if json_ else print(f"{job}: deleted")
+
+
+@app.command()
+def clone(
+    job: str,
+    changes: Annotated[
+        str, typer.Option("--changes", help='What differs, as JSON, such as \'{"search": {"minutes": 60}}\'.')
+    ] = "{}",
+    url: Url = LOCAL,
+    json_: Json = False,
+) -> None:
+    """Submit a job again, or one that differs from it, and print the new id."""
+    from service.jobtext import read
+
+    with connect(url) as client:
+        job_id = client.clone(job, read(changes.encode(), "--changes"))
+    emit({"id": job_id}) if json_ else print(job_id)
+
+
+@app.command()
+def events(
+    job: str,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for further events until the job ends.")] = False,
+    url: Url = LOCAL,
+    json_: Json = False,
+) -> None:
+    """Print what happened to a job."""
+    from service.cli.display import event_line
+
+    with connect(url) as client:
+        for event in client.follow(job) if follow else client.events(job):
+            emit(event) if json_ else screen().print(event_line(event), soft_wrap=True)
+
+
+@app.command()
 def export(
     job: str,
     format_: Annotated[
@@ -315,14 +353,6 @@ def doctor(json_: Json = False) -> None:
 def version(json_: Json = False) -> None:
     """Print the version."""
     emit({"version": __version__}) if json_ else print(__version__)
-
-
-def fail(sentence: str, code: int) -> None:
-    """Print one sentence on stderr and exit."""
-    from service.cli.output import say
-
-    say(sentence)
-    raise SystemExit(code)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import datetime
 
 from rich import box
 from rich.console import Console, Group
@@ -16,7 +17,7 @@ from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome, Verdict
 from service.contract.recommendation import Evidence, Recommendation, Winner
 from service.contract.states import JobStatus, Origin
-from service.contract.views import JobSummary, JobView, ListedTrial
+from service.contract.views import EventView, JobSummary, JobView, ListedTrial
 
 GIB = 2**30
 MOST_LETTERS = 40  # of a lever with its choice, which a table does not break in two
@@ -34,11 +35,29 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+def ago(at: float) -> str:
+    """How long ago a time was, in a form for people."""
+    return duration(time.time() - at)
+
+
+def moment(at: float | None) -> str:
+    """A time by this machine's clock, for people."""
+    return "-" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")
+
+
+def event_line(event: EventView) -> str:
+    """An event in one line: when, what, and the values that it carries."""
+    values = ", ".join(f"{name} {value}" for name, value in event.data.items() if value not in (None, ""))
+    return one_line(f"{moment(event.at)}  {event.kind}  {values}")
+
+
 def job_table(jobs: Sequence[JobSummary]) -> Table:
     """Jobs as a table."""
-    table = Table("id", "name", "status", "phase", "elapsed", box=None, pad_edge=False)
+    table = Table("id", "name", "status", "phase", "age", "elapsed", "labels", box=None, pad_edge=False)
     for job in jobs:
-        table.add_row(job.id, one_line(job.name), job.status, job.phase, duration(job.elapsed_seconds))
+        labels = one_line(" ".join(f"{key}={value}" for key, value in job.labels.items()))
+        times = (ago(job.created_at), duration(job.elapsed_seconds))
+        table.add_row(job.id, one_line(job.name), job.status, job.phase, *times, labels)
     return table
 
 

@@ -13,11 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from sqlalchemy.orm import Session
 
+from service import logs
+from service.access import has_admin
 from service.api import create_app
 from service.api.connections import PatientProtocol
+from service.api.guard import is_loopback
 from service.cli.output import say
-from service.db import upgrade
+from service.db import connect, readonly, upgrade
+from service.errors import Misconfigured
 from service.settings import Settings
 
 WORKER = (sys.executable, "-m", "worker")
@@ -32,12 +37,13 @@ class LocalWorker:
     It holds the read end of a pipe and ends when this process does, however that happens. It prints where this does.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, log_level: logs.Level = "warning") -> None:
         read, self._lifeline = os.pipe()
         command = [*WORKER, "--lifeline", str(read)]
         environment = os.environ | {
             "DYNOTUNE_DATABASE_URL": settings.database_url,
             "DYNOTUNE_DATA_ROOTS": os.pathsep.join(map(str, settings.data_roots)),
+            "DYNOTUNE_LOG_LEVEL": log_level,
         }
         self.process = subprocess.Popen(
             command, pass_fds=(read,), start_new_session=True, stdin=subprocess.DEVNULL, env=environment
@@ -79,7 +85,7 @@ class Supervisor:
         self.gave_up = False
         self._settings, self._end = settings, end
         self._lock, self._stopping = threading.Lock(), threading.Event()
-        self._worker = LocalWorker(settings)
+        self._worker = LocalWorker(settings, settings.log_level)
         self._thread = threading.Thread(target=self._watch, name="local worker", daemon=True)
         self._thread.start()
 
@@ -103,7 +109,7 @@ class Supervisor:
                 if self._stopping.is_set():
                     return
                 self._worker.stop()
-                self._worker = LocalWorker(self._settings)
+                self._worker = LocalWorker(self._settings, self._settings.log_level)
         if not self._stopping.is_set():
             say(f"{ending(code)}; it was told to end, so no other is started")
 
@@ -142,12 +148,30 @@ def control_plane(settings: Settings) -> Iterator[str]:
         listener.close()
 
 
+def _must_have_a_key(settings: Settings, host: str) -> None:
+    """Misconfigured where requests need an API key and there is none to begin with."""
+    if settings.admin_key or (is_loopback(host) and not settings.require_keys):
+        return
+    engine = connect(settings.database_url)
+    with Session(readonly(engine)) as session, session.begin():
+        there = has_admin(session)
+    engine.dispose()
+    if not there:
+        raise Misconfigured(
+            f"Listening on {host} needs API keys, and there is none that may do everything: make one by `dynotune keys "
+            "create NAME --scope admin`, or put one into DYNOTUNE_ADMIN_KEY."
+        )
+
+
 def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
     """Run the API in the foreground until SIGTERM or Ctrl-C, with a local worker unless `worker` is false.
 
-    Returns False when the API could not start, or when the local worker was given up.
+    Returns False when the API could not start, or when the local worker was given up. Misconfigured where it would
+    listen beyond the loopback address, and there are no API keys.
     """
     upgrade(settings.database_url)
+    _must_have_a_key(settings, host)
+    logs.show(settings.log, settings.log_level)
     # uvicorn raises the signal again after its own shutdown; sys.exit then runs the `finally` that ends the worker.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(
@@ -155,7 +179,7 @@ def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
         host=host,
         port=port,
         http=PatientProtocol,
-        log_level="info",
+        log_config=None,
         access_log=False,
         timeout_graceful_shutdown=END_SECONDS,
     )

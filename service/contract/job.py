@@ -225,6 +225,12 @@ class JobSpec(Asked):
 
     name: str = Field(default="job", min_length=1, max_length=200)
     labels: dict[Label, Annotated[str, Field(max_length=200)]] = Field(default_factory=dict, max_length=100)
+    priority: int = Field(
+        default=0,
+        ge=-100,
+        le=100,
+        description="Jobs of higher priority are served first; one step counts as one hour of waiting.",
+    )
     model: ModelSpec
     task: Task = "causal-lm"
     dataset: DatasetSpec

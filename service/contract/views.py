@@ -38,6 +38,8 @@ class JobSummary(JobState):
 
     name: str
     labels: dict[str, str] = Field(examples=[{"team": "nlp"}])
+    priority: int = 0
+    owner: str | None = Field(default=None, description="Of the API key that submitted it; null without keys.")
     phase: JobPhase
     error: str | None = Field(description="Why the job failed.")
     created_at: float
@@ -71,12 +73,42 @@ class BestSoFar(View):
 class JobView(JobSummary):
     """A single job, with its progress, its best configuration so far and its spec."""
 
+    version: int = Field(default=0, description="The `seq` of the job's last event.")
     progress: JobProgress
     best: BestSoFar | None
     estimated_finish_at: float | None
     waiting_for: str | None = Field(description="Why no worker takes the job, when none does.")
     notes: tuple[str, ...]
     spec: JobSpec
+
+
+class Fit(View):
+    """Whether a living worker could serve a job; `why_not` says what is in the way."""
+
+    worker: str
+    can_serve: bool
+    why_not: str | None
+
+
+class SpaceView(View):
+    """What a job would search on one worker: for each method, the choices of each lever."""
+
+    worker: str
+    cannot: dict[str, str] = Field(description="Methods that cannot run there, and why.")
+    choices: dict[str, dict[str, tuple[str, ...]]]
+    combinations_at_most: int = Field(description="Of all choices; some of the combinations exclude each other.")
+
+
+class JobCheck(View):
+    """What is known of a job before it is submitted."""
+
+    spec: JobSpec = Field(description="With all defaults filled in.")
+    workers: tuple[Fit, ...]
+    search: tuple[SpaceView, ...] = Field(description="On each worker that could serve it.")
+    seconds_at_most: float = Field(description="That the search may take; its verification may end somewhat later.")
+    seconds_of_jobs_alike: float | None = Field(
+        description="The median of the last jobs on that hardware with the same task, methods and limits."
+    )
 
 
 class JobPage(View):
@@ -213,6 +245,7 @@ class WorkerView(View):
     pid: int
     alive: bool
     state: Literal["idle", "busy"]
+    draining: bool = Field(default=False, description="It takes no further task, and ends after its present one.")
     task_id: str | None
     seen_at: float
     started_at: float

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from service.cli import display, doctor
-from service.cli.app import emit
+from service.cli.common import emit
 from service.cli.output import console, say
 from service.contract.hardware import HardwareFacts, Package
 from service.contract.measurement import Outcome

@@ -112,11 +112,12 @@ def measured(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[str]:
 
 
 def test_a_worker_without_tasks_ends_after_its_minutes(
-    stay: Callable[..., Office], capsys: pytest.CaptureFixture[str]
+    stay: Callable[..., Office], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "dynotune")
     office = stay(Terms(idle_minutes=3))
-    assert office.looks == 3 and not office.loop.told
-    assert "worker w: ends, as it had no task for 3 min" in capsys.readouterr().err
+    assert office.looks == 3 and not office.loop.told_to_end
+    assert "it had no task for 3 min" in caplog.text
     assert stay(Terms(idle_minutes=0)).looks == 1
 
 
@@ -130,11 +131,12 @@ def test_an_outage_of_the_queue_is_not_idleness(stay: Callable[..., Office]) -> 
 
 
 def test_no_task_is_begun_that_is_not_expected_to_end_in_time(
-    stay: Callable[..., Office], measured: list[str], capsys: pytest.CaptureFixture[str]
+    stay: Callable[..., Office], measured: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "dynotune")
     office = stay(Terms(until=NOON + 900), trial(600), trial(301), trial(1))
     assert measured == ["done"] and office.ended == {"t": "released"} and len(office.waiting) == 1
-    assert "ends, as the next task takes about 301 s, and 300 s are left" in capsys.readouterr().err
+    assert "the next task takes about 301 s, and 300 s are left" in caplog.text
 
 
 @pytest.mark.parametrize(("claim", "seconds"), [(PLAN, 4), (ESTIMATE, 109)], ids=["plan", "estimate"])
@@ -167,7 +169,7 @@ def test_after_sigterm_a_task_has_its_grace_period(
 
     monkeypatch.setattr(Loop, "_run", told)
     office = stay(Terms(grace_seconds=grace), TRIAL, TRIAL)
-    assert measured == [ending] and len(office.waiting) == 1 and office.loop.told
+    assert measured == [ending] and len(office.waiting) == 1 and office.loop.told_to_end
     assert office.ended == {"t": "released" if ending == "ended" else "done"}
 
 

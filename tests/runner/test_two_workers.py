@@ -11,9 +11,12 @@ import pytest
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
-from service import jobs
+from service import access, jobs
+from service.access import Scope
+from service.cli.embedded import control_plane
 from service.models import Job, Task, Worker
 from service.queue import Queue
+from service.settings import Settings
 from tests.processes import start_worker, until
 
 
@@ -103,3 +106,33 @@ def test_too_little_disk_fails_the_job_with_a_sentence(
         assert worker.wait(30) == 0
     with Session(engine) as session:
         assert "Too little disk" in (session.scalars(select(Job.error)).one() or "")
+
+
+def test_workers_that_know_no_database(
+    queue: Queue, engine: Engine, database_url: str, tmp_path: Path, facts: Callable[..., Any], spec: Callable[..., Any]
+) -> None:
+    """A job over HTTP from its plan to its answer: with a key, by two workers, of which one is told to drain."""
+    settings = Settings(home=tmp_path / "plane", database_url=database_url, require_keys=True)
+    key = access.create(engine, "cluster", [Scope.worker])
+    weak = access.create(engine, "someone", [Scope.read])
+    with control_plane(settings) as url:
+        refused = start_worker(tmp_path, url, facts(), "instant", key=weak)
+        assert refused.wait(30) == 1
+        assert "scope worker; yours has read" in (tmp_path / "workers.log").read_text()
+        workers = [start_worker(tmp_path, url, facts(), "exclusive", key=key) for _ in range(2)]
+        try:
+            until(lambda: present(engine) == 2, 60, "both workers")
+            queue.submit(spec(search={"trials": 12, "minutes": 100, "verify": "quick"}))
+            until(lambda: bool(trials(engine, "done")), 60, "a trial")
+            with Session(engine) as session:
+                first = session.scalars(select(Worker.id)).first()
+            queue.drain(first or "")
+            until(lambda: present(engine) == 1, 60, "the end of the worker that was told to drain")
+            until(lambda: status(engine) not in ("queued", "running"), 120, "the end of the job")
+        finally:
+            for worker in workers:
+                worker.send_signal(signal.SIGTERM)
+            codes = [worker.wait(30) for worker in workers]
+    assert codes == [0, 0] and status(engine) == "succeeded"
+    with Session(engine) as session:
+        assert all(task.deaths == 0 for task in session.scalars(select(Task)))

@@ -180,7 +180,7 @@ class TestOthers:
             "such as Llama and Qwen, and encoders, such as BERT."
         )
 
-    def test_unknown_places_and_wrong_queries(self, api: TestClient) -> None:
+    def test_unknown_places_and_wrong_queries(self, api: TestClient, job: Make) -> None:
         assert api.get("/v1/jobs/none").json()["code"] == "not-found"
         assert api.get("/v1/trials/none").status_code == 404
         assert api.get("/nowhere").json()["code"] == "not-found"
@@ -191,4 +191,5 @@ class TestOthers:
         assert api.get("/v1/jobs", params={"limit": 0}).status_code == 422
         for cursor in ("\u00b2", "9" * 30, "-1", ""):
             assert api.get("/v1/jobs", params={"cursor": cursor}).json()["code"] == "bad-query", cursor
-        assert api.get("/v1/jobs/none/events", params={"after": 10**30}).json()["code"] == "bad-query"
+        job_id = api.post("/v1/jobs", json=job()).json()["id"]
+        assert api.get(f"/v1/jobs/{job_id}/events", params={"after": 10**30}).json()["code"] == "bad-query"

@@ -68,7 +68,7 @@ def crowded(queue: Queue, engine: Engine, facts: Facts, spec: Spec) -> Queue:
         session.execute(insert(Job), rows)
         tasks = [
             {column.name: getattr(task, column.name) for column in Task.__table__.columns if column.name != "seq"}
-            | {"id": f"t{number}", "job_id": f"j{number}", "job_seq": job.seq + 1 + number}
+            | {"id": f"t{number}", "job_id": f"j{number}", "place": job.created_at + 1 + number}
             for number in range(UNFIT)
         ]
         session.execute(insert(Task), tasks)
@@ -91,7 +91,7 @@ def test_a_claim_reads_no_task_that_it_cannot_serve(crowded: Queue, engine: Engi
         worker = session.get(Worker, "w")
         assert worker is not None
         unfit = session.query(Need).filter(Need.name == "h200").one().key
-        for statement in (leases.heads(worker, PLANS), leases.waiting(unfit, TaskKind.plan)):
+        for statement in (leases.heads(worker, PLANS, 0.0), leases.waiting(unfit, TaskKind.plan, 0.0)):
             plan = plan_of(session, statement)
             assert "ix_tasks_claimable" in plan, plan
             assert "SCAN tasks" not in plan and "Seq Scan on tasks" not in plan and "Sort" not in plan, plan

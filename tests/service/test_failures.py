@@ -32,7 +32,7 @@ def test_a_mistake_of_ours(lenient: TestClient, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_schema_that_is_gone(lenient: TestClient, engine: Engine, job: Make) -> None:
     with engine.begin() as connection:
-        for table in ("job_labels", "events", "tasks", "jobs", "workers"):
+        for table in ("job_labels", "events", "tasks", "submissions", "jobs", "workers"):
             connection.execute(text(f"DROP TABLE {table}"))
     for answer in (lenient.get("/v1/jobs"), lenient.post("/v1/jobs", json=job()), lenient.get("/readyz")):
         assert answer.status_code == 503 and answer.json()["code"] == "unavailable", answer.text

@@ -116,7 +116,7 @@ def test_what_has_no_body_needs_no_type(api: TestClient, job: Make) -> None:
 def test_a_query_parameter_that_is_not_known_is_refused(api: TestClient, job: Make) -> None:
     for method, path, words in (
         ("POST", "/v1/jobs?dry_run=1", "'dry_run'; it takes none"),
-        ("GET", "/v1/jobs?state=queued", "'state'; there are: status, label, cursor, limit"),
+        ("GET", "/v1/jobs?state=queued", "'state'; there are: status, label, name, created_after"),
         ("GET", "/v1/jobs?limit=1&limit=2", "limit is there 2 times"),
     ):
         answer = api.request(method, path, json=job() if method == "POST" else None)

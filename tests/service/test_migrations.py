@@ -23,7 +23,17 @@ from service.models import Base
 from service.queue import Queue
 from tests.conftest import ROOT
 
-TABLES = {"jobs", "job_labels", "tasks", "needs", "events", "workers", "dynotune_alembic_version"}
+TABLES = {
+    "api_keys",
+    "dynotune_alembic_version",
+    "events",
+    "job_labels",
+    "jobs",
+    "needs",
+    "submissions",
+    "tasks",
+    "workers",
+}
 
 
 def test_the_schema_is_the_models(engine: Engine, database_url: str) -> None:

@@ -1,4 +1,4 @@
-"""The queue on both databases: leases, fence, reaper, plan wake-ups, wishes."""
+"""The queue on both databases, for workers that speak SQL or HTTP: leases, fence, reaper, plan wake-ups, wishes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from service.history import JobHistory
 from service.models import Job, Task, Worker
 from service.queue import Queue
 from tests.factory import configuration, failed, measured
+from tests.over_http import OverHttp
 
 PLAN, TRIAL = (TaskKind.plan,), (TaskKind.trial, TaskKind.verify)
 Facts = Callable[..., HardwareFacts]
@@ -48,6 +49,12 @@ def plan_trials(queue: Queue, worker: str, *requests: TrialRequest) -> PlanClaim
     queue.plan_input(claim)
     queue.finish_plan(claim, PlanDecision(trials=requests))
     return claim
+
+
+@pytest.fixture(params=["sql", "http"])
+def queue(request: pytest.FixtureRequest, engine: Engine) -> Queue:
+    """The queue, with workers that speak SQL, and with workers that speak HTTP."""
+    return (Queue if request.param == "sql" else OverHttp)(engine, retry_seconds=0.0)
 
 
 @pytest.fixture
@@ -178,7 +185,7 @@ def test_a_verification_that_ends_its_workers_leaves_the_best_unverified(
     best = status(engine, started).recommendation
     assert best and best["stability"]["stable"] is None
     with Session(engine) as session:
-        told = events.tail(session, started)[-1]["data"]
+        told = events.tail(session, started)[-1].data
     assert told["outcome"] == "crashed" and "workers died" in told["note"]
 
 
@@ -368,7 +375,7 @@ def test_concurrent_claims_never_share_a_task(queue: Queue, facts: Facts, spec: 
 
 
 def test_the_claim_uses_the_partial_index(engine: Engine) -> None:
-    query = "SELECT seq FROM tasks WHERE state = 'queued' ORDER BY rank, job_seq, seq LIMIT 1"
+    query = "SELECT seq FROM tasks WHERE state = 'queued' ORDER BY rank, place, seq LIMIT 1"
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SET enable_seqscan = off"))  # a handful of rows would be scanned

@@ -10,12 +10,12 @@ from service.contract.job import Method
 from service.contract.states import JobPhase
 from service.contract.task import PlanDecision, PlanInput, TrialRequest, VerifyRequest
 from service.levers import as_fixed
+from service.space import blocked, unavailable
 from worker.plan.budget import GRACE_SHARE, Budget
 from worker.plan.ending import nothing_worked
 from worker.plan.finalists import verification
 from worker.plan.proposers import proposers
 from worker.plan.proposers.improvement import promising
-from worker.plan.space import blocked, unavailable
 from worker.plan.view import View, completed
 
 ENDED = "The search ended before its budget: nothing that was not tried is expected to be faster by much."

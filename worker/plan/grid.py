@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.levers import circumstances, exclusions
-from worker.plan.space import Space, applicable, make
+from service.space import Space, applicable
+from worker.plan.space import make
 
 Rows = NDArray[np.int64]  # (configurations, columns)
 Floats = NDArray[np.float64]

@@ -1,88 +1,18 @@
-"""The search space of one method: which choices each lever has on this hardware, and which combinations are valid."""
+"""Configurations of a search space: which combinations are valid, and with which batch and learning rate they train."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
 
 from service.contract.configuration import Configuration
-from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
-from service.levers import LEVERS, METHOD_NEEDS, circumstances, excluded
+from service.levers import LEVERS, circumstances, excluded
+from service.space import Space
 
 TRAINER_BATCH = 8  # TrainingArguments.per_device_train_batch_size
 EFFECTIVE_CHOICES = (8, 16, 32, 64)
 LEAST_STEPS_AN_EPOCH = 50  # with the largest effective batch that is tried
-
-Space = dict[str, tuple[str, ...]]
-
-
-def unavailable(facts: HardwareFacts, method: Method) -> str | None:
-    """Why a method cannot run on this hardware, or None."""
-    for need in METHOD_NEEDS[method]:
-        if not need.met(facts):
-            return f"method {method} {need.sentence}"
-    return None
-
-
-def blocked(spec: JobSpec, facts: HardwareFacts, lacks: Mapping[str, str]) -> str | None:
-    """Why a fixed choice cannot run on this hardware or with the job's model, which lacks `lacks`; or None."""
-    for name, chosen in spec.search.fixed.items():
-        missing = LEVERS[name].choice(chosen).missing(facts, asked=True)
-        if missing:
-            return f"search.fixed: {name}={chosen} {missing}"
-        if reason := lacks.get(f"{name}={chosen}"):
-            return f"search.fixed: {name}={chosen} cannot be with this model: {reason}"
-    return None
-
-
-def space(spec: JobSpec, facts: HardwareFacts, half: bool = False) -> Space:
-    """Each lever's choices: the one that the job fixes, all available ones where it is searched, else the baseline.
-
-    `half` is whether the checkpoint's weights are known to have 16 bits.
-    """
-    found: Space = {}
-    for name, lever in LEVERS.items():
-        asked = spec.search.levers is not None and name in spec.search.levers
-        usable = tuple(
-            choice.name
-            for choice in lever.choices
-            if (choice.searched or (half and choice.searched_of_half))
-            and (not choice.changes_learning or spec.search.quality == "allow")
-            and choice.missing(facts, asked) is None
-        )
-        if name in spec.search.fixed:
-            found[name] = (spec.search.fixed[name],)
-        elif spec.search.levers is None or asked:
-            found[name] = usable
-        else:
-            found[name] = (lever.baseline,)
-    return found
-
-
-def possible(name: str, choice: str, lacks: Collection[str]) -> str:
-    """The choice; or, where the job's model lacks it (`lever=choice`), the lever's first choice that the model has.
-
-    For attention that is eager, which transformers takes as well where a model has no sdpa.
-    """
-    there = [one for one in (choice, *LEVERS[name].names) if f"{name}={one}" not in lacks]
-    return there[0] if there else choice
-
-
-def without(choices: Space, lacks: Collection[str]) -> Space:
-    """The space without the choices (`lever=choice`) that the job's model cannot have."""
-    return {
-        name: tuple(one for one in options if f"{name}={one}" not in lacks) or (possible(name, options[0], lacks),)
-        for name, options in choices.items()
-    }
-
-
-def applicable(choices: Space, method: Method, task: str) -> Space:
-    """The space of one method and task: a lever that has no effect with them keeps only its baseline."""
-    return {
-        name: options if LEVERS[name].applies(method, task) else (LEVERS[name].baseline,)
-        for name, options in choices.items()
-    }
 
 
 def inside(configuration: Configuration, choices: Space, task: str) -> bool:

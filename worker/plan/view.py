@@ -11,10 +11,11 @@ from service.contract.objective import ranked, score
 from service.contract.states import Origin
 from service.contract.task import EarlierTrial, PlanInput, TrialRecord, TrialRequest
 from service.levers import LEVERS, as_fixed
+from service.space import space, without
 from worker.plan.budget import Budget
 from worker.plan.expected_memory import expected
 from worker.plan.proof import precise
-from worker.plan.space import effective_choices, space, without
+from worker.plan.space import effective_choices
 
 ABOUT_AS_LARGE = 2.0  # times the parameters of this job's model: where earlier trials tell something of it
 WITHIN = 1.15  # times the best's score: how near to the best `near` is

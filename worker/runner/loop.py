@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from service import logs
 from service.broker import Broker, BrokerUnavailable
 from service.contract.task import Claim, TaskKind
-from service.errors import LeaseLost
+from service.errors import Drained, LeaseLost, OtherVersion
 from worker.runner.estimating import answer
 from worker.runner.lease import Lease
 from worker.runner.lock import DeviceLock
@@ -31,6 +32,7 @@ OFF_DEVICE = (TaskKind.plan, TaskKind.estimate)
 ON_DEVICE = (TaskKind.trial, TaskKind.verify)
 
 Answer = TypeVar("Answer")
+log = logs.logger("dynotune.worker")
 
 
 @dataclass
@@ -45,12 +47,13 @@ class Loop:
     stay: Stay = field(default_factory=lambda: Stay(Terms()))
 
     def __post_init__(self) -> None:
-        self.told = False  # to end, by `stop`
+        self.told_to_end = False
         self._stopping = threading.Event()
         self._now = threading.Event()
         self._lease: Lease | None = None
         self._reaped = 0.0
         self._pruned = -PRUNE_SECONDS
+        self._told = ""
 
     def stop(self, now: bool = False) -> None:
         """End the loop after the current task; with `now`, or at the second call, hand that task back unfinished.
@@ -61,21 +64,27 @@ class Loop:
             self._now.set()
             if self._lease is not None:
                 self._lease.end()
-        self.told = True
+        self.told_to_end = True
         self.stay.grace()
         self._stopping.set()
 
     def run(self) -> None:
-        """Work until stopped. While the queue does not answer, wait; when a lease was lost, drop the task's result."""
+        """Work until stopped or drained. While the queue does not answer, wait; drop the result of a lost lease."""
         idle = IDLE_SECONDS[0]
         while not self._stopping.is_set():
             try:
                 worked = self._once()
-            except BrokerUnavailable:
+            except (BrokerUnavailable, OtherVersion) as error:
+                self._tell(str(error))
                 worked = False
-                self.stay.worked()  # as nobody can tell whether a task waits
+                if isinstance(error, BrokerUnavailable):
+                    self.stay.worked()  # as nobody can tell whether a task waits
             except LeaseLost:
                 worked = True
+            except Drained:
+                break
+            else:
+                self._told = ""
             if worked:
                 self.stay.worked()
             if (reason := self.stay.why_leave(idle=not worked)) is not None:
@@ -89,8 +98,14 @@ class Loop:
     def _leave(self, reason: str) -> None:
         """End the loop by itself, unless it was told to end."""
         if not self._stopping.is_set():
-            sys.stderr.write(f"worker {self.worker_id}: ends, as {reason}\n")
+            log.info("leaves", worker=self.worker_id, reason=reason)
             self._stopping.set()
+
+    def _tell(self, reason: str) -> None:
+        """Say why the queue gives no work, once for each reason."""
+        if reason != self._told:
+            self._told = reason
+            log.warning("waiting for the queue", worker=self.worker_id, reason=reason)
 
     def _once(self) -> bool:
         """Claim and run a task; False when the queue has none for this worker, or the device is locked."""
@@ -137,7 +152,11 @@ class Loop:
             self._persist(lambda: self.broker.release(claim))
             self._leave(reason)
             return
-        with Lease(self.broker, claim) as lease:
+        known = {"task": claim.task_id, "kind": str(claim.kind), "attempt": claim.attempt, "worker": self.worker_id}
+        if claim.kind is not TaskKind.estimate:
+            known["job"] = claim.job_id
+        with logs.bound(**known), Lease(self.broker, claim) as lease:
+            log.info("claimed")
             self._lease = lease
             if self._now.is_set():
                 lease.end()
@@ -148,12 +167,13 @@ class Loop:
             except (BrokerUnavailable, LeaseLost):
                 raise
             except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
-                log = traceback.format_exc()
-                sys.stderr.write(log)
+                trace = traceback.format_exc()
+                sys.stderr.write(trace)
                 text = f"The worker failed: {type(error).__name__}: {str(error)[:300]}; its log says where."
-                self._fail(claim, text, log)
+                self._fail(claim, text, trace)
             finally:
                 self._lease = None
+                log.info("ended")
 
     def _run(self, claim: Claim, lease: Lease) -> None:
         """Run the task and record its result; hand the task back if it was ended before it had one."""

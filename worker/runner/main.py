@@ -59,6 +59,12 @@ def work(
             "Without this option the task is finished, and the exit code is 0.",
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DYNOTUNE_SERVER", help="Work for the control plane at this URL, not through its database."
+        ),
+    ] = None,
     entry: Annotated[str, typer.Option(hidden=True)] = DEFAULT_ENTRY,
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -67,7 +73,7 @@ def work(
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         ends = moment(until, time.time()) if until is not None else None
-        start(devices, facts, entry, lease, lifeline, Terms(exit_when_idle, ends, grace))
+        start(devices, facts, entry, lease, lifeline, server, Terms(exit_when_idle, ends, grace))
     except DynotuneError as error:
         sys.exit(f"dynotune worker: {error.detail}")
 
@@ -125,17 +131,19 @@ def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
     return [names[name] for name in devices.split(",")]
 
 
-def start(devices: str, file: Path | None, entry: str, lease: float, lifeline: int | None, terms: Terms) -> None:
+def start(
+    devices: str, file: Path | None, entry: str, lease: float, lifeline: int | None, server: str | None, terms: Terms
+) -> None:
     """Serve a single device in this process, or start a process for each of several devices."""
     os.environ.update(environment())
     served = chosen([read_facts(file)] if file else discover(), devices)
     if len(served) == 1:
-        serve(served[0], entry, lease, lifeline, terms)
+        serve(served[0], entry, lease, lifeline, server, terms)
         return
     command = [sys.executable, "-m", "worker", "--entry", entry, "--lease", str(lease), *terms.options(), "--devices"]
     # The children watch a pipe whose other end only this process has: however this process ends, they end too.
     theirs, _ours = os.pipe()
-    command[-1:-1] = ["--lifeline", str(theirs)]
+    command[-1:-1] = ["--lifeline", str(theirs), *(["--server", server] if server else [])]
     children = [subprocess.Popen([*command, f"{facts.device}:{facts.index}"], pass_fds=(theirs,)) for facts in served]
     os.close(theirs)
 
@@ -148,13 +156,16 @@ def start(devices: str, file: Path | None, entry: str, lease: float, lifeline: i
     sys.exit(max(child.wait() for child in children))
 
 
-def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None, terms: Terms) -> None:
-    """Work on one device until told to stop, or until the terms of its stay end it.
+def serve(
+    facts: HardwareFacts, entry: str, lease: float, lifeline: int | None, server: str | None, terms: Terms
+) -> None:
+    """Work on one device until told to stop or drained, or until the terms of its stay end it.
 
     At the first SIGTERM the worker ends after its current task, which it hands back unfinished when a grace period has
     passed. At the second, at SIGINT, or when the lifeline ends, it hands the task back at once and ends. With a grace
     period the exit code is that of a process ended by SIGTERM, which tells a scheduler that this one is to be replaced.
     """
+    from service import logs
     from service.broker import BrokerUnavailable, connect
     from service.contract.child import Workplace
     from service.settings import Settings
@@ -164,7 +175,8 @@ def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None, 
     from worker.runner.sandbox import Sandbox
 
     settings = Settings.from_environment()
-    broker = connect(settings.database_url, lease)
+    logs.show(settings.log, settings.log_level)
+    broker = connect(server or settings.database_url, lease, os.environ.get("DYNOTUNE_KEY"))
     sandbox = Sandbox(facts.has_own_memory, entry, log=settings.home / "worker.log")
     bench = Bench(
         sandbox=sandbox,
@@ -191,15 +203,14 @@ def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None, 
     signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=loop.stop, args=(True,)).start())
     if lifeline is not None:
         threading.Thread(target=_watch, args=(lifeline, loop), daemon=True, name="lifeline").start()
-    broker.register(worker_id, os.getpid(), facts)
     sys.stderr.write(f"worker {worker_id}: measuring on {facts.name}\n")
     try:
         loop.run()
     finally:
-        with contextlib.suppress(BrokerUnavailable):  # the queue forgets silent workers by itself
+        with contextlib.suppress(BrokerUnavailable, DynotuneError):  # the queue forgets silent workers by itself
             broker.leave(worker_id)
         sandbox.close()
-    if loop.told and terms.grace_seconds is not None:
+    if loop.told_to_end and terms.grace_seconds is not None:
         sys.exit(128 + signal.SIGTERM)
 
 

@@ -10,8 +10,9 @@ from service.contract.job import JobSpec, Method
 from service.contract.states import Origin
 from service.levers import LEVERS
 from service.levers.base import Asked, Lever
+from service.space import possible
 from worker.plan.proposers import Proposal
-from worker.plan.space import TRAINER_BATCH, learning_rate, possible
+from worker.plan.space import TRAINER_BATCH, learning_rate
 from worker.plan.view import View
 
 MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"

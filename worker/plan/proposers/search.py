@@ -16,9 +16,10 @@ from optuna.trial import TrialState, create_trial
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.contract.states import Origin
+from service.space import Space, applicable
 from worker.plan.grid import EFFECTIVE
 from worker.plan.proposers import Proposal
-from worker.plan.space import Space, applicable, every, make, repaired
+from worker.plan.space import every, make, repaired
 from worker.plan.view import View
 
 MOST_ASKS = 16  # of the sampler, before a random configuration is taken

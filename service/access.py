@@ -1,0 +1,127 @@
+"""API keys: who calls, what they may do, and whose jobs they see.
+
+A key is `dyno_<id>_<secret>`. Only the SHA-256 digest of the secret is kept, which is enough for a secret of 256 random
+bits: such a secret cannot be guessed, so that a slow hash, as for passwords, would gain nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sqlalchemy import Engine, select, update
+from sqlalchemy.orm import Session
+
+from service.db import now
+from service.errors import BadQuery, NotFound
+from service.models import ApiKey
+
+PREFIX = "dyno"
+KEY = re.compile(rf"{PREFIX}_([0-9a-f]{{8}})_([A-Za-z0-9_-]{{43}})")
+USED_SECONDS = 60.0  # between two notes of a key's last use, so that most requests write nothing
+
+
+class Scope(StrEnum):
+    """What a key may do. `submit` includes `read`; `admin` includes everything, and sees the jobs of all owners."""
+
+    read = "read"
+    submit = "submit"
+    worker = "worker"
+    admin = "admin"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who a request comes from. `sees` is the owner whose jobs the caller sees, and None where it sees all."""
+
+    id: str = ""
+    owner: str | None = None
+    sees: str | None = None
+    scopes: frozenset[Scope] = field(default_factory=lambda: frozenset(Scope))
+    most_open_jobs: int | None = None
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the caller's scopes include this one."""
+        included = {scope, Scope.admin} | ({Scope.submit} if scope is Scope.read else set())
+        return bool(included & self.scopes)
+
+
+ANYBODY = Caller()  # where no keys are asked for: may do everything
+
+
+def caller(session: Session, token: str) -> Caller | None:
+    """Who the key belongs to, or None when there is no such key, or it was revoked."""
+    parts = KEY.fullmatch(token)
+    row = session.get(ApiKey, parts[1]) if parts else None
+    if parts is None or row is None or row.revoked_at is not None:
+        return None
+    if not hmac.compare_digest(row.digest, _digest(parts[2])):
+        return None
+    scopes = frozenset(map(Scope, row.scopes))
+    sees = None if Scope.admin in scopes else row.owner
+    return Caller(row.id, row.owner, sees, scopes, row.most_open_jobs)
+
+
+def used(engine: Engine, key_id: str) -> None:
+    """Remember that the key was used, unless that was noted within the last minute."""
+    with Session(engine) as session, session.begin():
+        at = now(session)
+        recent = (ApiKey.used_at.is_(None)) | (ApiKey.used_at < at - USED_SECONDS)
+        session.execute(update(ApiKey).where(ApiKey.id == key_id, recent).values(used_at=at))
+
+
+def create(engine: Engine, owner: str, scopes: Iterable[Scope], most_open_jobs: int | None = None) -> str:
+    """Make a key and return it. It cannot be shown again, since only its digest is kept. BadQuery for a bad owner."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}", owner):
+        raise BadQuery(f"An owner is up to 100 letters, digits, dots, dashes, underscores and @, not {owner!r:.120}.")
+    key_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+    with Session(engine) as session, session.begin():
+        session.add(
+            ApiKey(
+                id=key_id,
+                digest=_digest(secret),
+                owner=owner,
+                scopes=sorted(set(scopes)),
+                most_open_jobs=most_open_jobs,
+                created_at=now(session),
+            )
+        )
+    return f"{PREFIX}_{key_id}_{secret}"
+
+
+def revoke(engine: Engine, key_id: str) -> None:
+    """Make a key invalid from now on; NotFound when there is no such key."""
+    with Session(engine) as session, session.begin():
+        row = session.get(ApiKey, key_id)
+        if row is None:
+            raise NotFound(f"There is no key {key_id!r}; `dynotune keys ls` shows the ids.")
+        row.revoked_at = row.revoked_at or now(session)
+
+
+def listed(session: Session) -> list[ApiKey]:
+    """All keys, the oldest first."""
+    return list(session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)))
+
+
+def has_admin(session: Session) -> bool:
+    """Whether there is a key that may do everything, and so can be used to begin with."""
+    return any(Scope.admin in row.scopes and row.revoked_at is None for row in listed(session))
+
+
+def is_key(text: str) -> bool:
+    """Whether the text has the form of a key."""
+    return KEY.fullmatch(text) is not None
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two keys are the same, in a time that does not tell how much of them agrees."""
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,85 @@
+"""Who a request comes from: checks its API key, what the key may do, whose jobs it sees, and how often it may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from typing import Annotated
+
+from fastapi import Depends
+from fastapi.concurrency import run_in_threadpool
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.orm import Session
+
+from service import access, jobs
+from service.access import ANYBODY, Caller, Scope
+from service.api.context import Context, InContext, Reading
+from service.db import readonly
+from service.errors import Forbidden, Unauthorized
+from service.models import Job
+
+ADMIN = Caller(id="settings", owner="admin", scopes=frozenset({Scope.admin}))
+bearer = HTTPBearer(auto_error=False, description="An API key; `dynotune keys create` makes one.")
+
+
+async def caller(
+    here: InContext, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+) -> Caller:
+    """Who asks: anybody where no keys are asked for, else the owner of the request's key. Unauthorized, TooMany."""
+    if credentials is None:
+        if here.keys_required:
+            raise Unauthorized("This server wants an API key: send it as `Authorization: Bearer KEY`.")
+        return ANYBODY
+    found = await run_in_threadpool(_known, here, credentials.credentials)
+    if found is None:
+        raise Unauthorized("The API key is not valid: it is unknown, or it was revoked.")
+    return found
+
+
+Called = Annotated[Caller, Depends(caller)]
+
+
+def _known(here: Context, token: str) -> Caller | None:
+    if here.settings.admin_key and access.same(token, here.settings.admin_key.get_secret_value()):
+        return ADMIN
+    with Session(readonly(here.engine)) as session, session.begin():
+        found = access.caller(session, token)
+    if found is not None:
+        here.rate_limit.count(found.id)
+        access.used(here.engine, found.id)
+    return found
+
+
+@lru_cache
+def needs(scope: Scope) -> Callable[[Caller], Awaitable[None]]:
+    """A dependency that raises Forbidden unless the caller's key has the scope."""
+
+    async def check(who: Called) -> None:
+        if not who.may(scope):
+            has = ", ".join(sorted(who.scopes)) or "none"
+            raise Forbidden(f"This needs an API key with the scope {scope}; yours has {has}.")
+
+    return check
+
+
+READS = [Depends(needs(Scope.read))]
+SUBMITS = [Depends(needs(Scope.submit))]
+ADMINISTERS = [Depends(needs(Scope.admin))]
+WORKS = [Depends(needs(Scope.worker))]
+
+
+def visible(job_id: str, session: Reading, who: Called) -> Job:
+    """The job of the path, where the caller may see it; else NotFound, as for one that is not there."""
+    return jobs.get(session, job_id, who.sees)
+
+
+Visible = Annotated[Job, Depends(visible)]
+
+
+def exists(job_id: str, here: InContext, who: Called) -> str:
+    """The id of the path's job, where the caller may see it; for what runs for long, as it keeps no session open."""
+    with Session(readonly(here.engine)) as session, session.begin():
+        return jobs.get(session, job_id, who.sees).id
+
+
+Existing = Annotated[str, Depends(exists)]

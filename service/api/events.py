@@ -1,0 +1,70 @@
+"""/v1/jobs/{id}/events: what happened to a job, as a list and as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from sqlalchemy.orm import Session
+
+from service import events, jobs
+from service.access import Caller
+from service.api.access import READS, Called, Existing, Visible
+from service.api.context import Context, InContext, Reading
+from service.api.problems import responses
+from service.contract.views import EventList, EventView
+from service.db import readonly
+from service.errors import NotFound
+
+router = APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["events"], dependencies=READS)
+
+PAGE = 200
+WAIT_SECONDS = 30.0  # until a stream looks again whether its job is still there
+After = Annotated[int, Query(ge=0, lt=2**62, description="The `seq` of the last event that is known")]
+
+
+@router.get("", responses=responses(NotFound), summary="A job's events")
+def tail(
+    job: Visible, session: Reading, after: After = 0, limit: Annotated[int, Query(ge=1, le=1000)] = PAGE
+) -> EventList:
+    """The job's events, oldest first; pass the last `seq` on as `after` to see what has happened since."""
+    return EventList(items=events.tail(session, job.id, after, limit))
+
+
+@router.get("/stream", response_class=EventSourceResponse, responses=responses(NotFound), summary="Follow a job")
+async def stream(
+    job_id: Existing,
+    here: InContext,
+    who: Called,
+    after: After = 0,
+    last_event_id: Annotated[int | None, Header(ge=0, lt=2**62)] = None,
+) -> AsyncIterable[ServerSentEvent]:
+    """The job's events as Server-Sent Events, until the job has ended; `id` is the event's `seq`.
+
+    A client that lost the connection goes on with `Last-Event-ID`, as browsers do by themselves. The stream of a
+    job that is deleted meanwhile ends.
+    """
+    seq = last_event_id if last_event_id is not None else after
+    known = 0
+    while True:
+        try:
+            found, ended = await run_in_threadpool(_since, job_id, here, who, seq)
+        except NotFound:
+            return
+        for event in found:
+            yield ServerSentEvent(id=str(event.seq), event=event.kind, data=event)
+            seq = event.seq
+        if len(found) == PAGE:
+            continue
+        if ended:
+            return
+        known = await here.watch.wait(max(known, seq), WAIT_SECONDS)
+
+
+def _since(job_id: str, here: Context, who: Caller, seq: int) -> tuple[tuple[EventView, ...], bool]:
+    with Session(readonly(here.engine)) as session, session.begin():
+        job = jobs.get(session, job_id, who.sees)
+        return events.tail(session, job.id, seq, PAGE), job.status.ended

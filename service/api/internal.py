@@ -1,0 +1,112 @@
+"""/internal/v1: the queue for workers that reach the control plane only, and not its database.
+
+The routes are the calls of `service.broker.Broker`, one by one, and are not part of the public description: a worker
+must be of the control plane's own version.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header
+
+from service import __version__
+from service.api.access import WORKS
+from service.api.context import InContext
+from service.contract.internal import (
+    PATH,
+    VERSION,
+    ClaimAnswer,
+    ClaimRequest,
+    EstimateDone,
+    Failed,
+    Held,
+    PlanAsked,
+    Planned,
+    Registration,
+    Renewal,
+    RenewalAnswer,
+    TrialDone,
+    VerifyDone,
+)
+from service.contract.task import PlanInput
+from service.errors import OtherVersion
+
+
+def same_version(theirs: Annotated[str | None, Header(alias=VERSION)] = None) -> None:
+    """OtherVersion unless the worker is of this version, since the two could misunderstand each other."""
+    if theirs != __version__:
+        raise OtherVersion(f"This control plane is dynotune {__version__}, the worker is {theirs or 'unknown'}.")
+
+
+router = APIRouter(
+    prefix=PATH, tags=["internal"], dependencies=[Depends(same_version), *WORKS], include_in_schema=False
+)
+
+
+@router.put("/workers/{worker_id}", status_code=204)
+def register(worker_id: str, asked: Registration, here: InContext) -> None:
+    """Announce a worker."""
+    here.queue.register(worker_id, asked.pid, asked.facts)
+
+
+@router.delete("/workers/{worker_id}", status_code=204)
+def leave(worker_id: str, here: InContext) -> None:
+    """Forget a worker that has ended in order."""
+    here.queue.leave(worker_id)
+
+
+@router.post("/claim")
+def claim(asked: ClaimRequest, here: InContext) -> ClaimAnswer:
+    """Lease a task. What the worker was given before, but never heard of, is handed on at once."""
+    if asked.unanswered:
+        here.queue.unheard(asked.worker_id)
+    return ClaimAnswer(claim=here.queue.claim(asked.worker_id, asked.kinds))
+
+
+@router.post("/renew")
+def renew(asked: Renewal, here: InContext) -> RenewalAnswer:
+    """Extend a lease."""
+    return RenewalAnswer(wish=here.queue.renew(asked.claim, asked.progress))
+
+
+@router.post("/plan-input")
+def plan_input(asked: PlanAsked, here: InContext) -> PlanInput:
+    """What the claimed plan may know."""
+    return here.queue.plan_input(asked.claim)
+
+
+@router.post("/plan", status_code=204)
+def finish_plan(asked: Planned, here: InContext) -> None:
+    """Carry out a plan's decision."""
+    here.queue.finish_plan(asked.claim, asked.decision)
+
+
+@router.post("/trial", status_code=204)
+def finish_trial(asked: TrialDone, here: InContext) -> None:
+    """Record a trial."""
+    here.queue.finish_trial(asked.claim, asked.measurement, asked.log)
+
+
+@router.post("/verify", status_code=204)
+def finish_verify(asked: VerifyDone, here: InContext) -> None:
+    """Record a verification."""
+    here.queue.finish_verify(asked.claim, asked.verification, asked.log)
+
+
+@router.post("/estimate", status_code=204)
+def finish_estimate(asked: EstimateDone, here: InContext) -> None:
+    """Record an estimate."""
+    here.queue.finish_estimate(asked.claim, asked.estimate)
+
+
+@router.post("/release", status_code=204)
+def release(asked: Held, here: InContext) -> None:
+    """Hand a task back unfinished."""
+    here.queue.release(asked.claim)
+
+
+@router.post("/fail", status_code=204)
+def fail(asked: Failed, here: InContext) -> None:
+    """Fail a task and its job."""
+    here.queue.fail(asked.claim, asked.reason, asked.log)

@@ -1,0 +1,65 @@
+"""What is said around every answer: a request id, security headers, a line in the log, and the time it took."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service import logs
+from service.counters import HTTP_SECONDS
+
+log = logs.logger("dynotune.api")
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+PAGES = ("/docs", "/redoc")  # of the API's description: pages with scripts of their own, all others are data
+SHOWS_NOTHING = "default-src 'none'; frame-ancestors 'none'"
+SHOWS_PAGES = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; worker-src 'self' blob:; frame-ancestors 'none'"
+)
+
+
+class Observed:
+    """Gives each request an id, or keeps the one that it came with, and adds headers that browsers heed.
+
+    The headers keep browsers from guessing types, from showing answers in other sites' frames, and from keeping them
+    (OWASP, REST Security Cheat Sheet).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and observe its answer (the ASGI interface)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        began, status = time.perf_counter(), 500
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = request_id
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["X-Frame-Options"] = "DENY"
+                headers["Referrer-Policy"] = "no-referrer"
+                headers["Content-Security-Policy"] = SHOWS_PAGES if scope["path"].startswith(PAGES) else SHOWS_NOTHING
+                headers.setdefault("Cache-Control", "no-cache" if "etag" in headers else "no-store")
+            await send(message)
+
+        with logs.bound(request_id=request_id):
+            try:
+                await self._app(scope, receive, observed)
+            finally:
+                seconds = time.perf_counter() - began
+                route = getattr(scope.get("route"), "path", "other")  # not the path, which would make a series each
+                HTTP_SECONDS.labels(scope["method"], route, status).observe(seconds)
+                told = {"method": scope["method"], "path": scope["path"], "status": status}
+                log.info("request", seconds=round(seconds, 4), **told)

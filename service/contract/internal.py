@@ -1,0 +1,106 @@
+"""What a worker says to the control plane over HTTP: one body for each call of `service.broker.Broker`."""
+
+from __future__ import annotations
+
+from service.contract.base import Contract
+from service.contract.estimate import Estimate
+from service.contract.hardware import HardwareFacts
+from service.contract.measurement import Measurement, Verification
+from service.contract.task import (
+    Claim,
+    EstimateClaim,
+    PlanClaim,
+    PlanDecision,
+    TaskKind,
+    TrialClaim,
+    VerifyClaim,
+    Wish,
+)
+
+PATH = "/internal/v1"
+VERSION = "X-Dynotune-Version"  # the header in which a worker names its version, which must be the control plane's
+
+
+class Registration(Contract):
+    """A worker announces itself."""
+
+    pid: int
+    facts: HardwareFacts
+
+
+class ClaimRequest(Contract):
+    """A worker asks for a task of one of these kinds.
+
+    `unanswered` says that it never got the answer to its last request. A task that it was given then is handed on.
+    """
+
+    worker_id: str
+    kinds: tuple[TaskKind, ...]
+    unanswered: bool = False
+
+
+class ClaimAnswer(Contract):
+    """The task, if there is one."""
+
+    claim: Claim | None
+
+
+class Renewal(Contract):
+    """A worker goes on with a task."""
+
+    claim: Claim
+    progress: str | None
+
+
+class RenewalAnswer(Contract):
+    """What the user has asked of the task's job since."""
+
+    wish: Wish | None
+
+
+class Held(Contract):
+    """A worker hands a task back."""
+
+    claim: Claim
+
+
+class Failed(Held):
+    """A worker could not do a task."""
+
+    reason: str
+    log: str
+
+
+class PlanAsked(Contract):
+    """A worker asks what the claimed plan may know."""
+
+    claim: PlanClaim
+
+
+class Planned(PlanAsked):
+    """A plan's decision."""
+
+    decision: PlanDecision
+
+
+class TrialDone(Contract):
+    """A trial's measurement, with the end of what its process printed."""
+
+    claim: TrialClaim
+    measurement: Measurement
+    log: str
+
+
+class VerifyDone(Contract):
+    """A verification, with the end of what its process printed."""
+
+    claim: VerifyClaim
+    verification: Verification
+    log: str
+
+
+class EstimateDone(Contract):
+    """An estimate."""
+
+    claim: EstimateClaim
+    estimate: Estimate

@@ -1,0 +1,144 @@
+"""The broker over HTTP: for workers that reach the control plane, but not its database."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from service import __version__
+from service.broker import BrokerUnavailable
+from service.contract.base import Contract
+from service.contract.estimate import Estimate
+from service.contract.hardware import HardwareFacts
+from service.contract.internal import (
+    PATH,
+    VERSION,
+    ClaimAnswer,
+    ClaimRequest,
+    EstimateDone,
+    Failed,
+    Held,
+    PlanAsked,
+    Planned,
+    Registration,
+    Renewal,
+    RenewalAnswer,
+    TrialDone,
+    VerifyDone,
+)
+from service.contract.measurement import Measurement, Verification
+from service.contract.task import (
+    Claim,
+    EstimateClaim,
+    PlanClaim,
+    PlanDecision,
+    PlanInput,
+    TaskKind,
+    TrialClaim,
+    VerifyClaim,
+    Wish,
+)
+from service.contract.views import Problem
+from service.errors import Drained, Forbidden, LeaseLost, Misconfigured, OtherVersion, Unauthorized
+
+TIMEOUT_SECONDS = 20.0  # less than a lease, so that a lost answer does not lose the task
+Answer = TypeVar("Answer", bound=Contract)
+REFUSALS = {Unauthorized.code, Forbidden.code}  # which asking again does not change
+
+
+class RemoteBroker:
+    """`service.broker.Broker` of a control plane at a URL. Misconfigured where its API key is not good for workers."""
+
+    def __init__(self, url: str, key: str | None, http: httpx.Client | None = None) -> None:
+        headers = {VERSION: __version__} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self.url = url.rstrip("/")
+        try:
+            self._http = http or httpx.Client(base_url=self.url, timeout=TIMEOUT_SECONDS)
+        except httpx.InvalidURL as error:
+            raise Misconfigured(f"--server: {url} is not a URL ({error}).") from error
+        self._headers = headers
+        self._unanswered = False  # whether the last claim's answer was lost
+
+    def register(self, worker_id: str, pid: int, facts: HardwareFacts) -> None:
+        """Announce a worker."""
+        self._send("PUT", f"workers/{worker_id}", Registration(pid=pid, facts=facts))
+
+    def leave(self, worker_id: str) -> None:
+        """Remove a worker that ends."""
+        self._send("DELETE", f"workers/{worker_id}")
+
+    def claim(self, worker_id: str, kinds: tuple[TaskKind, ...]) -> Claim | None:
+        """Lease the next task; Drained when the worker was told to end."""
+        request = ClaimRequest(worker_id=worker_id, kinds=kinds, unanswered=self._unanswered)
+        self._unanswered = True
+        answer = self._ask(ClaimAnswer, "claim", request)
+        self._unanswered = False
+        return answer.claim
+
+    def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
+        """Extend the lease; return what the user has asked of the claim's job since, if anything."""
+        return self._ask(RenewalAnswer, "renew", Renewal(claim=claim, progress=progress)).wish
+
+    def plan_input(self, claim: PlanClaim) -> PlanInput:
+        """The input of the claimed plan."""
+        return self._ask(PlanInput, "plan-input", PlanAsked(claim=claim))
+
+    def finish_plan(self, claim: PlanClaim, decision: PlanDecision) -> None:
+        """Carry out a plan's decision."""
+        self._send("POST", "plan", Planned(claim=claim, decision=decision))
+
+    def finish_trial(self, claim: TrialClaim, measurement: Measurement, log: str) -> None:
+        """Record a trial's measurement."""
+        self._send("POST", "trial", TrialDone(claim=claim, measurement=measurement, log=log))
+
+    def finish_verify(self, claim: VerifyClaim, verification: Verification, log: str) -> None:
+        """Record a verification."""
+        self._send("POST", "verify", VerifyDone(claim=claim, verification=verification, log=log))
+
+    def finish_estimate(self, claim: EstimateClaim, estimate: Estimate) -> None:
+        """Record an estimate."""
+        self._send("POST", "estimate", EstimateDone(claim=claim, estimate=estimate))
+
+    def release(self, claim: Claim) -> None:
+        """Hand a task back unfinished."""
+        self._send("POST", "release", Held(claim=claim))
+
+    def fail(self, claim: Claim, reason: str, log: str = "") -> None:
+        """Fail the task, and its job if it has one."""
+        self._send("POST", "fail", Failed(claim=claim, reason=reason, log=log))
+
+    def reap(self) -> int:
+        """Do nothing: the control plane looks for dead workers itself."""
+        return 0
+
+    def _ask(self, kind: type[Answer], path: str, body: Contract) -> Answer:
+        answer = self._send("POST", path, body)
+        try:
+            return kind.model_validate_json(answer.content)
+        except ValidationError as error:
+            raise BrokerUnavailable(f"what answers at {self.url} is no control plane of this version") from error
+
+    def _send(self, method: str, path: str, body: Contract | None = None) -> httpx.Response:
+        headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
+        content = body.model_dump_json().encode() if body is not None else None
+        try:
+            answer = self._http.request(method, f"{PATH}/{path}", content=content, headers=headers)
+        except httpx.HTTPError as error:
+            raise BrokerUnavailable(f"no control plane answers at {self.url} ({error})") from error
+        if answer.is_success:
+            return answer
+        try:
+            problem = Problem.model_validate_json(answer.content)
+        except ValidationError:  # a proxy's page, while the control plane is away
+            raise BrokerUnavailable(f"{answer.status_code} from {self.url}") from None
+        if problem.code == LeaseLost.code:
+            raise LeaseLost(problem.detail)
+        if problem.code == Drained.code:
+            raise Drained(problem.detail)
+        if problem.code == OtherVersion.code:
+            raise OtherVersion(problem.detail)
+        if problem.code in REFUSALS:
+            raise Misconfigured(f"{self.url} refuses this worker: {problem.detail}")
+        raise BrokerUnavailable(f"{self.url}: {problem.detail}")

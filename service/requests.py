@@ -1,0 +1,160 @@
+"""What users ask of the control plane that writes: submitting, ending and deleting jobs and estimates, draining."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from service import conclude, events, lifecycle
+from service.access import ANYBODY, Caller
+from service.conclude import Stored
+from service.contract.estimate import EstimateRequest
+from service.contract.job import JobSpec
+from service.contract.states import JobPhase, JobStatus, TaskState
+from service.contract.task import TaskKind, Wish
+from service.enqueue import new_id, queue_estimate, queue_plan
+from service.errors import KeyReused, NotFound, NotYet, TooMany
+from service.leases import job_of
+from service.models import Job, JobLabel, Submission, Task, Worker
+from service.transactions import Transactions
+
+REMEMBERED_SECONDS = 24 * 3600.0  # for which a submission under an Idempotency-Key can be repeated
+OPEN = (JobStatus.queued, JobStatus.running)
+
+
+class Requests(Transactions):
+    """The writes that users ask for. Whether a caller may see a job is checked before, by whoever calls."""
+
+    def submit(self, spec: JobSpec, caller: Caller = ANYBODY, idempotency_key: str | None = None) -> str:
+        """Queue a job; its id.
+
+        With an idempotency key, the same submission again within a day gives the first one's job; KeyReused when the
+        key came with another job before. TooMany when the caller has as many open jobs as its API key allows.
+        """
+        try:
+            return self._submit(spec, caller, idempotency_key)
+        except IntegrityError:  # the same key was used at the same moment
+            if idempotency_key is None:
+                raise
+            return self._submit(spec, caller, idempotency_key)
+
+    def _submit(self, spec: JobSpec, caller: Caller, idempotency_key: str | None) -> str:
+        stored, job_id = spec.model_dump(mode="json"), new_id()
+        digest = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+        with self.writing() as (session, now):
+            if idempotency_key is not None:
+                before = session.get(Submission, (caller.owner or "", idempotency_key))
+                if before is not None:
+                    return _repeated(before, digest)
+            _must_have_room(session, caller)
+            job = Job(
+                id=job_id,
+                name=spec.name,
+                spec=stored,
+                status=JobStatus.queued,
+                phase=JobPhase.queued,
+                owner=caller.owner,
+                created_at=now,
+                history_version=0,
+            )
+            session.add(job)
+            session.flush()
+            session.add_all(JobLabel(job_id=job_id, key=key, value=value) for key, value in spec.labels.items())
+            queue_plan(session, job, now)
+            events.append(session, job_id, "submitted", now, name=spec.name)
+            if idempotency_key is not None:
+                values = {"owner": caller.owner or "", "key": idempotency_key, "digest": digest}
+                session.add(Submission(**values, job_id=job_id, created_at=now))
+        return job_id
+
+    def cancel(self, job_id: str) -> None:
+        """End a job now and keep nothing running; NotFound, or NotYet when it has ended otherwise."""
+
+        def write(session: Session, now: float, job: Job, best: Stored) -> None:
+            if job.status is not JobStatus.cancelled:
+                lifecycle.must_be_open(job)
+                lifecycle.end(session, job, JobStatus.cancelled, now, recommendation=best, wish=Wish.cancel)
+
+        self.conclude(job_id, lambda known: conclude.best(known, final=True), write)
+
+    def stop(self, job_id: str) -> str:
+        """End a job now with the best so far; its status. NotFound, or NotYet when it has ended already."""
+
+        def write(session: Session, now: float, job: Job, best: Stored) -> JobStatus:
+            lifecycle.must_be_open(job)
+            status, error = JobStatus.succeeded, None
+            if best is None:
+                status, error = JobStatus.failed, conclude.STOPPED_TOO_EARLY
+            lifecycle.end(session, job, status, now, error=error, recommendation=best, wish=Wish.stop)
+            return status
+
+        stopped = (conclude.STOPPED,)
+        return self.conclude(job_id, lambda known: conclude.best(known.with_notes(stopped), final=True), write)
+
+    def delete(self, job_id: str) -> None:
+        """Delete a job that has ended, with its trials and events; NotFound, or NotYet while it is open."""
+        with self.writing() as (session, _):
+            job = job_of(session, job_id)
+            if not job.status.ended:
+                raise NotYet(f"Job {job_id} is {job.status}; cancel it before it is deleted.")
+            session.execute(delete(Job).where(Job.id == job_id))
+
+    def prune(self, keep_seconds: float | None) -> int:
+        """Delete jobs that ended longer ago than that, and old idempotency keys; how many jobs. None keeps all jobs."""
+        with self.writing() as (session, now):
+            session.execute(delete(Submission).where(Submission.created_at < now - REMEMBERED_SECONDS))
+            if keep_seconds is None:
+                return 0
+            old = select(Job.id).where(Job.finished_at < now - keep_seconds).order_by(Job.finished_at).limit(100)
+            gone = session.scalars(old).all()
+            session.execute(delete(Job).where(Job.id.in_(gone)))
+            return len(gone)
+
+    def drain(self, worker_id: str) -> None:
+        """Have a worker take no further task, and end once its present one has ended; NotFound."""
+        with self.writing() as (session, _):
+            named = update(Worker).where(Worker.id == worker_id).values(draining=True)
+            changed: Any = session.execute(named)
+            if changed.rowcount == 0:
+                raise NotFound(f"There is no worker {worker_id!r}; `dynotune workers` lists them.")
+
+    def submit_estimate(self, request: EstimateRequest) -> str:
+        """Queue an estimate; its id."""
+        with self.writing() as (session, now):
+            return queue_estimate(session, request, now)
+
+    def cancel_estimate(self, estimate_id: str) -> None:
+        """End an estimate that nobody waits for any more: its worker finds the lease lost. NotFound."""
+        with self.writing() as (session, _):
+            named = (Task.id == estimate_id, Task.kind == TaskKind.estimate)
+            row = session.scalars(select(Task).where(*named).with_for_update()).one_or_none()
+            if row is None:
+                raise NotFound(f"There is no estimate {estimate_id!r}.")
+            if row.state is not TaskState.done:
+                row.state, row.lease_until = TaskState.cancelled, None
+
+
+def _repeated(before: Submission, digest: str) -> str:
+    if before.digest != digest:
+        raise KeyReused(
+            f"The Idempotency-Key {before.key!r} was used for another job ({before.job_id}); take a new key for each "
+            "job, and the same only to send the same job again."
+        )
+    return before.job_id
+
+
+def _must_have_room(session: Session, caller: Caller) -> None:
+    if caller.most_open_jobs is None:
+        return
+    mine = select(func.count()).select_from(Job).where(Job.owner == caller.owner, Job.status.in_(OPEN))
+    count = session.scalar(mine) or 0
+    if count >= caller.most_open_jobs:
+        raise TooMany(
+            f"You have {count} open jobs, and your API key allows {caller.most_open_jobs}; wait for one to end, or "
+            "cancel one."
+        )

@@ -1,0 +1,65 @@
+"""Transactions of the control plane: short writes, and writes that are computed from what was read before."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import Session
+
+from service import history
+from service.contract.task import LEASE_SECONDS
+from service.db import readonly
+from service.history import JobHistory
+from service.leases import job_of
+from service.models import Job
+
+RETRY_SECONDS = 1.0  # before a task is tried again after its first worker died
+Made = TypeVar("Made")
+Written = TypeVar("Written")
+
+
+class Transactions:
+    """Writes to the database, at the time of the database or, on SQLite, of an injected clock."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float] = time.time,
+        lease_seconds: float = LEASE_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        self.engine = engine
+        self._lease, self._retry = lease_seconds, retry_seconds
+        self._clock = clock
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[tuple[Session, float]]:
+        """A short write transaction, and the time."""
+        with Session(self.engine) as session, session.begin():
+            now = self._clock()
+            if self.engine.dialect.name == "postgresql":
+                now = float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
+            yield session, now
+
+    def conclude(
+        self,
+        job_id: str,
+        make: Callable[[JobHistory], Made],
+        write: Callable[[Session, float, Job, Made], Written],
+    ) -> Written:
+        """Read a job's history, compute from it outside of any transaction, then write.
+
+        All of it again when another task of the job has ended since the read. NotFound.
+        """
+        while True:
+            with Session(readonly(self.engine)) as session, session.begin():
+                known = history.load(session, job_id)
+            made = make(known)
+            with self.writing() as (session, now):
+                job = job_of(session, job_id)
+                if job.history_version == known.version:
+                    return write(session, now, job, made)
