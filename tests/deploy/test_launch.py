@@ -49,6 +49,7 @@ ALL += "--time 3h50m --idle 2.5 --grace 60 --name tune"
 PLAIN: dict[str, list[str]] = {
     "few": ["-n", "1"],
     "cpu": ["-n", "2", "--gpus", "0", "--cpus", "4", "--memory", "16Gi"],
+    "server": ["-n", "1", "--server", "https://tune.example"],
     "all": [*ALL.split(), *ENV],
 }
 
@@ -152,6 +153,18 @@ def test_a_worker_is_started_by_hand_with_the_same_options() -> None:
     assert (asked["exit_when_idle"], asked["devices"], asked["until"], asked["grace"]) == (5, "cpu", "3h50m", None)
 
 
+def test_the_url_is_the_secret_s_and_with_a_server_the_key() -> None:
+    def secrets(*options: str) -> dict[str, Any]:
+        found = {one["name"]: one for one in container(manifest("-n", "1", "--secret", "mine", *options))["env"]}
+        return {name: one["valueFrom"]["secretKeyRef"] for name, one in found.items() if "valueFrom" in one}
+
+    token = {"name": "mine", "key": "HF_TOKEN", "optional": True}
+    url = {"name": "mine", "key": "DYNOTUNE_DATABASE_URL", "optional": False}
+    key = {"name": "mine", "key": "DYNOTUNE_KEY", "optional": True}
+    assert secrets() == {"HF_TOKEN": token, "DYNOTUNE_DATABASE_URL": url}
+    assert secrets("--server", "http://x") == {"HF_TOKEN": token, "DYNOTUNE_KEY": key}
+
+
 # Slurm
 
 
@@ -205,6 +218,15 @@ def test_the_url_may_be_in_a_file_on_the_nodes(script: Any, tmp_path: Path) -> N
     assert script(text)[3]["DYNOTUNE_DATABASE_URL"] == SECRET and not (tmp_path / "pwned").exists()
 
 
+def test_a_worker_for_a_control_plane_needs_no_database(script: Any, tmp_path: Path) -> None:
+    file = tmp_path / "key.env"
+    file.write_text("DYNOTUNE_KEY=k-1\n")
+    text = written("slurm", "-n", "1", "--server", "https://tune.example/$(id)", "--environment-file", str(file))
+    code, _, _, environment = script(text)
+    assert code == 0 and environment["DYNOTUNE_SERVER"] == "https://tune.example/$(id)"
+    assert environment["DYNOTUNE_KEY"] == "k-1" and "DYNOTUNE_DATABASE_URL" not in environment
+
+
 def test_a_worker_without_the_url_does_not_start(script: Any, tmp_path: Path) -> None:
     code, said, *_ = script(written("slurm", "-n", "1"))
     assert code == 2 and said.startswith("DYNOTUNE_DATABASE_URL is not set") and len(said.splitlines()) == 1
@@ -250,6 +272,9 @@ MISTAKES = {
     ],
 }
 COMMON = [
+    (["--server", "tune.example"], "--server: 'tune.example' is not a URL of http or https"),
+    (["--server", "https://me:pw@tune.example"], "--server: a URL with a password must not be in the file"),
+    (["--env", "DYNOTUNE_KEY=k"], "DYNOTUNE_KEY is a secret by its name"),
     (["--time", "4:00:00"], "--time: '4:00:00' is no duration; write 3h50m"),
     (["--time", "2m"], "--time: 2m is too short"),
     (["--env", "novalue"], "--env: 'novalue' is no variable's name"),

@@ -14,7 +14,7 @@ import typer
 from service.contract.duration import seconds_of
 from service.errors import Misconfigured
 
-DATABASE = "DYNOTUNE_DATABASE_URL"
+DATABASE, SERVER, KEY = "DYNOTUNE_DATABASE_URL", "DYNOTUNE_SERVER", "DYNOTUNE_KEY"
 HAND_BACK_SECONDS = 15  # of the grace period, to end a trial's process and hand the trial back
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET = re.compile(r"DATABASE_URL$|PASSWORD|PASSWD|SECRET|CREDENTIAL|(^|_)(TOKEN|KEY)($|_)", re.IGNORECASE)
@@ -29,6 +29,10 @@ Cpus = Annotated[int | None, typer.Option(min=1, help="CPU cores of each worker.
 Memory = Annotated[str | None, typer.Option(help="Host memory of each worker, as the cluster writes it.")]
 Idle = Annotated[float, typer.Option(min=0, help="Minutes without a task after which a worker ends.")]
 Time = Annotated[str | None, typer.Option(help="How long a worker lives at most, such as 3h50m.")]
+Server = Annotated[
+    str | None,
+    typer.Option(help=f"The control plane's URL: workers speak to it, with the API key {KEY}, not to its database."),
+]
 Env = Annotated[
     list[str] | None,
     typer.Option(help="NAME=VALUE in the workers' environment; may be repeated. It is in the file: no secrets."),
@@ -74,6 +78,15 @@ def line(option: str, value: str) -> str:
     for name in ASSIGNED.findall(value):
         public(option, name)
     return value
+
+
+def server_url(url: str | None) -> str | None:
+    """The URL of `--server` if it was given; Misconfigured where it is none."""
+    return (
+        None
+        if url is None
+        else word("--server", line("--server", url), r"https?://\S+", 2000, "a URL of http or https")
+    )
 
 
 def public(option: str, name: str) -> None:

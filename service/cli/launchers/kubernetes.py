@@ -23,8 +23,8 @@ LEAST_SECONDS = 300
 USER = 10001  # of the worker's image
 HEAD = """\
 # Workers of dynotune, made by `dynotune launch kubernetes`. Hand it in: kubectl create -f FILE
-# The database's URL is read from a secret, which this makes:
-#   kubectl create secret generic {secret}{namespace} --from-literal={variable}=URL
+# {what} is read from a secret, which this makes:
+#   kubectl create secret generic {secret}{namespace} --from-literal={variable}=...
 """
 
 
@@ -38,8 +38,9 @@ def launch(
     shared_memory: Annotated[str, typer.Option(help="Size of /dev/shm, which data loaders use.")] = "8Gi",
     namespace: Annotated[str | None, typer.Option(help="Namespace; that of kubectl's context if not given.")] = None,
     queue: Annotated[str | None, typer.Option(help="Kueue's local queue, which says when workers may start.")] = None,
+    server: base.Server = None,
     secret: Annotated[
-        str, typer.Option(help=f"Secret with the key {base.DATABASE}, and HF_TOKEN if the hub is to know you.")
+        str, typer.Option(help=f"Secret with {base.DATABASE} or {base.KEY}, and HF_TOKEN if the hub is to know you.")
     ] = "dynotune",
     data_claim: Annotated[
         str | None, typer.Option(help="Volume claim with local models and data: /data/... in a job.")
@@ -68,7 +69,7 @@ def launch(
         "name": "worker",
         "image": image,
         "command": base.worker_command(gpus, idle, grace, base.seconds_in(time, LEAST_SECONDS)),
-        "env": _environment(secret, base.variables(env or ()), data_claim is not None),
+        "env": _environment(secret, base.server_url(server), base.variables(env or ()), data_claim is not None),
         "resources": {"limits": _limits(gpus, gpu_resource, cpus, memory)},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
@@ -77,21 +78,24 @@ def launch(
         {"hostPID": True} if host_pid else {}
     )
     place = f" --namespace {namespace}" if namespace else ""
-    head = HEAD.format(secret=secret, namespace=place, variable=base.DATABASE)
+    what, variable = ("The API key", base.KEY) if server else ("The database's URL", base.DATABASE)
+    head = HEAD.format(what=what, secret=secret, namespace=place, variable=variable)
     text = head + yaml.safe_dump(_job(name, namespace, queue, workers, pod), sort_keys=False, width=120)
     base.deliver(text, output, ["kubectl", "create", "-f", "-"] if submit else None)
 
 
-def _environment(secret: str, settings: dict[str, str], has_data: bool) -> list[dict[str, Any]]:
+def _environment(secret: str, server: str | None, settings: dict[str, str], has_data: bool) -> list[dict[str, Any]]:
     """The container's variables: those of the secret as references to it, the others as they are."""
     roots = {"DYNOTUNE_DATA_ROOTS": "/data"} if has_data else {}
-    url = {"name": secret, "key": base.DATABASE}
-    token = {"name": secret, "key": "HF_TOKEN", "optional": True}
+    settings = roots | settings | ({base.SERVER: server} if server else {})
+    needed = {"HF_TOKEN": False} | ({base.KEY: False} if server else {base.DATABASE: True})
     return [
-        {"name": base.DATABASE, "valueFrom": {"secretKeyRef": url}},
-        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}},
+        *(
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name, "optional": not must}}}
+            for name, must in needed.items()
+        ),
         # Kubernetes reads $(NAME) as that variable's value, and $$ as a dollar.
-        *({"name": key, "value": value.replace("$", "$$")} for key, value in (roots | settings).items()),
+        *({"name": key, "value": value.replace("$", "$$")} for key, value in settings.items()),
     ]
 
 

@@ -33,9 +33,12 @@ def launch(
     grace: Annotated[
         int, typer.Option(min=0, max=3600, help="Seconds between SIGTERM and the end: the cluster's KillWait.")
     ] = 30,
+    server: base.Server = None,
     environment_file: Annotated[
         Path | None,
-        typer.Option(help=f"File on the nodes that sets {base.DATABASE}, in shell; nobody else should read it."),
+        typer.Option(
+            help=f"File on the nodes that sets {base.DATABASE}, or {base.KEY}, in shell; nobody else should read it."
+        ),
     ] = None,
     env: base.Env = None,
     setup: Annotated[
@@ -68,7 +71,7 @@ def launch(
         options["time"] = f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     lines = [base.line("--sbatch", one) for one in sbatch or ()]
     further = [base.word("--sbatch", one, r"--[a-z].*", 500, "an option such as --constraint=a100") for one in lines]
-    commands = [_database(environment_file), "export " + base.DATABASE]
+    commands = _queue(environment_file, base.server_url(server))
     commands += [f"export {key}={shlex.quote(value)}" for key, value in base.variables(env or ()).items()]
     commands += [base.line("--setup", one) for one in setup or ()]
     # The worker is to end by itself before Slurm sends SIGTERM at the time limit, which would count as a failure.
@@ -76,7 +79,7 @@ def launch(
     commands.append("exec " + shlex.join(base.worker_command(gpus, idle, grace, lives)))
     given = [f"--{key}={value}" for key, value in options.items() if value is not None]
     text = _script(given, further, grace, commands)
-    if submit and environment_file is None and not os.environ.get(base.DATABASE):
+    if submit and server is None and environment_file is None and not os.environ.get(base.DATABASE):
         raise Misconfigured(
             f"--submit: {base.DATABASE} is not set here, so the workers would not have it either; export it, or name "
             "a file that says it with --environment-file."
@@ -84,18 +87,21 @@ def launch(
     base.deliver(text, output, ["sbatch"] if submit else None)
 
 
-def _database(file: Path | None) -> str:
-    """Shell that has the database's URL: from a file on the node if there is one, else from whoever calls sbatch."""
+def _queue(file: Path | None, server: str | None) -> list[str]:
+    """Shell that has the way to the queue: from a file on the node if there is one, else from whoever calls sbatch."""
     check = (
         f'if [ -z "${{{base.DATABASE}:-}}" ]; then\n'
         f'  echo "{base.DATABASE} is not set: export it before sbatch, or name a file by --environment-file" >&2\n'
         "  exit 2\n"
         "fi"
     )
-    if file is None:
-        return check
-    path = base.line("--environment-file", str(file.expanduser().absolute()))
-    return f"set -a\n. {shlex.quote(path)}\nset +a\n{check}"
+    read: list[str] = []
+    if file is not None:
+        path = base.line("--environment-file", str(file.expanduser().absolute()))
+        read = ["set -a", f". {shlex.quote(path)}", "set +a"]
+    if server is not None:
+        return [*read, f"export {base.SERVER}={shlex.quote(server)}"]
+    return [*read, check, f"export {base.DATABASE}"]
 
 
 def _script(options: list[str], further: list[str], grace: int, commands: list[str]) -> str:
