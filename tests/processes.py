@@ -24,13 +24,19 @@ def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 def start_worker(
-    folder: Path, url: str, facts: HardwareFacts | None, entry: str | None = None, lease: float = 3.0, key: str = ""
+    folder: Path,
+    url: str,
+    facts: HardwareFacts | None,
+    entry: str | None = None,
+    lease: float = 3.0,
+    key: str = "",
+    options: tuple[str, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """A worker process on the database, or for the control plane at the URL.
 
     With facts given, it does not look at the machine's devices.
     """
-    command = [sys.executable, "-m", "worker", "--lease", str(lease)]
+    command = [sys.executable, "-m", "worker", "--lease", str(lease), *options]
     if url.startswith("http"):
         command += ["--server", url]
     if entry:

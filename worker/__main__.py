@@ -14,5 +14,6 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(130))
     from worker.runner.main import app
+    from worker.runner.stay import spelled_out
 
-    app(prog_name="dynotune worker")
+    app(spelled_out(sys.argv[1:]), prog_name="dynotune worker")

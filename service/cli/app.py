@@ -16,6 +16,7 @@ import typer
 from service import __version__
 from service.cli import fleet, keys
 from service.cli.common import FAILED, LOCAL, UNREACHABLE, USAGE, Json, Url, connect, emit, fail, screen
+from service.cli.launch import launch
 from service.contract.states import JobStatus
 from service.errors import DynotuneError, Refused, Unreachable
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(keys.app, name="keys")
 fleet.register(app)
+app.add_typer(launch, name="launch")
 
 
 def _version(asked: bool) -> None:

@@ -51,6 +51,9 @@ class TrialRequest(Contract):
     curve: bool = Field(default=True, description="Time the largest micro batch, 3/4 and 1/2 of it, too.")
     passes: int = Field(default=2, ge=1, description="Passes over the work unit at the fastest micro batch.")
     seconds_limit: float = 3600.0
+    expected_seconds: float = Field(
+        default=0.0, description="What it may take, as the longest trial of the job did; 0 where none has run."
+    )
     best_seconds: float | None = Field(default=None, description="The fastest unit so far: clearly slower ends early.")
     reference_loss: float | None = None
     reference_grad_norm: float | None = None

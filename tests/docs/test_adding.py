@@ -7,13 +7,16 @@ import importlib
 import json
 import re
 import runpy
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from service.cli.launchers import discover as discover_launchers
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
@@ -88,6 +91,7 @@ def test_every_kind_is_on_the_page() -> None:
         "training/tasks",
         "worker/devices",
         "service/exports",
+        "service/cli/launchers",
     }
     assert set(PAGE) == kinds | {"worker/plan/proposers"} and len(BLOCKS) == len(PAGE)
 
@@ -189,6 +193,16 @@ def test_an_export(add: Callable[[str], str], spec: Spec, facts: Facts) -> None:
     assert file.replace(".", "_") == name
     written = discover_exports()[file].write(_recommended(spec(), {"batching": "sorted"}, DATASET, facts()))
     assert "- batching: sorted\n" in written and len(written.splitlines()) == len(LEVERS)
+
+
+def test_a_launcher(add: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+    name = add("service/cli/launchers")
+    command = typer.Typer()
+    command.command(name)(discover_launchers()[name])
+    command(["node1", "node 2; reboot", "--idle", "3"], standalone_mode=False)
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line[:-1] for line in lines] == [["ssh", "-f", "--", host] for host in ("node1", "node 2; reboot")]
+    assert all(line[-1].startswith("dynotune worker --devices all --exit-when-idle 3 --grace 45") for line in lines)
 
 
 def _search(job: JobSpec, facts: HardwareFacts) -> list[Any]:

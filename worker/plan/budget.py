@@ -93,6 +93,10 @@ class Budget:
         )
         return pace * _once(configuration)
 
+    def expected(self, configuration: Configuration) -> float:
+        """What a trial may take in seconds: as long as the longest so far, and compiling; 0 where none has run."""
+        return self._longest + self.compiling(configuration) if self._longest else 0.0
+
     def trial_limit(self, configuration: Configuration, origin: Origin) -> float:
         """The time limit of a trial in seconds: a few times the longest trial so far.
 
@@ -100,7 +104,7 @@ class Budget:
         """
         if origin is Origin.baseline or not self._longest:
             return max(LEAST_LIMIT, self._seconds)
-        return max(LEAST_LIMIT, min(PATIENCE * (self._longest + self.compiling(configuration)), self._seconds))
+        return max(LEAST_LIMIT, min(PATIENCE * self.expected(configuration), self._seconds))
 
     def verify_seconds(self, methods: int) -> float:
         """Seconds for the next verification, when that many methods are still to be verified."""

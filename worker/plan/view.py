@@ -138,6 +138,7 @@ class View:
             curve=not quick,
             passes=1 if quick else 2,  # one is enough where the verification times the best again
             seconds_limit=self.budget.trial_limit(configuration, origin),
+            expected_seconds=self.budget.expected(configuration),
             best_seconds=min((one.timing.seconds for one in self.good if one.timing), default=None),
             reference_loss=reference.check_loss if reference else None,
             reference_grad_norm=reference.check_grad_norm if reference else None,

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from service import logs
@@ -21,6 +21,7 @@ from worker.runner.lease import Lease
 from worker.runner.lock import DeviceLock
 from worker.runner.measuring import Bench, JobFailed, free_disk_problem, measure
 from worker.runner.pruning import prune
+from worker.runner.stay import Stay, Terms
 from worker.runner.verifying import Verifier
 
 IDLE_SECONDS = (0.2, 2.0)  # the first and the longest pause between two looks at an empty queue
@@ -36,15 +37,17 @@ log = logs.logger("dynotune.worker")
 
 @dataclass
 class Loop:
-    """One worker on one device, which works until `stop` is called."""
+    """One worker on one device, which works until `stop` is called, or until its stay ends."""
 
     broker: Broker
     worker_id: str
     bench: Bench
     lock: DeviceLock
     least_free_disk: int
+    stay: Stay = field(default_factory=lambda: Stay(Terms()))
 
     def __post_init__(self) -> None:
+        self.told_to_end = False
         self._stopping = threading.Event()
         self._now = threading.Event()
         self._lease: Lease | None = None
@@ -53,11 +56,16 @@ class Loop:
         self._told = ""
 
     def stop(self, now: bool = False) -> None:
-        """End the loop after the current task; with `now`, or at the second call, hand that task back unfinished."""
+        """End the loop after the current task; with `now`, or at the second call, hand that task back unfinished.
+
+        A grace period of the worker's stay begins at the first call; the task is handed back at its end.
+        """
         if now or self._stopping.is_set():
             self._now.set()
             if self._lease is not None:
                 self._lease.end()
+        self.told_to_end = True
+        self.stay.grace()
         self._stopping.set()
 
     def run(self) -> None:
@@ -69,17 +77,29 @@ class Loop:
             except (BrokerUnavailable, OtherVersion) as error:
                 self._tell(str(error))
                 worked = False
+                if isinstance(error, BrokerUnavailable):
+                    self.stay.worked()  # as nobody can tell whether a task waits
             except LeaseLost:
                 worked = True
             except Drained:
                 break
             else:
                 self._told = ""
+            if worked:
+                self.stay.worked()
+            if (reason := self.stay.why_leave(idle=not worked)) is not None:
+                self._leave(reason)
             idle = IDLE_SECONDS[0] if worked else min(idle * 1.6, IDLE_SECONDS[1])
             if not worked:
                 self._stopping.wait(idle * random.uniform(0.7, 1.3))
         self.lock.release()
         self.lock.stop_waiting()
+
+    def _leave(self, reason: str) -> None:
+        """End the loop by itself, unless it was told to end."""
+        if not self._stopping.is_set():
+            log.info("leaves", worker=self.worker_id, reason=reason)
+            self._stopping.set()
 
     def _tell(self, reason: str) -> None:
         """Say why the queue gives no work, once for each reason."""
@@ -124,7 +144,14 @@ class Loop:
             self._stopping.wait(0.1)
 
     def _work(self, claim: Claim) -> None:
-        """Run a claimed task while its lease is renewed; a task that fails is recorded with the reason."""
+        """Run a claimed task while its lease is renewed; a task that fails is recorded with the reason.
+
+        A task that could not end in time is handed back before it has begun, and the worker ends.
+        """
+        if (reason := self.stay.why_not(claim)) is not None:
+            self._persist(lambda: self.broker.release(claim))
+            self._leave(reason)
+            return
         known = {"task": claim.task_id, "kind": str(claim.kind), "attempt": claim.attempt, "worker": self.worker_id}
         if claim.kind is not TaskKind.estimate:
             known["job"] = claim.job_id
@@ -160,7 +187,11 @@ class Loop:
 
     def _done(self, claim: Claim, lease: Lease) -> Callable[[], None] | None:
         """Run the task; return a function that records its result, or None when it was ended before it had one."""
-        broker, ended = self.broker, lease.over.is_set
+        broker = self.broker
+
+        def ended() -> bool:
+            return lease.over.is_set() or self.stay.over()
+
         if claim.kind is TaskKind.plan:
             from worker.plan import plan  # imported here because it imports Optuna, which takes a second
 
@@ -190,6 +221,6 @@ class Loop:
             try:
                 return call()
             except BrokerUnavailable:
-                if self._now.wait(wait):
+                if self._now.wait(wait) or self.stay.over():
                     raise
                 wait = min(wait * 1.6, IDLE_SECONDS[1])

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ import typer
 
 from service.contract.task import LEASE_SECONDS
 from service.errors import DynotuneError, Misconfigured
+from worker.runner.stay import Stay, Terms, moment
 
 if TYPE_CHECKING:
     from service.contract.hardware import HardwareFacts
@@ -36,6 +38,27 @@ def work(
         Path | None, typer.Option(help="Read the device's facts from this JSON file, not from the device.")
     ] = None,
     lease: Annotated[float, typer.Option(help="Seconds of silence that lose a task.")] = LEASE_SECONDS,
+    exit_when_idle: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="[MINUTES]", help="End after so many minutes without a task; 5 if not said."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="End at this time (ISO 8601), or after a duration such as 3h50m. No task is begun that is not "
+            "expected to end before; one that has not ended then is handed back.",
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="How long a task may go on after SIGTERM before it is handed back; the exit code is then 143. "
+            "Without this option the task is finished, and the exit code is 0.",
+        ),
+    ] = None,
     server: Annotated[
         str | None,
         typer.Option(
@@ -49,7 +72,8 @@ def work(
     for number in (signal.SIGTERM, signal.SIGINT):  # until `serve` has a loop that can be told to stop
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        start(devices, facts, entry, lease, lifeline, server)
+        ends = moment(until, time.time()) if until is not None else None
+        start(devices, facts, entry, lease, lifeline, server, Terms(exit_when_idle, ends, grace))
     except DynotuneError as error:
         sys.exit(f"dynotune worker: {error.detail}")
 
@@ -107,14 +131,16 @@ def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
     return [names[name] for name in devices.split(",")]
 
 
-def start(devices: str, file: Path | None, entry: str, lease: float, lifeline: int | None, server: str | None) -> None:
+def start(
+    devices: str, file: Path | None, entry: str, lease: float, lifeline: int | None, server: str | None, terms: Terms
+) -> None:
     """Serve a single device in this process, or start a process for each of several devices."""
     os.environ.update(environment())
     served = chosen([read_facts(file)] if file else discover(), devices)
     if len(served) == 1:
-        serve(served[0], entry, lease, lifeline, server)
+        serve(served[0], entry, lease, lifeline, server, terms)
         return
-    command = [sys.executable, "-m", "worker", "--entry", entry, "--lease", str(lease), "--devices"]
+    command = [sys.executable, "-m", "worker", "--entry", entry, "--lease", str(lease), *terms.options(), "--devices"]
     # The children watch a pipe whose other end only this process has: however this process ends, they end too.
     theirs, _ours = os.pipe()
     command[-1:-1] = ["--lifeline", str(theirs), *(["--server", server] if server else [])]
@@ -130,11 +156,14 @@ def start(devices: str, file: Path | None, entry: str, lease: float, lifeline: i
     sys.exit(max(child.wait() for child in children))
 
 
-def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None, server: str | None) -> None:
-    """Work on one device until told to stop.
+def serve(
+    facts: HardwareFacts, entry: str, lease: float, lifeline: int | None, server: str | None, terms: Terms
+) -> None:
+    """Work on one device until told to stop or drained, or until the terms of its stay end it.
 
-    At the first SIGTERM the worker ends after its current task. At the second, at SIGINT, or when the lifeline ends,
-    it hands the task back unfinished and ends.
+    At the first SIGTERM the worker ends after its current task, which it hands back unfinished when a grace period has
+    passed. At the second, at SIGINT, or when the lifeline ends, it hands the task back at once and ends. With a grace
+    period the exit code is that of a process ended by SIGTERM, which tells a scheduler that this one is to be replaced.
     """
     from service import logs
     from service.broker import BrokerUnavailable, connect
@@ -168,7 +197,7 @@ def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None, 
         lock = DeviceLock(settings.lock_folder, facts.lock_name)
     except OSError as error:
         raise Misconfigured(f"DYNOTUNE_LOCKS: {settings.lock_folder} cannot be made ({error.strerror}).") from error
-    loop = Loop(broker, worker_id, bench, lock, settings.min_free_disk_bytes)
+    loop = Loop(broker, worker_id, bench, lock, settings.min_free_disk_bytes, Stay(terms))
     # In a thread, because a signal handler that interrupts code which holds the event's lock would wait forever.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=loop.stop).start())
     signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=loop.stop, args=(True,)).start())
@@ -181,6 +210,8 @@ def serve(facts: HardwareFacts, entry: str, lease: float, lifeline: int | None, 
         with contextlib.suppress(BrokerUnavailable, DynotuneError):  # the queue forgets silent workers by itself
             broker.leave(worker_id)
         sandbox.close()
+    if loop.told_to_end and terms.grace_seconds is not None:
+        sys.exit(128 + signal.SIGTERM)
 
 
 def _watch(lifeline: int, loop: Loop) -> None:

@@ -2,11 +2,17 @@
 
 multiprocessing starts that server, and importing a module in it is the only way to redirect its output. Children
 inherit the redirected output until they open their own file (worker/child/isolation.py).
+
+The server also ignores SIGTERM, which a cluster's scheduler sends to every process of a worker: it ends with the
+worker, and has to tell until then how its children ended.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 if path := os.environ.get("DYNOTUNE_WORKER_LOG"):
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -98,7 +98,8 @@ class Child:
         """Wait until the child ends, and say how.
 
         It has to end after `seconds`, as soon as `ended()` is true, when it takes more memory than its cap, or when it
-        sends something that is no message: its process group is then killed at the end of its context.
+        sends something that is no message: its process group is then killed at the end of its context. One that was
+        ended by SIGTERM, which the worker never sends, counts as ended from outside.
         """
         ending = self._until(seconds, on_message, ended, cap_bytes, lambda _: False)
         assert ending is not None, "without a message to wait for, only its end ends the watch"
@@ -245,6 +246,8 @@ def _unreadable(error: ValidationError) -> str:
 
 
 def _by_exit_code(code: int | None, seen: list[ChildMessage]) -> Ending:
+    if code == -signal.SIGTERM:  # from a scheduler, which ends all processes of a worker: no fault of the trial
+        return Ending(EndingKind.ended, seen=seen)
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         hint = "; the system may have been short of memory" if -code == signal.SIGKILL else ""
