@@ -53,7 +53,6 @@ def plan_trials(queue: Queue, worker: str, *requests: TrialRequest) -> PlanClaim
 
 @pytest.fixture(params=["sql", "http"])
 def queue(request: pytest.FixtureRequest, engine: Engine) -> Queue:
-    """The queue, with workers that speak SQL, and with workers that speak HTTP."""
     return (Queue if request.param == "sql" else OverHttp)(engine, retry_seconds=0.0)
 
 
