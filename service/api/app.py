@@ -35,7 +35,7 @@ from service.api.queries import known_parameters
 from service.api.rates import rate_limit
 from service.api.watching import EventWatch
 from service.db import connect
-from service.errors import Forbidden, TooMany, Unauthorized
+from service.errors import BadQuery, Forbidden, TooMany, Unauthorized
 from service.queue import Queue
 from service.settings import Settings
 
@@ -90,7 +90,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
     problems.install(app)
     app.include_router(health.router)
     for module in KEYED:
-        app.include_router(module.router, responses=problems.responses(Unauthorized, Forbidden, TooMany))
+        app.include_router(module.router, responses=problems.responses(BadQuery, Unauthorized, Forbidden, TooMany))
     app.openapi = problems.described(app)  # type: ignore[method-assign]
     return app
 

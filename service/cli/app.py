@@ -18,7 +18,7 @@ from service.cli import fleet, keys
 from service.cli.common import FAILED, LOCAL, UNREACHABLE, USAGE, Json, Url, connect, emit, fail, screen
 from service.cli.launch import launch
 from service.contract.states import JobStatus
-from service.errors import DynotuneError, Refused, Unreachable
+from service.errors import DynotuneError, Refused, Unauthorized, Unreachable
 
 app = typer.Typer(
     help="Measure every finetuning speed-up and get the fastest stable configuration.",
@@ -362,7 +362,8 @@ def main() -> None:
     except Unreachable as error:
         fail(f"{error}; start one with `dynotune serve`, or name it with --url", UNREACHABLE)
     except Refused as error:
-        fail(str(error), UNREACHABLE if error.problem.status == 503 else USAGE)
+        hint = " The command line takes it from DYNOTUNE_KEY." if error.code == Unauthorized.code else ""
+        fail(f"{error}{hint}", UNREACHABLE if error.problem.status == 503 else USAGE)
     except DynotuneError as error:
         fail(error.detail, UNREACHABLE if error.status == 503 else USAGE)
     except (BrokenPipeError, KeyboardInterrupt):

@@ -12,11 +12,14 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import JSON, Engine, MetaData, inspect, text
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
+from service import jobs
 from service.contract.hardware import HardwareFacts
-from service.contract.task import TaskKind
+from service.contract.job import JobSpec
+from service.contract.task import PlanClaim, PlanDecision, TaskKind
 from service.db import alembic_config, check, connect, upgrade
 from service.errors import Unavailable
 from service.models import Base
@@ -137,6 +140,73 @@ def test_tasks_that_wait_keep_what_they_need(empty: Engine, facts: Callable[...,
         kept = text("SELECT need_device, need_name, need_bytes, fingerprint FROM tasks ORDER BY seq")
         assert connection.execute(kept).all() == [values for values in needs for _ in range(2)]
     command.upgrade(config, "head")
+
+
+FILLED = {
+    "id": "0123456789abcdef",
+    "job_id": "0123456789abcdef",
+    "name": "old",
+    "status": "queued",
+    "phase": "queued",
+    "state": "queued",
+    "kind": "plan",
+    "key": "team",
+    "value": "nlp",
+    "fingerprint": "f" * 16,
+    "device": "cpu",
+    "need": "team",
+    "spec": JobSpec.model_validate(
+        {"name": "old", "labels": {"team": "nlp"}, "model": {"source": "m"}, "dataset": {"source": "d"}}
+    ).model_dump(mode="json", exclude={"priority"}),
+}
+OURS = ("jobs", "job_labels", "needs", "tasks", "events", "workers", "estimates")
+
+
+def fill(engine: Engine) -> None:
+    """A row in each table of ours, as that revision has them: what must be there, and what FILLED names."""
+    found = MetaData()
+    found.reflect(engine)
+    with engine.begin() as connection:
+        for table in (found.tables[name] for name in OURS if name in found.tables):
+            values: dict[str, object] = {}
+            for column in table.columns:
+                if (
+                    column.name in FILLED
+                    and not (table.name == "tasks" and column.name in ("key", "fingerprint"))
+                    and not (table.name == "needs" and column.nullable)
+                ):
+                    values[column.name] = FILLED[column.name]
+                elif not column.nullable and column.name != "seq":
+                    kind = column.type.python_type
+                    values[column.name] = "x" if kind is str else {} if isinstance(column.type, JSON) else kind()
+            if table.name == "workers":
+                values |= {"facts": {}, "state": "idle"}
+            if table.name == "jobs" and "fingerprint" in values:
+                del values["fingerprint"]
+            connection.execute(table.insert().values(values))
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004"])
+def test_a_database_of_every_earlier_revision_goes_on(
+    empty: Engine, revision: str, facts: Callable[..., HardwareFacts]
+) -> None:
+    """With rows in it, it comes up to date, and its waiting job is listed, claimed and ended."""
+    url = url_of(empty)
+    command.upgrade(alembic_config(url), revision)
+    fill(empty)
+    upgrade(url)
+    queue = Queue(connect(url))
+    queue.register("w", 1, facts())
+    with Session(queue.engine) as session:
+        (listed,) = jobs.page(session, jobs.Wanted(label=("team", "nlp")), None, 10, 1.0).items
+    assert (listed.id, listed.name, listed.priority, listed.owner) == (FILLED["id"], "old", 0, None)
+    claim = queue.claim("w", (TaskKind.plan,))
+    assert isinstance(claim, PlanClaim) and claim.job_id == FILLED["id"] and claim.spec.name == "old"
+    queue.finish_plan(claim, PlanDecision(finish=True, error="it ends"))
+    with Session(queue.engine) as session:
+        assert jobs.get(session, claim.job_id).status == "failed"
+    queue.delete(claim.job_id)
+    queue.engine.dispose()
 
 
 def test_services_that_start_at_once(empty: Engine) -> None:
