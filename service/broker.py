@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from service.contract.estimate import Estimate
@@ -73,6 +74,9 @@ class Broker(Protocol):
 
     def fail(self, claim: Claim, reason: str, log: str = "") -> None:
         """Fail the task, and its job if it has one, with a sentence for the user; `log` is the end of the output."""
+
+    def fetch(self, source: str, folder: Path) -> None:
+        """Have the data that a user sent (`upload:…`) in the folder; without effect for other sources."""
 
     def reap(self) -> int:
         """Queue tasks whose leases have expired again, as their workers are dead; return how many there were."""

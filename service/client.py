@@ -8,9 +8,11 @@ with Client("http://127.0.0.1:8000") as client:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -86,6 +88,18 @@ class Client:
         """
         answer = self._call("POST", "/v1/jobs", **_body(job, idempotency_key))
         return self._read(views.JobState, answer).id
+
+    def upload(self, file: Path) -> str:
+        """Send a dataset's file; what a job names it by, as its `dataset.source`."""
+        digest = hashlib.sha256()
+        with file.open("rb") as data:
+            while block := data.read(1 << 20):
+                digest.update(block)
+        query = {"name": file.name, "sha256": digest.hexdigest()}
+        headers = {"Content-Type": "application/octet-stream"}
+        with file.open("rb") as data:
+            answer = self._call("POST", "/v1/datasets", params=query, content=data, headers=headers, timeout=None)
+        return self._read(views.Upload, answer).source
 
     def check(self, job: JobSpec | dict[str, Any] | str) -> views.JobCheck:
         """What is known of a job without submitting it: its spec in full, and which workers could serve it."""

@@ -138,6 +138,12 @@ class TooMany(DynotuneError):
         self.seconds = seconds
 
 
+class BadUpload(DynotuneError):
+    """Data that was sent cannot be kept: it is empty, too large, damaged, or of no kind that is read."""
+
+    status, code, title = 422, "bad-upload", "The data cannot be kept"
+
+
 class UnsupportedType(DynotuneError):
     """The body is not said to be JSON or YAML."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import ColumnElement, delete, select, update
@@ -186,6 +187,9 @@ class Queue(Requests):
             self._end_estimate(claim, {"error": reason, "log": log})
         else:
             self._fail_job(claim, reason, {"log": log})
+
+    def fetch(self, source: str, folder: Path) -> None:
+        """Do nothing: a worker with access to the database finds uploads in the DYNOTUNE_HOME that it shares."""
 
     def reap(self) -> int:
         """Requeue the tasks whose lease ran out; the third death of a task poisons it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TypeVar
 
 import httpx
@@ -29,6 +30,7 @@ from service.contract.internal import (
     VerifyDone,
 )
 from service.contract.measurement import Measurement, Verification
+from service.contract.paths import UPLOAD, UPLOADED
 from service.contract.task import (
     Claim,
     EstimateClaim,
@@ -41,7 +43,8 @@ from service.contract.task import (
     Wish,
 )
 from service.contract.views import Problem
-from service.errors import Drained, Forbidden, LeaseLost, Misconfigured, OtherVersion, Unauthorized
+from service.errors import BadUpload, Drained, Forbidden, LeaseLost, Misconfigured, NotFound, OtherVersion, Unauthorized
+from service.uploads import store
 
 TIMEOUT_SECONDS = 20.0  # less than a lease, so that a lost answer does not lose the task
 Answer = TypeVar("Answer", bound=Contract)
@@ -108,6 +111,21 @@ class RemoteBroker:
     def fail(self, claim: Claim, reason: str, log: str = "") -> None:
         """Fail the task, and its job if it has one."""
         self._send("POST", "fail", Failed(claim=claim, reason=reason, log=log))
+
+    def fetch(self, source: str, folder: Path) -> None:
+        """Copy data that a user sent from the control plane, unless it is there already."""
+        name = source.removeprefix(UPLOAD)
+        if not UPLOADED.fullmatch(source) or (folder / name).exists():
+            return
+        try:
+            with self._http.stream("GET", f"{PATH}/uploads/{name}", headers=self._headers) as answer:
+                if answer.status_code == NotFound.status:
+                    return  # the trial says that it is not there
+                if not answer.is_success:
+                    raise BrokerUnavailable(f"{answer.status_code} from {self.url}")
+                store(folder, answer.iter_bytes(), name)
+        except (httpx.HTTPError, BadUpload) as error:
+            raise BrokerUnavailable(f"{source} did not arrive from {self.url} ({error})") from error
 
     def reap(self) -> int:
         """Do nothing: the control plane looks for dead workers itself."""

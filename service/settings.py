@@ -83,6 +83,7 @@ class Settings(BaseSettings):
     keep_days: PositiveFloat | None = Field(default=None, description="a number of days, after which ended jobs go")
     log: Literal["text", "json"] = Field(default="text", description="text or json")
     log_level: Literal["debug", "info", "warning"] = Field(default="info", description="debug, info or warning")
+    upload_mib: int = Field(default=1024, ge=1, description="the largest dataset that may be sent, a number of MiB")
     allow_remote_code: bool = Field(default=False, description="yes or no")
     allow_pickle: bool = Field(default=False, description="yes or no")
     min_free_disk_gib: FiniteFloat = Field(default=1.0, description="a number of GiB")
@@ -107,6 +108,11 @@ class Settings(BaseSettings):
     def min_free_disk_bytes(self) -> int:
         """Disk that has to be free before anything is measured."""
         return int(self.min_free_disk_gib * 2**30)
+
+    @property
+    def uploads(self) -> Path:
+        """The folder of data that was sent to the control plane."""
+        return self.home / "uploads"
 
     @property
     def keep_seconds(self) -> float | None:

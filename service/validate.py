@@ -42,7 +42,7 @@ def check(data: dict[str, Any], kind: type[Asked]) -> Asked:
 
 def validate(spec: JobSpec, settings: Settings) -> None:
     """Raise InvalidJob with one sentence for each mistake that the control plane can see."""
-    roots = Roots(settings.data_roots, settings.hub_cache)
+    roots = Roots(settings.data_roots, settings.hub_cache, settings.uploads)
     mistakes = _lines(spec) + _levers(spec)
     mistakes += _readable("model.source", lambda: _model(spec, roots, settings))
     mistakes += _readable("dataset.source", lambda: _dataset(spec, roots))
@@ -53,7 +53,7 @@ def validate(spec: JobSpec, settings: Settings) -> None:
 
 def validate_model(spec: JobSpec, settings: Settings) -> None:
     """Like `validate`, for an estimate, which reads neither the data nor the model's weights."""
-    roots = Roots(settings.data_roots, settings.hub_cache)
+    roots = Roots(settings.data_roots, settings.hub_cache, settings.uploads)
     drawn = spec.model_copy(update={"model": spec.model.model_copy(update={"weights": "random"})})
     mistakes = _levers(spec) + _readable("model.source", lambda: _model(drawn, roots, settings))
     if mistakes:

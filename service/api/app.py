@@ -14,6 +14,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from service import __version__
 from service.api import (
+    datasets,
     estimates,
     events,
     exports,
@@ -42,7 +43,8 @@ from service.settings import Settings
 REAP_SECONDS, PRUNE_SECONDS = 5.0, 600.0
 MAX_BODY_BYTES, MAX_WORKER_BODY_BYTES = 1 << 20, 32 << 20
 LEAST_ZIPPED_BYTES = 1000
-KEYED = (jobs, results, events, exports, trials, workers, levers, estimates, metrics, internal)  # ask for a key
+# These ask for a key.
+KEYED = (jobs, datasets, results, events, exports, trials, workers, levers, estimates, metrics, internal)
 
 
 def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:

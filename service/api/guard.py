@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.bodies import TYPES
+from service.api.bodies import OCTETS, TYPES, UPLOADS
 from service.api.problems import answer
 from service.errors import DynotuneError, ForeignHost, ForeignOrigin, UnsupportedType
 
@@ -63,6 +63,8 @@ class Guard:
             return ForeignOrigin("Another site's page sent this request, and such requests may not change anything.")
         kinds = headers.getlist("content-type")
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if scope["path"] == UPLOADS and kinds == [OCTETS]:
+            return None
         if (kinds or has_body) and not _is_read(kinds):
             return UnsupportedType(
                 f"The body's Content-Type is {', '.join(kinds)[:200] or 'missing'}; it must be application/json or "

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header
+from fastapi.responses import FileResponse
 
-from service import __version__
+from service import __version__, uploads
 from service.api.access import WORKS
 from service.api.context import InContext
 from service.contract.internal import (
@@ -98,6 +99,12 @@ def finish_verify(asked: VerifyDone, here: InContext) -> None:
 def finish_estimate(asked: EstimateDone, here: InContext) -> None:
     """Record an estimate."""
     here.queue.finish_estimate(asked.claim, asked.estimate)
+
+
+@router.get("/uploads/{name}")
+def fetch(name: str, here: InContext) -> FileResponse:
+    """Data that a user sent."""
+    return FileResponse(uploads.find(here.settings.uploads, name))
 
 
 @router.post("/release", status_code=204)

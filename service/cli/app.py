@@ -135,14 +135,18 @@ def submit(
     key: Annotated[
         str | None, typer.Option("--idempotency-key", help="With the same key again, the job is not submitted twice.")
     ] = None,
+    upload: Annotated[bool, typer.Option("--upload", help="Send the dataset's file along.")] = False,
     url: Url = LOCAL,
     json_: Json = False,
 ) -> None:
     """Submit a job and print its id."""
     from service.cli.jobfile import read_job
 
+    spec = read_job(job)
     with connect(url) as client:
-        job_id = client.submit(read_job(job), key)
+        if upload:
+            spec["dataset"]["source"] = client.upload(Path(spec["dataset"]["source"]))
+        job_id = client.submit(spec, key)
     if json_:
         emit({"id": job_id})
     else:

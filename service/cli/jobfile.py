@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from service.contract.job import JobSpec
-from service.contract.paths import expanded, looks_local
+from service.contract.paths import UPLOAD, expanded, looks_local
 from service.errors import InvalidJob
 from service.jobtext import read
 from service.validate import check
@@ -26,7 +26,7 @@ def read_job(path: Path) -> dict[str, Any]:
     spec = check(data, JobSpec).model_dump(mode="json", exclude_defaults=True)
     for part in ("model", "dataset"):
         source = spec[part]["source"]
-        if looks_local(source) or _is_there(part, source):
+        if not source.startswith(UPLOAD) and (looks_local(source) or _is_there(part, source)):
             spec[part]["source"] = str(expanded(source).absolute())
     return spec
 

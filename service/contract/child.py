@@ -30,6 +30,7 @@ class Workplace(Contract):
     index: int = 0
     data_roots: tuple[Path, ...]
     hub_cache: Path
+    uploads: Path | None = Field(default=None, description="Data that users sent to the control plane.")
     job_cache: Path | None = Field(default=None, description="What later children of the job read: tokens, soaks.")
     quantised_weights: Path | None = Field(default=None, description="Quantised weights stored for later trials.")
     allow_pickle: bool = False
@@ -38,7 +39,7 @@ class Workplace(Contract):
     @property
     def roots(self) -> Roots:
         """The folders that local models and data may come from."""
-        return Roots(self.data_roots, self.hub_cache)
+        return Roots(self.data_roots, self.hub_cache, self.uploads)
 
 
 class RunTrial(Contract):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+UPLOAD = "upload:"  # before the name of data that was sent to the control plane
+UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{64}}\.[a-z]+")
 
 
 def expanded(source: str) -> Path:
@@ -21,9 +25,12 @@ class Roots:
 
     folders: tuple[Path, ...]
     hub_cache: Path
+    uploads: Path | None = None
 
     def resolve(self, source: str) -> Path:
         """The path that a source stands for; a relative path starts at the first root."""
+        if self.uploads is not None and UPLOADED.fullmatch(source):
+            return self.uploads / source.removeprefix(UPLOAD)
         path = expanded(source)
         if not path.is_absolute() and self.folders:
             path = self.folders[0] / path
@@ -35,11 +42,14 @@ class Roots:
         The hub's cache links its snapshots to blobs inside itself, so both ends are below it.
         """
         real = path.resolve()
-        return any(real.is_relative_to(folder.resolve()) for folder in (*self.folders, self.hub_cache))
+        uploads = (self.uploads,) if self.uploads is not None else ()
+        return any(real.is_relative_to(folder.resolve()) for folder in (*self.folders, self.hub_cache, *uploads))
 
 
 def looks_local(source: str) -> bool:
     """Whether a source is meant as a path rather than a hub id (`name` or `owner/name`)."""
+    if source.startswith(UPLOAD):
+        return True
     ending = Path(source).suffix in (".jsonl", ".json", ".csv", ".parquet")
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or ending
 

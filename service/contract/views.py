@@ -327,6 +327,14 @@ class EstimateView(EstimateState):
     error: str | None
 
 
+class Upload(View):
+    """A dataset that was sent: `source` is what a job names it by."""
+
+    source: str = Field(examples=["upload:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08.jsonl"])
+    sha256: str
+    bytes: int
+
+
 class Health(View):
     """The process is alive."""
 

@@ -45,6 +45,9 @@ class FakeQueue:
 
     def register(self, *_: object) -> None: ...
 
+    def fetch(self, *_: Any) -> None:
+        pass
+
     def reap(self) -> int:
         return 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from service.contract.child import Workplace
 from service.contract.job import DatasetSpec, ModelSpec
-from service.contract.paths import Roots, looks_local, outside
+from service.contract.paths import looks_local, outside
 from training.errors import TrainingError
 
 CHATML = (
@@ -69,7 +69,7 @@ def chat_template(dataset: DatasetSpec, workplace: Workplace) -> str | None:
 
 def local(source: str, workplace: Workplace) -> Path:
     """The path that `source` stands for if it is a path; it need not exist."""
-    return Roots(workplace.data_roots, workplace.hub_cache).resolve(source)
+    return workplace.roots.resolve(source)
 
 
 def _local(source: str, field: str, workplace: Workplace) -> Path | None:
@@ -77,7 +77,7 @@ def _local(source: str, field: str, workplace: Workplace) -> Path | None:
 
     TrainingError when a local path does not exist, or when the path or a file below it is outside the allowed roots.
     """
-    roots, path = Roots(workplace.data_roots, workplace.hub_cache), local(source, workplace)
+    roots, path = workplace.roots, local(source, workplace)
     if not path.exists():
         if looks_local(source):
             raise TrainingError(f"{field}: {source} does not exist on the worker")

@@ -202,6 +202,7 @@ class Loop:
             return None if estimate is None else lambda: broker.finish_estimate(claim, estimate)
         if (problem := free_disk_problem(self.bench.home, self.least_free_disk)) is not None:
             raise JobFailed(problem)
+        self._persist(lambda: broker.fetch(claim.spec.dataset.source, self.bench.home / "uploads"))
         if claim.kind is TaskKind.trial:
             measurement, log = measure(
                 self.bench, claim.spec, claim.job_id, claim.request, lease.show, ended, self.lock.fd

@@ -187,6 +187,7 @@ def serve(
             index=facts.index,
             data_roots=settings.data_roots,
             hub_cache=settings.hub_cache,
+            uploads=settings.uploads,
             quantised_weights=settings.home / "quantised",
             allow_pickle=settings.allow_pickle,
             allow_remote_code=settings.allow_remote_code,

@@ -1,0 +1,41 @@
+"""/v1/datasets: send a dataset's file to the control plane."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from service import uploads
+from service.api.access import SUBMITS
+from service.api.bodies import OCTETS
+from service.api.context import InContext
+from service.api.problems import responses
+from service.contract.paths import UPLOAD
+from service.contract.views import Upload
+from service.errors import BadUpload, ForeignOrigin, UnsupportedType
+
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+BODY = {"required": True, "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}}
+
+
+@router.post(
+    "",
+    status_code=201,
+    openapi_extra={"requestBody": BODY},
+    responses=responses(BadUpload, ForeignOrigin, UnsupportedType),
+    dependencies=SUBMITS,
+    summary="Send a dataset",
+)
+async def upload(
+    request: Request,
+    here: InContext,
+    name: Annotated[str, Query(max_length=200, description="The file's name, whose suffix says how it is read.")],
+    sha256: Annotated[
+        str | None, Query(pattern="^[0-9a-f]{64}$", description="Of the file: what arrives otherwise is refused.")
+    ] = None,
+) -> Upload:
+    """Keep the body as a dataset. Its `source` goes into a job's `dataset.source`; workers fetch it by themselves."""
+    suffix, most = uploads.suffix_of(name), here.settings.upload_mib << 20
+    kept = await uploads.receive(here.settings.uploads, request.stream(), suffix, sha256, most)
+    return Upload(source=f"{UPLOAD}{kept.name}", sha256=kept.stem, bytes=kept.stat().st_size)

@@ -1,0 +1,81 @@
+"""Data that users send to the control plane, kept by its own SHA-256 digest: the same data is kept once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from service.contract.paths import UPLOAD, UPLOADED
+from service.errors import BadUpload, NotFound
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
+def suffix_of(name: str) -> str:
+    """The suffix of a file's name, which says how it is read; BadUpload where it is none that a dataset has."""
+    suffix = Path(name).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise BadUpload(f"name must end in one of {', '.join(SUFFIXES)}, not {name[-40:]!r}.")
+    return suffix
+
+
+async def receive(folder: Path, chunks: AsyncIterator[bytes], suffix: str, wanted: str | None, most: int) -> Path:
+    """Store what arrives, and return its file, whose name is its digest.
+
+    BadUpload when it is larger than `most` bytes, empty, or not of the digest that its sender names.
+    """
+    with _partial(folder) as (file, path):
+        digest, size = hashlib.sha256(), 0
+        async for chunk in chunks:
+            size += len(chunk)
+            if size > most:
+                raise BadUpload(f"The data is larger than the {most >> 20} MiB that DYNOTUNE_UPLOAD_MIB allows.")
+            digest.update(chunk)
+            file.write(chunk)
+        if not size:
+            raise BadUpload("The body is empty; it must be the dataset's file.")
+        return _keep(folder, path, digest.hexdigest(), suffix, wanted)
+
+
+def store(folder: Path, chunks: Iterator[bytes], name: str) -> Path:
+    """Store a copy of an upload, whose name holds its digest; BadUpload when it arrived damaged."""
+    with _partial(folder) as (file, path):
+        digest = hashlib.sha256()
+        for chunk in chunks:
+            digest.update(chunk)
+            file.write(chunk)
+        return _keep(folder, path, digest.hexdigest(), Path(name).suffix, Path(name).stem)
+
+
+def find(folder: Path, name: str) -> Path:
+    """The file of an upload; NotFound when there is none of that name."""
+    path = folder / name
+    if not UPLOADED.fullmatch(UPLOAD + name) or not path.is_file():
+        raise NotFound(f"There is no upload {name[:80]!r}.")
+    return path
+
+
+@contextmanager
+def _partial(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
+    """A file that nobody finds yet, which is gone afterwards unless it was kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number, name = tempfile.mkstemp(dir=folder, prefix=".partial-")
+    path = Path(name)
+    try:
+        with os.fdopen(number, "wb") as file:
+            yield file, path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _keep(folder: Path, path: Path, digest: str, suffix: str, wanted: str | None) -> Path:
+    if wanted is not None and wanted != digest:
+        raise BadUpload(f"What arrived has the SHA-256 digest {digest}, not {wanted:.80}; send it again.")
+    kept = folder / f"{digest}{suffix}"
+    os.link(path, kept) if not kept.exists() else None
+    return kept

@@ -1,0 +1,83 @@
+"""Datasets that are sent: kept by digest, refused when damaged, used by a job, fetched by a distant worker."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service import __version__
+from service.broker import BrokerUnavailable
+from service.contract.internal import VERSION
+from service.remote import RemoteBroker
+from service.settings import Settings
+from tests.service.conftest import here
+
+Make = Callable[..., dict[str, Any]]
+DATA = b'{"prompt": "a", "completion": "b"}\n' * 50
+DIGEST = hashlib.sha256(DATA).hexdigest()
+OCTETS = {"Content-Type": "application/octet-stream"}
+
+
+def send(api: TestClient, data: bytes = DATA, **query: str) -> Any:
+    return api.post("/v1/datasets", params={"name": "d.jsonl"} | query, content=data, headers=OCTETS)
+
+
+def test_what_was_sent_is_what_a_job_reads(api: TestClient, settings: Settings, job: Make) -> None:
+    first, again = send(api), send(api, sha256=DIGEST)
+    assert first.status_code == again.status_code == 201
+    assert first.json() == again.json() == {"source": f"upload:{DIGEST}.jsonl", "sha256": DIGEST, "bytes": len(DATA)}
+    assert [file.name for file in settings.uploads.iterdir()] == [f"{DIGEST}.jsonl"]
+    spec = job(dataset={"source": first.json()["source"], "max_length": 64})
+    assert api.post("/v1/jobs", json=spec).status_code == 202
+    broken = send(api, b"not json\n").json()["source"]
+    refused = api.post("/v1/jobs", json=job(dataset={"source": broken, "max_length": 64}))
+    assert refused.status_code == 422 and refused.json()["errors"][0]["pointer"] == "/dataset/source"
+    for source in (f"upload:{'0' * 64}.jsonl", "upload:../../etc/passwd", "upload:x"):
+        refused = api.post("/v1/jobs", json=job(dataset={"source": source, "max_length": 64}))
+        assert refused.status_code == 422, source
+
+
+def test_what_is_refused_leaves_nothing(settings: Settings) -> None:
+    with here(settings.model_copy(update={"upload_mib": 1})) as api:
+        for answer, words in (
+            (send(api, b""), "is empty"),
+            (send(api, b"x" * ((1 << 20) + 1)), "larger than the 1 MiB"),
+            (send(api, sha256="0" * 64), "send it again"),
+            (send(api, name="d.exe"), "must end in one of"),
+        ):
+            assert answer.status_code == 422 and words in answer.json()["detail"], answer.text
+        kinds = ("text/plain", "application/json")
+        for kind in kinds:
+            answer = api.post("/v1/datasets?name=d.jsonl", content=DATA, headers={"Content-Type": kind})
+            assert answer.status_code == (415 if kind == "text/plain" else 201), kind
+    assert [file.name for file in settings.uploads.iterdir()] == [f"{DIGEST}.jsonl"]
+
+
+def test_a_distant_worker_fetches_it_once(api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = send(api).json()["source"]
+    broker = RemoteBroker("http://127.0.0.1:8000", None, api)  # type: ignore[arg-type]
+    folder = tmp_path / "worker"
+    broker.fetch(source, folder)
+    (copy,) = folder.iterdir()
+    assert copy.read_bytes() == DATA and copy.name == source.removeprefix("upload:")
+    monkeypatch.setattr(broker, "_http", None)
+    broker.fetch(source, folder)  # it is there
+    broker.fetch("data/local.jsonl", folder)  # nothing that was sent
+    monkeypatch.undo()
+    broker.fetch(f"upload:{'0' * 64}.jsonl", folder)  # the trial says that it is not there
+    assert list(folder.iterdir()) == [copy]
+    assert api.get("/internal/v1/uploads/..%2Ftest.db", headers={VERSION: __version__}).status_code == 404
+
+
+def test_a_copy_that_was_damaged_on_the_way_is_not_kept(api: TestClient, settings: Settings, tmp_path: Path) -> None:
+    source = send(api).json()["source"]
+    file = settings.uploads / source.removeprefix("upload:")
+    file.write_bytes(DATA[:-1])
+    with pytest.raises(BrokerUnavailable, match="did not arrive"):
+        RemoteBroker("http://127.0.0.1:8000", None, api).fetch(source, tmp_path / "w")  # type: ignore[arg-type]
+    assert list((tmp_path / "w").iterdir()) == []
