@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from service.contract.job import JobSpec
@@ -38,7 +39,7 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, on_host: b
     cannot: list[str] = []
     for name, choice_name in configuration.levers.items():
         choice = LEVERS[name].choice(choice_name)
-        training |= choice.training_arguments
+        training = merged(training, choice.training_arguments)
         pretrained |= choice.from_pretrained
         if configuration.method != "full":
             pretrained |= choice.adapter_from_pretrained
@@ -59,6 +60,17 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, on_host: b
         "from_pretrained": pretrained,
         "not_expressible": tuple(cannot),
     }
+
+
+def merged(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Both sets of arguments; a switch in a dictionary of both, as of Liger's kernels, is on if either says so."""
+    found = dict(settings)
+    for name, value in more.items():
+        known = found.get(name)
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            value = {**known, **{key: known.get(key) or on for key, on in value.items()}}
+        found[name] = value
+    return found
 
 
 def _counted(configuration: RecommendedConfiguration) -> dict[str, int]:
