@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from service.contract.job import JobSpec
 from service.contract.recommendation import RecommendedConfiguration
+from service.exports.merging import merged
 from service.levers import LEVERS
 from service.levers.batching import BUDGETED
 from service.recipe import SCHEDULES, lora_config
@@ -60,17 +60,6 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, on_host: b
         "from_pretrained": pretrained,
         "not_expressible": tuple(cannot),
     }
-
-
-def merged(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Both sets of arguments; a switch in a dictionary of both, as of Liger's kernels, is on if either says so."""
-    found = dict(settings)
-    for name, value in more.items():
-        known = found.get(name)
-        if isinstance(known, Mapping) and isinstance(value, Mapping):
-            value = {**known, **{key: known.get(key) or on for key, on in value.items()}}
-        found[name] = value
-    return found
 
 
 def _counted(configuration: RecommendedConfiguration) -> dict[str, int]:
