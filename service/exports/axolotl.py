@@ -11,6 +11,7 @@ from service.exports.base import Export
 from service.exports.heads import yaml_file
 from service.exports.settings import batch, data_of, loader, lora_targets, spec_of, unread, was_packed, whole
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
+from service.levers.precision import AUTOCAST
 from service.recipe import SCHEDULES
 
 LIGER = "axolotl.integrations.liger.LigerPlugin"
@@ -98,7 +99,9 @@ WORDS: Words = {
     "head": {
         "logits": says(chunked_cross_entropy=False),
         "chunked": nearest("all logits are computed, and their cross-entropy in chunks", chunked_cross_entropy=True),
-        "cut-cross-entropy": says(plugins={CUT: True}, cut_cross_entropy=True),
+        "cut-cross-entropy": says(plugins={CUT: True}, cut_cross_entropy=True).only(
+            {"precision": AUTOCAST}, cannot("its plugin is for bf16 and fp16 only")
+        ),
         "liger": liger("liger_fused_linear_cross_entropy"),
     },
     "optimizer": hf.optimizers(
@@ -106,6 +109,10 @@ WORDS: Words = {
         adamw_torchao_8bit=says(optimizer="ao_adamw_8bit"),
         adamw_torchao_4bit=says(optimizer="ao_adamw_4bit"),
         adamw_torchao_fp8=says(optimizer="ao_adamw_fp8"),
+        galore=nearest(
+            "linear layers only are projected, not every matrix",
+            **hf.OPTIMIZER_ARGUMENTS["galore"] | {"optimizer": "galore_adamw", "optim_target_modules": "all_linear"},
+        ),
     ),
     "checkpointing": {
         "off": says(gradient_checkpointing=False),
@@ -113,10 +120,20 @@ WORDS: Words = {
         **alike(EVERY, "every-2", "every-4"),
         "selective": says(
             **KEPT, selective_checkpointing={"save": ["attention", "aten::mm", "aten::addmm", "aten::bmm"]}
+        ).only(
+            {"method": ("full",)},
+            nearest(
+                "with adapters it keeps what attention computed, and computes matmuls again",
+                **KEPT,
+                selective_checkpointing={"save": ["attention"]},
+            ),
         ),
         "offloaded": says(**KEPT, activation_offloading="hidden_states"),
     },
-    "compile": hf.COMPILE,
+    "compile": {
+        **hf.COMPILE,
+        "whole-max-autotune": nearest("with CUDA graphs", torch_compile=True, torch_compile_mode="max-autotune"),
+    },
     "batching": {
         "padded": says(sample_packing=False, batch_flattening=False, group_by_length=False),
         **alike(BY_LENGTH, "sorted", "token-budget", "grouped"),
@@ -218,6 +235,7 @@ NEUTRAL: dict[str, Any] = {
     "lora_embedding_kernel": False,
     "dataloader_num_workers": 0,
     "dataloader_pin_memory": True,
+    "dataloader_prefetch_factor": None,
     "torch_empty_cache_steps": None,
     "excess_length_strategy": "truncate",
 }

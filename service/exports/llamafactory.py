@@ -142,10 +142,13 @@ NEUTRAL: dict[str, Any] = {
     "packing": False,
     "neat_packing": False,
     "train_sampling_strategy": "random",
+    "quantization_bit": None,
     "use_rslora": False,
     "use_dora": False,
     "dataloader_num_workers": 0,
     "dataloader_pin_memory": True,
+    "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False,
     "torch_empty_cache_steps": None,
     "bf16_full_eval": False,
 }

@@ -108,6 +108,8 @@ NEUTRAL: dict[str, Any] = {
     "torch_empty_cache_steps": None,
     "dataloader_num_workers": 0,
     "dataloader_pin_memory": True,
+    "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False,
     "bf16_full_eval": False,
 }
 TARGET = Target(

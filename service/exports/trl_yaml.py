@@ -152,6 +152,8 @@ NEUTRAL: dict[str, Any] = {
     "train_sampling_strategy": "random",
     "dataloader_num_workers": 0,
     "dataloader_pin_memory": True,
+    "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False,
     "torch_empty_cache_steps": None,
     "bf16_full_eval": False,
 }

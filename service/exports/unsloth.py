@@ -158,6 +158,7 @@ NEUTRAL: dict[str, Any] = {
     "load.use_gradient_checkpointing": False,
     "adapt.use_gradient_checkpointing": False,
     "adapt.use_rslora": False,
+    "adapt.use_dora": False,
     "train.bf16": False,
     "train.fp16": False,
     "train.optim": "adamw_torch_fused",
@@ -167,6 +168,8 @@ NEUTRAL: dict[str, Any] = {
     "train.train_sampling_strategy": "random",
     "train.dataloader_num_workers": 0,
     "train.dataloader_pin_memory": True,
+    "train.dataloader_prefetch_factor": None,
+    "train.dataloader_persistent_workers": False,
     "train.torch_empty_cache_steps": None,
     "train.bf16_full_eval": False,
 }
