@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from service.client import Client
+    from service.contract.recommendation import Recommendation
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
 app = typer.Typer(
@@ -188,6 +189,16 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
             console.print(one_line(line), soft_wrap=True)
     if best:
         console.print(display.result_table(best))
+        show_next(console, best, job)
+
+
+def show_next(console: Console, best: Recommendation, place: str) -> None:
+    """Print what to do with a recommendation: the exports, and the commands for them."""
+    from service.cli.exporting import next_steps, table
+
+    console.print(table(best))
+    for line in next_steps(place):
+        console.print(line, soft_wrap=True)
 
 
 @app.command()
@@ -254,23 +265,51 @@ def cancel(job: str, url: Url = LOCAL, json_: Json = False) -> None:
 
 @app.command()
 def export(
-    job: str,
+    job: Annotated[str, typer.Argument(help="A job's id, or a recommendation.json.")],
     format_: Annotated[
-        str, typer.Option("--format", "-f", help="Name of the export, such as json, spec or train.py.")
-    ] = "json",
+        str | None,
+        typer.Option("--format", "-f", help="Name of the export, such as train.py or trl; lists all if unset."),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; stdout if not given.")] = None,
     url: Url = LOCAL,
     json_: Json = False,
 ) -> None:
-    """Write a job's recommendation for a trainer."""
-    with connect(url) as client:
-        text = client.export(job, format_)
+    """Write a job's recommendation for a trainer, or list the trainers, and what each of them loses."""
+    if format_ is None:
+        list_exports(job, url, json_)
+        return
+    if Path(job).is_file():
+        from service.cli.exporting import written
+
+        text = written(Path(job), format_)
+    else:
+        with connect(url) as client:
+            text = client.export(job, format_)
     if output:
         output.write_text(text)
     if json_:
         emit({"job": job, "format": format_, "output": str(output) if output else None, "text": text})
     elif not output:
         print(text, end="")
+
+
+def list_exports(job: str, url: str, as_json: bool) -> None:
+    """Print which export of a job is for whom, its command, and what is lost there."""
+    if Path(job).is_file():
+        from service.cli.verify import read
+
+        best = read(Path(job))
+    else:
+        with connect(url) as client:
+            best = client.recommendation(job)
+    from service.cli.exporting import as_data, listing
+
+    if as_json:
+        emit(as_data(best, job))
+        return
+    console = screen()
+    for line in listing(best, job):
+        console.print(line, soft_wrap=True)
 
 
 @app.command()

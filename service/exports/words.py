@@ -97,7 +97,7 @@ def sentences(losses: Sequence[Loss]) -> list[str]:
     for loss in losses:
         costs = f"without it a run takes {loss.factor:.2f} times as long" if loss.factor else loss.reason
         if loss.word.verdict == "nearest" and loss.factor:
-            costs = f"at worst {costs}"
+            costs = f"at worst a run takes {loss.factor:.2f} times as long, as without it"
         found.setdefault((loss.word.verdict, loss.word.note, costs), []).append(f"{loss.lever}={loss.choice}")
     return [
         f"{', '.join(names)}{', the nearest' if verdict == 'nearest' else ''}: {note}; {costs}"
