@@ -111,6 +111,8 @@ def unread(recommendation: Recommendation, *names: str) -> list[str]:
         )
     elif data.is_folder:
         found.append("which files of a folder train and which validate is left to the loader: look at what it took")
+    if spec.dataset.splits.validation:
+        found.append(f"a share of the training rows validates, not the split {spec.dataset.splits.validation!r}")
     wrong = [column for column in data.columns.values() if names and column not in names]
     if wrong:
         found.append(f"it reads columns named {' or '.join(names)}: rename {', '.join(map(repr, wrong))} first")

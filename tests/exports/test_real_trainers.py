@@ -24,17 +24,15 @@ from tests.factory import configuration
 __all__ = ["_one_thread", "models", "still"]  # fixtures
 AXOLOTL = ROOT / "build" / "export-wheels" / wheels("axolotl")["axolotl"]["wheel"]
 Facts = Callable[..., HardwareFacts]
-needs_trl = pytest.mark.skipif(
-    importlib.util.find_spec("trl") is None, reason="trl is not installed: make test-exports"
-)
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed: make test-exports"),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
+]
 
 
 @pytest.fixture
 def schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Axolotl's schema with the keys of given plugins, from the wheel without what the wheel depends on."""
-    if not AXOLOTL.exists():
-        pytest.skip("Axolotl's wheel is not there: make test-exports")
     with zipfile.ZipFile(AXOLOTL) as archive:
         archive.extractall(tmp_path / "axolotl")
     monkeypatch.syspath_prepend(str(tmp_path / "axolotl"))
@@ -77,7 +75,6 @@ def test_axolotls_schema_takes_the_file(
                 assert seen[name] == value, (point, key)
 
 
-@needs_trl
 @pytest.mark.parametrize("method", METHODS)
 def test_trls_parser_takes_the_file(method: str, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import training_args
@@ -109,7 +106,6 @@ CASES: dict[str, dict[str, str]] = {
 }
 
 
-@needs_trl
 @pytest.mark.parametrize("case", CASES)
 def test_trl_learns_as_the_trial_did(case: str, still: Path, tmp_path: Path, facts: Facts) -> None:
     """Step by step: the same loss, so the same samples, model and update."""
@@ -123,7 +119,6 @@ def test_trl_learns_as_the_trial_did(case: str, still: Path, tmp_path: Path, fac
     assert [line["loss"] for line in steps] == pytest.approx([one.loss for one in results], rel=close)
 
 
-@needs_trl
 def test_trl_packs_the_samples(still: Path, tmp_path: Path, facts: Facts) -> None:
     """An epoch's samples in rows of max_length, a row a micro batch, as its attention has a mask."""
     made_of = configuration("lora", 8, 2, batching="packed").model_copy(update={"learning_rate": 5e-3})

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
+from service.contract.child import Workplace
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
+from service.contract.measurement import DatasetFacts
 from service.exports import EXPORTS
 from tests.exports.test_train_py import STEPS, _one_thread, by_worker, job, models, recommended, script
 from tests.factory import configuration
+from worker.child.build import build
+from worker.devices import open_device
 
 __all__ = ["_one_thread", "models"]  # fixtures
 
@@ -41,9 +45,12 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
 }
 
 
-def trained(name: str, spec: JobSpec, made: Any, facts: HardwareFacts, folder: Path) -> list[dict[str, Any]]:
-    """What the exported script logs in STEPS optimizer steps."""
-    module = script(EXPORTS[name].write(recommended(spec, made, facts)), folder)
+def trained(
+    name: str, spec: JobSpec, made: Any, facts: HardwareFacts, folder: Path, read: DatasetFacts | None = None
+) -> list[dict[str, Any]]:
+    """What the exported script logs in STEPS optimizer steps; `read` is what is known of the data."""
+    found = recommended(spec, made, facts)
+    module = script(EXPORTS[name].write(found.model_copy(update={"dataset": read or found.dataset})), folder)
     log = folder / "log.jsonl"
     module.main(["--max-steps", str(STEPS), "--device", "cpu", "--output", str(folder / "out"), "--log", str(log)])
     return [json.loads(line) for line in log.read_text().splitlines()]
@@ -79,3 +86,29 @@ def test_trainer_learns_as_the_trial_did(
     (held_out,) = [line["eval_loss"] for line in lines[-1:]]
     if task == "causal-lm" and "loss_on" not in training:
         assert held_out == pytest.approx(theirs.loss, rel=0.05), "Trainer's is a mean of means over batches"
+
+
+def test_trainer_learns_a_chat_as_the_trial_did(
+    still: Path, tmp_path: Path, facts: Callable[..., HardwareFacts]
+) -> None:
+    """Conversations by a chat template, of which the assistant's turns are learnt."""
+    words = ["value", "return", "name", "range", "class", "import"]
+    chats = [
+        [
+            {"role": "user", "content": " ".join(words[: at % 5 + 1])},
+            {"role": "assistant", "content": " ".join(words[at % 4 :])},
+        ]
+        for at in range(40)
+    ]
+    (still / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    made = configuration("lora", 8, 2, batching="sorted").model_copy(update={"learning_rate": 5e-3})
+    spec = job(still, made)
+    source = {"source": str(still / "chats.jsonl"), "chat_template": "chatml"}
+    spec = spec.model_copy(update={"dataset": spec.dataset.model_copy(update=source)})
+    place = Workplace(device="cpu", data_roots=(Path("/"),), hub_cache=Path("/nowhere"))
+    read = build(spec, made, open_device("cpu"), place, spec.training.seed).data.facts
+    lines = trained("trainer", spec, made, facts(), tmp_path, read)
+    results, _ = by_worker(spec, made, 2)
+    losses = [line["loss"] for line in lines if "grad_norm" in line]
+    assert read.columns == {"messages": "messages"}
+    assert losses == pytest.approx([one.loss for one in results], rel=1e-3)
