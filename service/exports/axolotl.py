@@ -46,6 +46,12 @@ def liger(*keys: str) -> Word:
     return says(plugins={LIGER: True}, **dict.fromkeys(keys, True))
 
 
+def segments(expandable: str, note: str) -> Word:
+    """The caching allocator's setting by both of its names: Axolotl sets the one that is left unset."""
+    value = f"expandable_segments:{expandable}"
+    return Word("says", note, environment={"PYTORCH_ALLOC_CONF": value, "PYTORCH_CUDA_ALLOC_CONF": value})
+
+
 def four_bits(double: bool) -> Word:
     """A base of NF4."""
     options = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": double}
@@ -188,12 +194,8 @@ WORDS: Words = {
     "cache": hf.CACHE,
     "evaluation": {**hf.EVALUATION, "loss-16bit": nearest("it evaluates in the training's own precision")},
     "allocator": {
-        "default": Word(
-            "says",
-            "in the environment, as it would turn expandable segments on",
-            environment={"PYTORCH_ALLOC_CONF": "expandable_segments:False"},
-        ),
-        "expandable": hf.ALLOCATOR["expandable"],
+        "default": segments("False", "in the environment, as it would turn expandable segments on"),
+        "expandable": segments("True", "in the environment of the command"),
     },
 }
 # What Axolotl does where nothing is said: bf16 and tf32 by the device, and rows that are too long are dropped.

@@ -69,8 +69,11 @@ def whole(number: float) -> int | float:
     return int(number) if number == int(number) else number
 
 
-def trainer_arguments(recommendation: Recommendation, size: Batch) -> dict[str, Any]:
-    """The job's part of transformers' TrainingArguments: batches, epochs, learning rate, evaluation."""
+def trainer_arguments(recommendation: Recommendation, size: Batch, between: str = "epoch") -> dict[str, Any]:
+    """The job's part of transformers' TrainingArguments: batches, epochs, learning rate, evaluation.
+
+    `between` is when to evaluate where the job asks for the last evaluation only: `no` where that is made anyway.
+    """
     training = spec_of(recommendation).training
     every = training.evaluation_steps
     return {
@@ -84,7 +87,7 @@ def trainer_arguments(recommendation: Recommendation, size: Batch) -> dict[str, 
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
         "seed": training.seed,
-        **({"eval_strategy": "steps", "eval_steps": every} if every else {"eval_strategy": "epoch"}),
+        **({"eval_strategy": "steps", "eval_steps": every} if every else {"eval_strategy": between}),
         "logging_steps": 10,
         **({"use_cpu": True} if recommendation.environment.get("device") == "cpu" else {}),
     }

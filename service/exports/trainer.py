@@ -137,7 +137,7 @@ def in_code(target: Target, recommendation: Recommendation, instead: dict[str, d
 
 def job_arguments(recommendation: Recommendation) -> dict[str, Any]:
     """The job's part of the arguments."""
-    found = trainer_arguments(recommendation, batch(recommendation))
+    found = trainer_arguments(recommendation, batch(recommendation), between="no")
     return {
         **found,
         "label_names": ["labels"],

@@ -78,7 +78,7 @@ def write(recommendation: Recommendation) -> str:
         raise NotYet(why)
     size = size_of(recommendation)
     job = {
-        **trainer_arguments(recommendation, size),
+        **trainer_arguments(recommendation, size, between="no"),
         "max_length": spec_of(recommendation).dataset.max_length,
         "dataset_kwargs": {"skip_prepare_dataset": not was_packed(recommendation)},
         "logging_nan_inf_filter": False,
