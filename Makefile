@@ -5,7 +5,7 @@ INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python3,$(PYTHON))
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test chaos lint install clean wheelhouse
+.PHONY: demo test chaos test-exports lint install clean wheelhouse
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -29,6 +29,18 @@ test: install
 chaos: install
 	DYNOTUNE_CHAOS=1 $(BIN)/python -m pytest -q tests/service/test_machine.py tests/runner/test_storm.py
 
+# The exports against the trainers themselves: TRL in an environment on top of this one, the others' wheels without more.
+test-exports: $(VENV)-exports/.installed
+	$(BIN)/python .ci/export_fields.py --check
+	$(VENV)-exports/bin/python -m pytest -q tests/exports/test_real_trainers.py
+
+$(VENV)-exports/.installed: constraints.txt | install
+	$(BIN)/python -m venv $(VENV)-exports
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  $$($(VENV)-exports/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/measuring.pth
+	$(VENV)-exports/bin/pip install --quiet --disable-pip-version-check -c constraints.txt trl pillow
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,4 +53,4 @@ wheelhouse: install
 	$(BIN)/python .ci/wheelhouse.py $(if $(filter 3.%,$(PYTHON)),--python $(PYTHON)) $(if $(CUDA),--cuda $(CUDA))
 
 clean:
-	rm -rf $(VENV) examples/data dynotune-out wheelhouse
+	rm -rf $(VENV) $(VENV)-exports build examples/data dynotune-out wheelhouse

@@ -9,8 +9,9 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, PROCESS_SPREAD, Measurement, Outcome
 from service.contract.objective import score
+from service.contract.recommendation import Contribution
 from service.contract.task import TrialRecord
-from service.contract.views import Contribution, Pareto, ParetoPoint, Waterfall
+from service.contract.views import Pareto, ParetoPoint, Waterfall
 from service.levers import circumstances, excluded, taken_back
 
 

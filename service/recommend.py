@@ -6,6 +6,7 @@ from typing import Any
 
 from service import __version__
 from service.aims import break_even, instead
+from service.comparisons import waterfall
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome, Verdict, Verification
@@ -63,6 +64,7 @@ def recommend(
         environment=_environment(facts),
         dataset=dataset,
         alternatives=tuple(others[:MANY_ALTERNATIVES]),
+        contributions=waterfall(spec, best.evidence.measurement, best.evidence.baseline, history).contributions,
         instead=instead(spec, best.evidence.measurement, sound),
         rejected=_rejected(history, verifications, best.evidence.peak_bytes),
         time_spent=_time_spent(history, verifications),

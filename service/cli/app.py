@@ -9,16 +9,21 @@ import os
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service import __version__
-from service.cli import fleet, keys
+from service.cli import export_command, fleet, keys
 from service.cli.common import FAILED, LOCAL, UNREACHABLE, USAGE, Json, Url, connect, emit, fail, screen
 from service.cli.launch import launch
 from service.contract.states import JobStatus
 from service.errors import DynotuneError, Refused, Unauthorized, Unreachable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from service.contract.recommendation import Recommendation
 
 app = typer.Typer(
     help="Measure every finetuning speed-up and get the fastest stable configuration.",
@@ -28,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(keys.app, name="keys")
 fleet.register(app)
+app.command()(export_command.export)
 app.add_typer(launch, name="launch")
 
 
@@ -192,6 +198,16 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
             console.print(one_line(line), soft_wrap=True)
     if best:
         console.print(display.result_table(best))
+        show_next(console, best, job)
+
+
+def show_next(console: Console, best: Recommendation, place: str) -> None:
+    """Print what to do with a recommendation: the exports, and the commands for them."""
+    from service.cli.exporting import next_steps, table
+
+    console.print(table(best))
+    for line in next_steps(place):
+        console.print(line, soft_wrap=True)
 
 
 @app.command()
@@ -294,27 +310,6 @@ def events(
     with connect(url) as client:
         for event in client.follow(job) if follow else client.events(job):
             emit(event) if json_ else screen().print(event_line(event), soft_wrap=True)
-
-
-@app.command()
-def export(
-    job: str,
-    format_: Annotated[
-        str, typer.Option("--format", "-f", help="Name of the export, such as json, spec or train.py.")
-    ] = "json",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; stdout if not given.")] = None,
-    url: Url = LOCAL,
-    json_: Json = False,
-) -> None:
-    """Write a job's recommendation for a trainer."""
-    with connect(url) as client:
-        text = client.export(job, format_)
-    if output:
-        output.write_text(text)
-    if json_:
-        emit({"job": job, "format": format_, "output": str(output) if output else None, "text": text})
-    elif not output:
-        print(text, end="")
 
 
 @app.command()

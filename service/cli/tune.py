@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from service.cli import display
+from service.cli import display, exporting
 from service.cli.embedded import LocalWorker, control_plane
 from service.cli.jobfile import read_job
 from service.cli.output import console as new_console
@@ -60,7 +60,7 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
     if done.best and as_json:
         print(done.best.model_dump_json(indent=2))
     elif done.best:
-        _conclude(console, done.best, [output / name for name in done.files])
+        _conclude(console, done.best, output, [output / name for name in done.files])
     return done.code
 
 
@@ -140,7 +140,7 @@ def _prepare(output: Path) -> None:
         raise Misconfigured(f"--output: {output} cannot be written ({error.strerror}).") from error
 
 
-def _conclude(console: Console, best: Recommendation, written: list[Path]) -> None:
+def _conclude(console: Console, best: Recommendation, output: Path, written: list[Path]) -> None:
     console.print(display.result_table(best))
     console.print(best.stability.statement, soft_wrap=True)
     for note in (f"weights: {best.weights}" if best.weights != "pretrained" else None, *best.notes):
@@ -148,6 +148,9 @@ def _conclude(console: Console, best: Recommendation, written: list[Path]) -> No
             console.print(note, soft_wrap=True)
     console.print(display.whole_run(best.evidence), soft_wrap=True)
     console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
+    console.print(exporting.table(best))
+    for line in exporting.next_steps(str(output / FILES["json"])):
+        console.print(line, soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -86,6 +86,18 @@ class Instead(Contract):
     peak_bytes: int | None
 
 
+class Contribution(Contract):
+    """What one lever of the best configuration brings: how much longer the run takes without it."""
+
+    lever: str = Field(examples=["batching"])
+    baseline: str = Field(description="The baseline's choice.", examples=["padded"])
+    choice: str = Field(description="The best configuration's choice.", examples=["grouped"])
+    factor: float | None = Field(description="The run's seconds with the baseline's choice over those with the best's.")
+    low: float | None = Field(description="The low end of the factor's 95% interval.")
+    high: float | None
+    reason: str = Field(description="Why there is no factor; empty where there is one.")
+
+
 class Winner(Contract):
     """The best configuration of one method, with the arguments by which transformers and peft set it up."""
 
@@ -115,6 +127,9 @@ class Recommendation(Winner):
     environment: dict[str, Any]
     dataset: DatasetFacts | None
     alternatives: tuple[Measurement, ...] = ()
+    contributions: tuple[Contribution, ...] = Field(
+        default=(), description="What each lever brings that is not as in the baseline, the largest first."
+    )
     instead: tuple[Instead, ...] = Field(default=(), description="What to take for another aim than speed.")
     rejected: tuple[Rejected, ...] = ()
     time_spent: dict[str, float] = Field(

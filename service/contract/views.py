@@ -12,6 +12,7 @@ from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, MemoryLine, Outcome
+from service.contract.recommendation import Contribution
 from service.contract.states import JobPhase, JobStatus, Origin, ProbePhase, TaskState
 
 
@@ -179,18 +180,6 @@ class CurvePoint(View):
     reserved_bytes: int | None
     worst_case_step_seconds: float | None
     tokens_per_second: float | None = Field(description="null where the work unit was not timed.")
-
-
-class Contribution(View):
-    """What one lever of the best configuration brings: how much longer the run takes without it."""
-
-    lever: str = Field(examples=["batching"])
-    baseline: str = Field(description="The baseline's choice.", examples=["padded"])
-    choice: str = Field(description="The best configuration's choice.", examples=["grouped"])
-    factor: float | None = Field(description="The run's seconds with the baseline's choice over those with the best's.")
-    low: float | None = Field(description="The low end of the factor's 95% interval.")
-    high: float | None
-    reason: str = Field(description="Why there is no factor; empty where there is one.")
 
 
 class Waterfall(View):

@@ -6,6 +6,7 @@ from typing import Any
 
 from service.contract.job import JobSpec
 from service.contract.recommendation import RecommendedConfiguration
+from service.exports.merging import merged
 from service.levers import LEVERS
 from service.levers.batching import BUDGETED
 from service.recipe import SCHEDULES, lora_config
@@ -38,7 +39,7 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, on_host: b
     cannot: list[str] = []
     for name, choice_name in configuration.levers.items():
         choice = LEVERS[name].choice(choice_name)
-        training |= choice.training_arguments
+        training = merged(training, choice.training_arguments)
         pretrained |= choice.from_pretrained
         if configuration.method != "full":
             pretrained |= choice.adapter_from_pretrained

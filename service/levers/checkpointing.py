@@ -1,8 +1,24 @@
 """Activation (gradient) checkpointing, which saves memory by computing activations a second time."""
 
+from typing import Any
+
 from service.levers.base import Asked, Choice, Effect, Lever, Memory, cuda
 
-WHOLE = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+
+def kept(**options: Any) -> dict[str, Any]:
+    """TrainingArguments that ask transformers 5.23 for non-reentrant checkpointing with these options."""
+    return {
+        "activation_checkpointing": True,
+        "activation_checkpointing_kwargs": {"use_reentrant": False, **options},
+    }
+
+
+def asked(**options: Any) -> tuple[Asked, ...]:
+    """How a user asks for checkpointing with these options, whether reentrance is ruled out in so many words or not."""
+    said = kept(**options)
+    return Asked(said), Asked({**said, "activation_checkpointing_kwargs": options})
+
+
 CHECKPOINTED = ("full", "every-2", "every-4", "selective", "offloaded")
 
 LEVER = Lever(
@@ -19,8 +35,8 @@ LEVER = Lever(
             "keep each layer's input only, non-reentrant",
             function="checkpoint_layers",
             memory=Memory(activations=0.4),
-            asked_by=(Asked({"gradient_checkpointing": True}),),
-            training_arguments=WHOLE,
+            asked_by=(Asked({"gradient_checkpointing": True}), Asked({"activation_checkpointing": True})),
+            training_arguments=kept(),
             effect=Effect(1.27, 0.1, limited=0.95),
         ),
         Choice(
@@ -29,7 +45,8 @@ LEVER = Lever(
             function="checkpoint_layers",
             options={"every": 2},
             memory=Memory(activations=0.7),
-            not_expressible="Trainer checkpoints all layers or none; train.py every second one",
+            asked_by=asked(every_n_layers=2),
+            training_arguments=kept(every_n_layers=2),
             effect=Effect(1.14, 0.08, limited=0.97),
         ),
         Choice(
@@ -38,7 +55,8 @@ LEVER = Lever(
             function="checkpoint_layers",
             options={"every": 4},
             memory=Memory(activations=0.85),
-            not_expressible="Trainer checkpoints all layers or none; train.py every fourth one",
+            asked_by=asked(every_n_layers=4),
+            training_arguments=kept(every_n_layers=4),
             effect=Effect(1.07, 0.06, limited=0.98),
         ),
         Choice(
@@ -55,7 +73,8 @@ LEVER = Lever(
             needs=(cuda(),),
             function="checkpoint_offloaded",
             memory=Memory(activations=0.3),
-            not_expressible="Trainer cannot offload activations; train.py keeps layers' inputs in host memory",
+            asked_by=asked(offload=True),
+            training_arguments=kept(offload=True),
             effect=Effect(1.3, 0.15, limited=1.0),
         ),
     ),

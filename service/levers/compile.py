@@ -27,7 +27,10 @@ LEVER = Lever(
             "per-layer",
             "each transformer layer compiled in place, dynamic shapes: keeps sdpa's is_causal path",
             # With checkpointing the whole model's graph breaks under adapters.
-            asked_by=(Asked({"torch_compile": True, "gradient_checkpointing": True}, BY_LAYER),),
+            asked_by=(
+                Asked({"torch_compile": True, "gradient_checkpointing": True}, BY_LAYER),
+                Asked({"torch_compile": True, "activation_checkpointing": True}, BY_LAYER),
+            ),
             changes_numerics=True,
             function="compile_layers",
             not_expressible=TRAINER,

@@ -1,6 +1,7 @@
 """The output layer and the loss: logits of a large vocabulary are the largest tensor of a step."""
 
 from service.levers.base import Choice, Effect, Lever, Memory, cuda, package
+from service.levers.kernels import switched_on
 
 # What computes logits itself, a part at a time, and so never has all of them in memory.
 WITHOUT_LOGITS = ("chunked", "cut-cross-entropy", "liger")
@@ -43,7 +44,7 @@ LEVER = Lever(
             changes_numerics=True,
             function="liger_cross_entropy",
             memory=IN_PARTS,
-            not_expressible="Trainer's use_liger_kernel patches all of Liger's kernels at once; train.py this one",
+            training_arguments=switched_on("fused_linear_cross_entropy"),
             effect=Effect(0.97, 0.08, limited=0.85),
         ),
     ),

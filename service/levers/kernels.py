@@ -1,9 +1,17 @@
 """Hand-written kernels for a model's own operations."""
 
+from typing import Any
+
 from service.levers.base import Choice, Effect, Lever, cuda, package
 
 NEEDS = (cuda(), package("liger_kernel", "its kernels"))
-PARTLY = "Trainer's use_liger_kernel takes no choice of kernels here; train.py applies these"
+# The kernels that Liger's patches may switch, all of which Trainer has to be told: those not named are on.
+SWITCHES = ("rope", "rms_norm", "swiglu", "geglu", "layer_norm", "cross_entropy", "fused_linear_cross_entropy")
+
+
+def switched_on(*operations: str) -> dict[str, Any]:
+    """TrainingArguments that switch these of Liger's kernels on, and all others off."""
+    return {"use_liger_kernel": True, "liger_kernel_config": {one: one in operations for one in SWITCHES}}
 
 
 def liger(name: str, summary: str, *operations: str) -> Choice:
@@ -17,7 +25,7 @@ def liger(name: str, summary: str, *operations: str) -> Choice:
         function="liger_kernels",
         options={"operations": list(operations)},
         effect=Effect(0.92, 0.07),
-        not_expressible=PARTLY,
+        training_arguments=switched_on(*operations),
     )
 
 

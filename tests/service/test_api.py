@@ -94,7 +94,12 @@ def test_a_job_from_submission_to_recommendation(api: TestClient, job: Make, que
     final = api.get(f"/v1/jobs/{job_id}/recommendation").json()
     assert final["final"] is True and final["configuration"]["micro_batch_size"] == 8
     assert api.post(f"/v1/jobs/{job_id}/stop").status_code == 409
-    for name, word in (("json", "schema_version"), ("spec", "max_length"), ("train.py", "import torch")):
+    for name, word in (
+        ("json", "schema_version"),
+        ("spec", "max_length"),
+        ("train.py", "import torch"),
+        ("axolotl", "sequence_len"),
+    ):
         assert word in api.get(f"/v1/jobs/{job_id}/exports/{name}").text
     assert api.get(f"/v1/jobs/{job_id}/exports/none").status_code == 404
 

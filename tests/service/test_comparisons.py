@@ -9,8 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.comparisons import pareto, waterfall
+from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.states import Origin
+from service.recommend import recommend
 from tests.factory import configuration, failed, measured, record
 
 Spec = Callable[..., JobSpec]
@@ -31,6 +33,17 @@ def test_each_lever_taken_back_says_what_it_brings(spec: Spec) -> None:
     assert (by_lever["batching"].baseline, by_lever["batching"].choice) == ("padded", "grouped")
     assert by_lever["compile"].factor is None and "too large" in by_lever["compile"].reason
     assert "not measured" in by_lever["attention"].reason
+
+
+def test_the_recommendation_holds_what_each_lever_brings(spec: Spec, facts: Callable[..., HardwareFacts]) -> None:
+    """So that an export can say what it costs that it cannot say a lever."""
+    best, baseline = measured(configuration(micro=8, **BEST), 5.0), measured(configuration(micro=8), 20.0)
+    without = measured(configuration(**BEST | {"batching": "padded"}), 10.0)
+    trials = (record(baseline, Origin.baseline), record(best), record(without))
+    found = recommend("job1", spec(), facts(), trials, {})
+    assert found is not None
+    assert found.contributions == waterfall(spec(), best, baseline, trials).contributions
+    assert found.contributions[0].lever == "batching" and found.contributions[0].factor is not None
 
 
 def test_what_levers_do_together_is_left_over(spec: Spec) -> None:

@@ -60,14 +60,16 @@ def checkpoint_selectively(model: Any) -> None:
 def checkpoint_offloaded(model: Any) -> None:
     """Checkpoint every layer, its input kept in host memory.
 
-    Reentrant, because only then is the input a saved tensor, which hooks can move; otherwise it stays on the device.
+    Hooks move saved tensors. Since torch 2.13 a layer's input is one without reentrance too; in older versions of torch
+    it stays on the device unless checkpointing is reentrant.
     """
     checkpoint_layers(model)
     pinned = torch.cuda.is_available()
+    reentrant = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
     def offloaded(function: Callable[..., Any], *inputs: Any) -> Any:
         with torch.autograd.graph.save_on_cpu(pin_memory=pinned):
-            return checkpoint(function, *inputs, use_reentrant=True)
+            return checkpoint(function, *inputs, use_reentrant=reentrant)
 
     for layer in checkpointed(model):
         layer._gradient_checkpointing_func = offloaded

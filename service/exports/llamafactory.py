@@ -1,0 +1,226 @@
+"""LLaMA-Factory's configuration file for `llamafactory-cli train`, with the entry of its list of datasets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePath
+from typing import Any
+
+from service.contract.recommendation import Recommendation
+from service.errors import NotYet
+from service.exports import hugging_face as hf
+from service.exports.base import Export
+from service.exports.heads import commented, yaml_file
+from service.exports.settings import batch, data_of, lora_targets, spec_of, trainer_arguments, unread, was_packed, whole
+from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
+
+KEPT: dict[str, Any] = {"disable_gradient_checkpointing": False, "use_reentrant_gc": False}
+LIGER = nearest(
+    "all kernels that Liger has for the model, the fused cross-entropy among them", enable_liger_kernel=True
+)
+OWN_DTYPE = "frozen weights and matmuls have 16 bits where the device has them; only what is trained is in fp32"
+BY_LENGTH = nearest(
+    "samples are grouped by length over 50 batches, which changes their order",
+    train_sampling_strategy="group_by_length",
+)
+NEAT = nearest(
+    "samples are packed a thousand at a time, not a step's, so that a step's samples only nearly number the effective "
+    "batch",
+    packing=True,
+    neat_packing=True,
+)
+PACKING = NEAT.only(
+    {"attention": ("eager", "sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math", "varlen", *hf.FLASH)},
+    cannot("its packing keeps samples apart with eager attention, sdpa and FlashAttention only"),
+)
+EIGHT = nearest("its collator always pads to a multiple of 8")
+
+
+def mixed(flag: str, note: str = "") -> Word:
+    """Autocast; LLaMA-Factory itself casts what is trained to fp32."""
+    return nearest(note, **{flag: True}) if note else says(**{flag: True})
+
+
+def four_bits(double: bool) -> Word:
+    """A base of NF4."""
+    return says(quantization_bit=4, quantization_method="bnb", quantization_type="nf4", double_quantization=double)
+
+
+WORDS: Words = {
+    **hf.CODE,
+    "precision": {
+        "checkpoint": nearest(OWN_DTYPE),
+        "fp32": nearest(OWN_DTYPE),
+        "tf32": nearest(OWN_DTYPE, tf32=True),
+        "fp32-medium": nearest(OWN_DTYPE, tf32=True),
+        "bf16-mixed": mixed("bf16"),
+        "bf16-mixed-uncached": mixed("bf16", "autocast keeps the weights that it has cast, which takes memory"),
+        "fp16-mixed": mixed("fp16"),
+        "bf16": says(pure_bf16=True),
+        "fp16": nearest("a gradient scaler, and fp32 for what is trained", fp16=True),
+        "fp64": cannot("it computes in 32 bits at most"),
+    },
+    "float8": {
+        "off": says(fp8=False),
+        "tensorwise": nearest("one scale a row, not a tensor", fp8=True, fp8_backend="torchao"),
+        "rowwise": says(fp8=True, fp8_backend="torchao"),
+        "rowwise-high-precision-gradients": nearest(
+            "the gradient of the weights in fp8 too", fp8=True, fp8_backend="torchao"
+        ),
+    },
+    "attention": hf.attention("flash_attn", "disabled", "sdpa", "fa2", "fa3", None),
+    "kernels": {
+        "off": says(enable_liger_kernel=False),
+        **alike(LIGER, "liger", "liger-rope", "liger-rms-norm", "liger-swiglu"),
+    },
+    "experts": {
+        "as-is": says(),
+        **alike(cannot("it has no key for transformers' experts_implementation"), "eager", "batched", "grouped"),
+    },
+    "head": {
+        "logits": says(),
+        **alike(cannot("it computes all logits, unless Liger's kernels are on"), "chunked", "cut-cross-entropy"),
+        "liger": nearest("with all of Liger's other kernels", enable_liger_kernel=True),
+    },
+    "optimizer": hf.optimizers(),
+    "checkpointing": {
+        "off": says(disable_gradient_checkpointing=True),
+        "full": says(**KEPT),
+        **alike(nearest("every layer is checkpointed, not every second or fourth", **KEPT), "every-2", "every-4"),
+        "selective": nearest("matmuls and attention are computed again too", **KEPT),
+        "offloaded": nearest("by its own reentrant function", **KEPT, use_unsloth_gc=True),
+    },
+    "compile": hf.COMPILE,
+    "batching": {
+        "padded": says(packing=False, train_sampling_strategy="random"),
+        **alike(BY_LENGTH, "sorted", "token-budget", "grouped"),
+        **alike(PACKING, "packed", "padding-free", "packed-global"),
+    },
+    "padding": {
+        "longest": EIGHT,
+        "multiple-8": says(),
+        **alike(EIGHT, "multiple-64", "max"),
+    },
+    "quantization": {
+        "nf4-double": four_bits(True),
+        "nf4": four_bits(False),
+        "int8": says(quantization_bit=8, quantization_method="bnb"),
+        **alike(
+            nearest("bitsandbytes' int8 in place of torchao's formats", quantization_bit=8, quantization_method="bnb"),
+            *("torchao-int8", "torchao-float8"),
+        ),
+    },
+    "adapter": {
+        "as-asked": says(),
+        "base-dtype": cannot("adapters are kept in fp32, unless everything is in bf16"),
+        "attention-only": says("by its target modules"),
+        "rslora": says(use_rslora=True),
+        "dora": says(use_dora=True),
+    },
+    "loading": hf.LOADING,
+    "cache": hf.CACHE,
+    "evaluation": hf.EVALUATION,
+    "allocator": hf.ALLOCATOR,
+}
+# What LLaMA-Factory does where nothing is said: reentrant checkpointing of every layer.
+NEUTRAL: dict[str, Any] = {
+    "bf16": False,
+    "fp16": False,
+    "pure_bf16": False,
+    "tf32": False,
+    "fp8": False,
+    "flash_attn": "sdpa",
+    "enable_liger_kernel": False,
+    "use_unsloth": False,
+    "use_unsloth_gc": False,
+    "optim": "adamw_torch_fused",
+    "disable_gradient_checkpointing": True,
+    "use_reentrant_gc": False,
+    "torch_compile": False,
+    "torch_compile_backend": None,
+    "torch_compile_mode": None,
+    "packing": False,
+    "neat_packing": False,
+    "train_sampling_strategy": "random",
+    "quantization_bit": None,
+    "use_rslora": False,
+    "use_dora": False,
+    "dataloader_num_workers": 0,
+    "dataloader_pin_memory": True,
+    "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False,
+    "torch_empty_cache_steps": None,
+    "bf16_full_eval": False,
+}
+TARGET = Target(
+    title="LLaMA-Factory",
+    package="llamafactory",
+    version="0.9.5",
+    pins=("transformers<=5.6.0", "peft<=0.18.1", "trl<=0.24.0", "accelerate<=1.11.0"),
+    run="llamafactory-cli train llamafactory.yaml",
+    neutral=NEUTRAL,
+    words=WORDS,
+)
+NAME = "measured"
+
+
+def write(recommendation: Recommendation) -> str:
+    """The configuration file; NotYet where LLaMA-Factory has nothing for the task."""
+    if why := TARGET.refuses(recommendation):
+        raise NotYet(why)
+    spec, data = spec_of(recommendation), data_of(recommendation)
+    packs = TARGET.keys(recommendation)["packing"] and was_packed(recommendation)
+    chats = "messages" in data.columns
+    job: dict[str, Any] = {
+        "model_name_or_path": spec.model.source,
+        **({"model_revision": spec.model.revision} if spec.model.revision else {}),
+        **({"trust_remote_code": True} if recommendation.evidence.measurement.remote_code else {}),
+        "stage": "pt" if "text" in data.columns else "sft",
+        "do_train": True,
+        "finetuning_type": "lora" if recommendation.LoraConfig else "full",
+        "dataset_dir": str(PurePath(spec.dataset.source).parent) if data.is_local else ".",
+        "dataset": NAME,
+        "template": None if chats else "empty",
+        "cutoff_len": spec.dataset.max_length,
+        "train_on_prompt": spec.training.loss_on == "all",
+        "val_size": spec.dataset.splits.validation_fraction,
+        "output_dir": "output",
+        **trainer_arguments(recommendation, batch(recommendation, packs=packs)),
+    }
+    if recommendation.LoraConfig:
+        targets = lora_targets(recommendation)
+        job |= {
+            "lora_rank": spec.lora.r,
+            "lora_alpha": whole(spec.lora.alpha),
+            "lora_dropout": spec.lora.dropout,
+            "lora_target": "all"
+            if targets == "all-linear"
+            else targets
+            if isinstance(targets, str)
+            else ",".join(targets),
+        }
+    entry = json.dumps({NAME: dataset(recommendation)}, indent=2)
+    told = commented(
+        f"Put this into dataset_info.json in the folder {job['dataset_dir']}, or add it to what is there:\n\n{entry}"
+    )
+    return yaml_file(TARGET, recommendation, job, unread(recommendation)) + "\n" + told
+
+
+def dataset(recommendation: Recommendation) -> dict[str, Any]:
+    """The entry of dataset_info.json."""
+    spec, data = spec_of(recommendation), data_of(recommendation)
+    place: dict[str, Any] = (
+        {"file_name": PurePath(spec.dataset.source).name} if data.is_local else {"hf_hub_url": spec.dataset.source}
+    )
+    if "messages" in data.columns:
+        plain = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+        tags = {} if data.form.sharegpt else {"tags": {**plain, "system_tag": "system"}}
+        return {**place, "formatting": "sharegpt", "columns": {"messages": data.columns["messages"]}, **tags}
+    if "text" in data.columns:
+        return {**place, "columns": {"prompt": data.columns["text"]}}
+    return {**place, "columns": {"prompt": data.columns["prompt"], "response": data.columns["completion"]}}
+
+
+EXPORT = Export(
+    "llamafactory", "a configuration file for LLaMA-Factory", write, "llamafactory.yaml", "LLaMA-Factory", TARGET
+)

@@ -1,0 +1,124 @@
+"""What an exported file says of the job besides its levers: batches, data, schedule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from service.contract.job import JobSpec
+from service.contract.measurement import DatasetFacts
+from service.contract.recommendation import Recommendation
+from service.errors import NotYet
+from service.levers.batching import PACKED
+from service.recipe import SCHEDULES
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples, or packed rows of max_length tokens, of a micro batch, and micro batches of an optimizer step."""
+
+    micro: int
+    accumulation: int
+    evaluation: int
+
+
+def spec_of(recommendation: Recommendation) -> JobSpec:
+    """The job that led to a recommendation."""
+    return JobSpec.model_validate(recommendation.spec)
+
+
+def data_of(recommendation: Recommendation) -> DatasetFacts:
+    """What is known of the data; NotYet where its columns are not known."""
+    if recommendation.dataset is None or not recommendation.dataset.columns:
+        raise NotYet("What was measured does not say which columns the data has; run the job again for this export.")
+    return recommendation.dataset
+
+
+def was_packed(recommendation: Recommendation) -> bool:
+    """Whether rows of several samples were measured."""
+    return recommendation.configuration.levers["batching"] in PACKED
+
+
+def batch(recommendation: Recommendation, packs: bool = False) -> Batch:
+    """The measured batch for a trainer that counts samples, or packed rows if it `packs`.
+
+    Samples: the largest size up to the measured one that divides the step, so that the effective batch holds; a row of
+    one sample takes no more memory than one of several. Rows: as many as hold a step's samples by their mean length.
+    """
+    chosen = recommendation.configuration
+    effective, most = chosen.effective_batch_size, chosen.micro_batch_size
+    if packs:
+        data, length = data_of(recommendation), spec_of(recommendation).dataset.max_length
+        micro = most if chosen.rows_are_packed else max(1, (chosen.token_budget or 0) // length)
+        rows = effective * data.tokens / max(1, data.rows) / length
+        micro = min(micro, max(1, math.ceil(rows)))
+        return Batch(micro, max(1, round(rows / micro)), chosen.evaluation_batch_size)
+    micro = max(size for size in range(1, min(most, effective) + 1) if effective % size == 0)
+    return Batch(micro, effective // micro, chosen.evaluation_batch_size)
+
+
+def lora_targets(recommendation: Recommendation) -> str | list[str]:
+    """The modules that get an adapter, as peft's `target_modules` takes them."""
+    found = (recommendation.LoraConfig or {}).get("target_modules", "all-linear")
+    return found if isinstance(found, str) else list(found)
+
+
+def whole(number: float) -> int | float:
+    """The number as an int where it is whole, as some parsers want it."""
+    return int(number) if number == int(number) else number
+
+
+def trainer_arguments(recommendation: Recommendation, size: Batch, between: str = "epoch") -> dict[str, Any]:
+    """The job's part of transformers' TrainingArguments: batches, epochs, learning rate, evaluation.
+
+    `between` is when to evaluate where the job asks for the last evaluation only: `no` where that is made anyway.
+    """
+    training = spec_of(recommendation).training
+    every = training.evaluation_steps
+    return {
+        "per_device_train_batch_size": size.micro,
+        "gradient_accumulation_steps": size.accumulation,
+        "per_device_eval_batch_size": size.evaluation,
+        "num_train_epochs": whole(training.epochs),
+        "learning_rate": recommendation.configuration.learning_rate,
+        "lr_scheduler_type": SCHEDULES.get(training.schedule, training.schedule),
+        "warmup_steps": training.warmup_ratio,  # below 1 a share of all steps
+        "weight_decay": training.weight_decay,
+        "max_grad_norm": training.max_grad_norm,
+        "seed": training.seed,
+        **({"eval_strategy": "steps", "eval_steps": every} if every else {"eval_strategy": between}),
+        "logging_steps": 10,
+        **({"use_cpu": True} if recommendation.environment.get("device") == "cpu" else {}),
+    }
+
+
+LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def loader(data: DatasetFacts) -> str:
+    """The name by which the library `datasets` reads files of the data's format."""
+    return LOADERS.get(data.formats[0] if data.formats else ".jsonl", "json")
+
+
+def unread(recommendation: Recommendation, *names: str) -> list[str]:
+    """Sentences on what of the data another trainer reads in another way; columns are to have one of the `names`."""
+    spec, data = spec_of(recommendation), data_of(recommendation)
+    found = [
+        "the trainer reads, cuts and tokenises the data itself, so that samples may differ by a token or a template"
+    ]
+    if spec.dataset.splits.column:
+        found.append(
+            f"rows are not chosen by the column {spec.dataset.splits.column!r}: write training and validation rows to "
+            "files of their own first"
+        )
+    elif data.is_folder:
+        found.append("which files of a folder train and which validate is left to the loader: look at what it took")
+    if spec.dataset.splits.validation:
+        found.append(f"a share of the training rows validates, not the split {spec.dataset.splits.validation!r}")
+    wrong = [column for column in data.columns.values() if names and column not in names]
+    if wrong:
+        found.append(f"it reads columns named {' or '.join(names)}: rename {', '.join(map(repr, wrong))} first")
+    if spec.model.weights == "random":
+        found.append("the model was drawn at random for the measurement; here its weights are loaded")
+    return found

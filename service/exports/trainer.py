@@ -1,0 +1,166 @@
+"""A script for transformers' Trainer: the data, the model and the levers as in train.py, the loop Trainer's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.contract.recommendation import Recommendation
+from service.exports import hugging_face as hf
+from service.exports.base import Export
+from service.exports.heads import by_lever, head
+from service.exports.printing import MODULES, assigned, fields_of, script
+from service.exports.settings import batch, trainer_arguments
+from service.exports.words import Target, Word, Words, alike, nearest, says
+from service.levers import LEVERS
+from service.levers.kernels import switched_on
+
+CODE = says("by the code of train.py, which the script holds")
+SORTED = "its micro batches are of equally many samples; the samples of a step are sorted by length"
+PACKS_NOT = nearest(f"Trainer packs nothing: {SORTED}")
+
+
+def kept(**options: Any) -> Word:
+    """Non-reentrant checkpointing with these options."""
+    return says(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False, **options})
+
+
+OPTIMIZERS = alike(
+    CODE,
+    *("adamw-loop", "adamw-foreach", "adamw-fused", "adamw-offloaded", "adamw-8bit", "adamw-8bit-stable-embedding"),
+    *("paged-adamw-8bit", "adamw-bnb-32bit", "paged-adamw-32bit", "adamw-torchao-8bit", "adamw-torchao-4bit"),
+    *("adamw-torchao-fp8", "adamw-stochastic-rounding", "apex-fused-adam", "anyprecision", "adafactor", "lion"),
+    *("galore", "sgd"),
+)
+WORDS: Words = {
+    "precision": {
+        **alike(CODE, "checkpoint", "fp32", "bf16", "fp16", "fp64"),
+        # The code sets it after TrainingArguments are made, which would set it back.
+        **alike(says("by the code of train.py, which the script holds", tf32=None), "tf32", "fp32-medium"),
+        "bf16-mixed": says(bf16=True),
+        "bf16-mixed-uncached": nearest("autocast keeps the weights that it has cast, which takes memory", bf16=True),
+        "fp16-mixed": says(fp16=True),
+    },
+    "float8": alike(CODE, "off", "tensorwise", "rowwise", "rowwise-high-precision-gradients"),
+    "attention": alike(
+        CODE,
+        *("eager", "sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math", "flex", "varlen"),
+        *("flash-attention-2", "flash-attention-3"),
+    ),
+    "kernels": {
+        "off": says(use_liger_kernel=False),
+        "liger": says(**switched_on("rope", "rms_norm", "swiglu")),
+        "liger-rope": says(**switched_on("rope")),
+        "liger-rms-norm": says(**switched_on("rms_norm")),
+        "liger-swiglu": says(**switched_on("swiglu")),
+    },
+    "experts": alike(CODE, "as-is", "eager", "batched", "grouped"),
+    "normalisation": alike(CODE, "as-is", "low-precision", "apex-fused"),
+    "head": {
+        **alike(CODE, "logits", "chunked", "cut-cross-entropy"),
+        "liger": says(**switched_on("fused_linear_cross_entropy")),
+    },
+    "vocabulary": alike(CODE, "as-is", "multiple-8", "multiple-64"),
+    "optimizer": {
+        **OPTIMIZERS,
+        "adamw-in-backward": nearest("all gradients exist at once, as Trainer steps after the backward pass"),
+    },
+    "checkpointing": {
+        "off": says(activation_checkpointing=False),
+        "full": kept(),
+        "every-2": kept(every_n_layers=2),
+        "every-4": kept(every_n_layers=4),
+        "selective": CODE,
+        "offloaded": kept(offload=True),
+    },
+    "compile": {**hf.COMPILE, **alike(CODE, "per-layer", "per-layer-max-autotune", "per-layer-aot-eager")},
+    "activations": alike(CODE, "all", "half", "fifth"),
+    "batching": {
+        **alike(CODE, "padded", "sorted", "grouped"),
+        "token-budget": nearest(SORTED),
+        **alike(PACKS_NOT, "packed", "padding-free", "packed-global"),
+    },
+    "padding": alike(CODE, "longest", "multiple-8", "multiple-64", "max"),
+    "quantization": alike(CODE, "nf4-double", "nf4", "int8", "torchao-int8", "torchao-float8"),
+    "adapter": alike(CODE, "as-asked", "base-dtype", "attention-only", "rslora", "dora"),
+    "projections": alike(CODE, "peft", "without-cast", "fused"),
+    "loading": hf.LOADING,
+    "allocator": alike(CODE, "default", "expandable"),
+    "cache": hf.CACHE,
+    "evaluation": hf.EVALUATION,
+}
+# What the code would do a second time where Trainer's arguments say it already.
+BY_ARGUMENT = ("kernels", "head", "checkpointing", "compile", "cache", "loading", "evaluation")
+INSTEAD = {
+    "batching": dict.fromkeys(("token-budget", "packed", "padding-free", "packed-global"), "sorted"),
+    "optimizer": {"adamw-in-backward": "adamw-fused"},
+}
+NEUTRAL: dict[str, Any] = {
+    "bf16": False,
+    "fp16": False,
+    "tf32": False,
+    "activation_checkpointing": False,
+    "activation_checkpointing_kwargs": None,
+    "use_liger_kernel": False,
+    "liger_kernel_config": None,
+    "torch_compile": False,
+    "torch_compile_backend": None,
+    "torch_compile_mode": None,
+    "torch_empty_cache_steps": None,
+    "dataloader_num_workers": 0,
+    "dataloader_pin_memory": True,
+    "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False,
+    "bf16_full_eval": False,
+}
+TARGET = Target(
+    title="transformers' Trainer",
+    package="transformers",
+    version="5.23.0",
+    pins=("torch>=2.6", "accelerate>=1.1.0"),
+    run="python trainer.py [--model M] [--data D] [--max-steps N] [--output DIR] [--resume] [--log FILE]",
+    neutral=NEUTRAL,
+    words=WORDS,
+    differs=("dropout draws other random numbers",),
+    tasks=("causal-lm", "masked-lm", "sequence-classification"),
+)
+
+
+def in_code(target: Target, recommendation: Recommendation, instead: dict[str, dict[str, str]]) -> dict[str, str]:
+    """The levers as the script's own code has them: what arguments say is at its baseline, or the nearest is there."""
+    levers = dict(recommendation.configuration.levers)
+    for name, word in target.spoken(recommendation).items():
+        levers[name] = instead.get(name, {}).get(levers[name], levers[name])
+        if name in BY_ARGUMENT and word is not CODE:
+            levers[name] = LEVERS[name].baseline
+    return levers
+
+
+def job_arguments(recommendation: Recommendation) -> dict[str, Any]:
+    """The job's part of the arguments."""
+    found = trainer_arguments(recommendation, batch(recommendation), between="no")
+    return {
+        **found,
+        "label_names": ["labels"],
+        "remove_unused_columns": False,
+        "prediction_loss_only": True,
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+    }
+
+
+def write(recommendation: Recommendation) -> str:
+    """The script."""
+    fields = fields_of(recommendation, in_code(TARGET, recommendation, INSTEAD), batch(recommendation).micro)
+    values = {"ARGUMENTS": assigned([("the job", job_arguments(recommendation)), *by_lever(TARGET, recommendation)])}
+    modules = (*MODULES, "trainers", "with_trainer")
+    return script(fields, head(TARGET, recommendation), "trainer.py", modules, values)
+
+
+EXPORT = Export(
+    "trainer",
+    "a script for transformers' Trainer",
+    write,
+    "trainer.py",
+    "transformers' Trainer and its callbacks",
+    TARGET,
+)

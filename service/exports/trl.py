@@ -1,0 +1,93 @@
+"""A script for TRL's SFTTrainer: the data, the model and the levers as in train.py, the loop and the packing TRL's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.contract.recommendation import Recommendation
+from service.errors import NotYet
+from service.exports import hugging_face as hf
+from service.exports.base import Export
+from service.exports.heads import by_lever, head
+from service.exports.printing import MODULES, assigned, fields_of, script
+from service.exports.settings import spec_of, trainer_arguments, was_packed
+from service.exports.trainer import CODE, INSTEAD, in_code
+from service.exports.trainer import NEUTRAL as OF_TRAINER
+from service.exports.trainer import WORDS as TRAINER_WORDS
+from service.exports.trl_yaml import BF16_ADAPTERS, PACKING, ROW_BY_ROW, SHARED, size_of
+from service.exports.words import Target, Words, alike, cannot, nearest, says
+
+MASKED = nearest("sdpa with a mask, as TRL does not tell where the samples of padded rows end")
+WORDS: Words = {
+    **TRAINER_WORDS,
+    "attention": {**TRAINER_WORDS["attention"], "varlen": MASKED},
+    "head": SHARED["head"],
+    "kernels": SHARED["kernels"],
+    "vocabulary": {
+        "as-is": says(),
+        **alike(cannot("TRL computes logits by a fused output layer of its own"), "multiple-8", "multiple-64"),
+    },
+    "batching": {
+        **alike(says(packing=False), "padded", "sorted", "grouped"),
+        "token-budget": TRAINER_WORDS["batching"]["token-budget"],
+        **alike(PACKING, "packed", "padding-free"),
+        "packed-global": says(packing=True, packing_strategy="bfd").only({"attention": hf.FLASH}, ROW_BY_ROW),
+    },
+    "padding": {
+        "longest": says(pad_to_multiple_of=None),
+        "multiple-8": says(pad_to_multiple_of=8),
+        "multiple-64": says(pad_to_multiple_of=64),
+        "max": cannot("its collator pads to the longest row of a micro batch or to a multiple"),
+    },
+    "adapter": {
+        **alike(CODE.only({"method": ("lora", "full")}, BF16_ADAPTERS), "as-asked", "attention-only", "rslora", "dora"),
+        "base-dtype": CODE,
+    },
+}
+# TRL checkpoints where nothing is said, and cuts samples at 1,024 tokens.
+NEUTRAL: dict[str, Any] = {
+    **OF_TRAINER,
+    "activation_offloading": False,
+    "packing": False,
+    "padding_free": False,
+    "pad_to_multiple_of": None,
+    "loss_type": "nll",
+}
+TARGET = Target(
+    title="TRL",
+    package="trl",
+    version="1.16.0",
+    pins=("transformers>=4.56.2", "accelerate>=1.10.1", "datasets>=4.7.0"),
+    run="python trl_sft.py [--model M] [--data D] [--max-steps N] [--output DIR] [--resume] [--log FILE]",
+    neutral=NEUTRAL,
+    words=WORDS,
+    differs=("activation_checkpointing needs transformers 5.23 or newer",),
+)
+REPLACED = {
+    "batching": {"token-budget": "sorted"},
+    "optimizer": INSTEAD["optimizer"],
+    "attention": {"varlen": "sdpa"},
+    "vocabulary": dict.fromkeys(("multiple-8", "multiple-64"), "as-is"),
+    "head": dict.fromkeys(("chunked", "cut-cross-entropy", "liger"), "logits"),
+}
+
+
+def write(recommendation: Recommendation) -> str:
+    """The script; NotYet where TRL has nothing for the task."""
+    if why := TARGET.refuses(recommendation):
+        raise NotYet(why)
+    size = size_of(recommendation)
+    job = {
+        **trainer_arguments(recommendation, size, between="no"),
+        "max_length": spec_of(recommendation).dataset.max_length,
+        "dataset_kwargs": {"skip_prepare_dataset": not was_packed(recommendation)},
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+    }
+    fields = fields_of(recommendation, in_code(TARGET, recommendation, REPLACED), size.micro)
+    values = {"ARGUMENTS": assigned([("the job", job), *by_lever(TARGET, recommendation)])}
+    modules = (*MODULES, "trainers", "with_trl")
+    return script(fields, head(TARGET, recommendation), "trl_sft.py", modules, values)
+
+
+EXPORT = Export("trl", "a script for TRL's SFTTrainer", write, "trl_sft.py", "TRL's SFTTrainer", TARGET)

@@ -1,0 +1,217 @@
+"""TRL's configuration file for `trl sft --config`: fields of SFTConfig, ModelConfig and DatasetMixtureConfig."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.contract.recommendation import Recommendation
+from service.errors import NotYet
+from service.exports import hugging_face as hf
+from service.exports.base import Export
+from service.exports.heads import yaml_file
+from service.exports.settings import (
+    Batch,
+    batch,
+    data_of,
+    loader,
+    lora_targets,
+    spec_of,
+    trainer_arguments,
+    unread,
+    was_packed,
+    whole,
+)
+from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
+from service.levers.kernels import switched_on
+
+
+def kept(**options: Any) -> Word:
+    """Non-reentrant checkpointing with these options."""
+    return says(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False, **options})
+
+
+FUSED_HEAD = nearest("TRL computes every loss with a fused output layer of its own, which never holds all logits")
+BF16_ADAPTERS = nearest("TRL casts the adapters of a quantised base to bf16")
+EPOCHS = nearest(
+    "an epoch's samples are packed, not a step's, so that a step's samples only nearly number the effective batch",
+    packing=True,
+    packing_strategy="bfd",
+)
+ROW_BY_ROW = nearest(
+    "an epoch's samples are packed, not a step's, and a micro batch is one row: TRL lays rows side by side, and the "
+    "mask of this attention grows with the square of what is side by side",
+    packing=True,
+    packing_strategy="bfd",
+)
+BY_LENGTH = nearest(
+    "samples are grouped by length over 50 batches, which changes their order",
+    train_sampling_strategy="group_by_length",
+)
+PACKING = EPOCHS.only({"attention": hf.FLASH}, ROW_BY_ROW)
+ATTENTION = hf.attention(
+    "attn_implementation", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
+)
+PRECISION = hf.precision("dtype")
+SHARED: Words = {
+    **hf.CODE,
+    **hf.FLOAT8,
+    "attention": ATTENTION,
+    "kernels": {
+        "off": says(use_liger_kernel=False),
+        "liger": says(**switched_on("rope", "rms_norm", "swiglu")),
+        "liger-rope": says(**switched_on("rope")),
+        "liger-rms-norm": says(**switched_on("rms_norm")),
+        "liger-swiglu": says(**switched_on("swiglu")),
+    },
+    "head": {
+        "logits": FUSED_HEAD,
+        "chunked": says("by TRL's own fused output layer"),
+        **alike(FUSED_HEAD, "cut-cross-entropy", "liger"),
+    },
+    "optimizer": hf.optimizers(),
+    "checkpointing": {
+        "off": says(activation_checkpointing=False),
+        "full": kept(),
+        "every-2": kept(every_n_layers=2),
+        "every-4": kept(every_n_layers=4),
+        "selective": nearest(
+            "it keeps what attention computed, and computes matmuls again", **kept(selective=True).keys
+        ),
+        "offloaded": kept(offload=True),
+    },
+    "compile": hf.COMPILE,
+    "loading": hf.LOADING,
+    "cache": hf.CACHE,
+    "evaluation": hf.EVALUATION,
+    "allocator": hf.ALLOCATOR,
+}
+WORDS: Words = {
+    **SHARED,
+    "precision": PRECISION,
+    "experts": {
+        "as-is": says(),
+        "eager": says(model_init_kwargs={"experts_implementation": "eager"}),
+        "batched": says(model_init_kwargs={"experts_implementation": "batched_mm"}),
+        "grouped": says(model_init_kwargs={"experts_implementation": "grouped_mm"}),
+    },
+    "batching": {
+        "padded": says(packing=False, padding_free=False, train_sampling_strategy="random"),
+        **alike(BY_LENGTH, "sorted", "token-budget", "grouped"),
+        **alike(PACKING, "packed", "padding-free"),
+        "packed-global": says(packing=True, packing_strategy="bfd").only({"attention": hf.FLASH}, ROW_BY_ROW),
+    },
+    "padding": {
+        "longest": says(pad_to_multiple_of=None),
+        "multiple-8": says(pad_to_multiple_of=8),
+        "multiple-64": says(pad_to_multiple_of=64),
+        "max": cannot("its collator pads to the longest row of a micro batch or to a multiple"),
+    },
+    "quantization": {
+        "nf4-double": says(load_in_4bit=True, bnb_4bit_quant_type="nf4", use_bnb_nested_quant=True),
+        "nf4": says(load_in_4bit=True, bnb_4bit_quant_type="nf4", use_bnb_nested_quant=False),
+        "int8": says(load_in_8bit=True),
+        **alike(
+            nearest("bitsandbytes' int8 in place of torchao's formats", load_in_8bit=True),
+            "torchao-int8",
+            "torchao-float8",
+        ),
+    },
+    "adapter": {
+        "as-asked": says().only({"method": ("lora", "full")}, BF16_ADAPTERS),
+        "base-dtype": cannot("it has no key for peft's autocast_adapter_dtype, so that adapters are kept in fp32"),
+        "attention-only": says("by its target modules").only({"method": ("lora", "full")}, BF16_ADAPTERS),
+        "rslora": says(use_rslora=True),
+        "dora": says(use_dora=True),
+    },
+}
+# What TRL does where nothing is said: it checkpoints, computes in bf16, and cuts at 1,024 tokens.
+NEUTRAL: dict[str, Any] = {
+    "dtype": "float32",
+    "bf16": False,
+    "fp16": False,
+    "tf32": False,
+    "attn_implementation": "sdpa",
+    "model_init_kwargs": None,
+    "load_in_4bit": False,
+    "load_in_8bit": False,
+    "use_rslora": False,
+    "use_dora": False,
+    "activation_checkpointing": False,
+    "activation_checkpointing_kwargs": None,
+    "activation_offloading": False,
+    "use_liger_kernel": False,
+    "liger_kernel_config": None,
+    "loss_type": "nll",
+    "torch_compile": False,
+    "torch_compile_backend": None,
+    "torch_compile_mode": None,
+    "optim": "adamw_torch_fused",
+    "packing": False,
+    "padding_free": False,
+    "pad_to_multiple_of": None,
+    "train_sampling_strategy": "random",
+    "dataloader_num_workers": 0,
+    "dataloader_pin_memory": True,
+    "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False,
+    "torch_empty_cache_steps": None,
+    "bf16_full_eval": False,
+}
+TARGET = Target(
+    title="TRL's command line",
+    package="trl",
+    version="1.16.0",
+    pins=("transformers>=4.56.2", "accelerate>=1.10.1", "datasets>=4.7.0"),
+    run="trl sft --config trl.yaml",
+    neutral=NEUTRAL,
+    words=WORDS,
+    differs=("activation_checkpointing needs transformers 5.23 or newer",),
+)
+
+
+def size_of(recommendation: Recommendation) -> Batch:
+    """Micro batches of samples, or of packed rows: one row at a time where attention has a mask."""
+    found = batch(recommendation, packs=was_packed(recommendation))
+    if was_packed(recommendation) and recommendation.configuration.levers["attention"] not in hf.FLASH:
+        return Batch(1, found.micro * found.accumulation, found.evaluation)
+    return found
+
+
+def write(recommendation: Recommendation) -> str:
+    """The configuration file; NotYet where TRL has nothing for the task."""
+    if why := TARGET.refuses(recommendation):
+        raise NotYet(why)
+    spec, data = spec_of(recommendation), data_of(recommendation)
+    learns_all = spec.training.loss_on == "all"
+    source: dict[str, Any] = (
+        {"path": loader(data), "data_files": spec.dataset.source}
+        if data.is_local and not data.is_folder
+        else {"path": spec.dataset.source}
+    )
+    job: dict[str, Any] = {
+        "model_name_or_path": spec.model.source,
+        **({"model_revision": spec.model.revision} if spec.model.revision else {}),
+        **({"trust_remote_code": True} if recommendation.evidence.measurement.remote_code else {}),
+        "datasets": [{**source, "split": spec.dataset.splits.train if not data.is_local else "train"}],
+        "test_split_size": spec.dataset.splits.validation_fraction,
+        "output_dir": "output",
+        "max_length": spec.dataset.max_length,
+        "dataset_text_field": data.columns.get("text", "text"),
+        "completion_only_loss": "completion" in data.columns and not learns_all,
+        "assistant_only_loss": "messages" in data.columns and not learns_all,
+        **trainer_arguments(recommendation, size_of(recommendation)),
+    }
+    if recommendation.LoraConfig:
+        targets = lora_targets(recommendation)
+        job |= {
+            "use_peft": True,
+            "lora_r": spec.lora.r,
+            "lora_alpha": whole(spec.lora.alpha),
+            "lora_dropout": spec.lora.dropout,
+            "lora_target_modules": [targets] if isinstance(targets, str) else targets,
+        }
+    names = tuple(data.columns) if "text" not in data.columns else ()
+    return yaml_file(TARGET, recommendation, job, unread(recommendation, *names))
+
+
+EXPORT = Export("trl.yaml", "a configuration file for `trl sft`", write, "trl.yaml", "TRL's command line", TARGET)

@@ -1,0 +1,334 @@
+"""Each trainer's words: every choice of the catalogue has one, and every key is one that the trainer knows."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.recommendation import Contribution, Recommendation
+from service.contract.states import Origin
+from service.errors import NotYet
+from service.exports import EXPORTS, axolotl
+from service.exports.trainer import job_arguments
+from service.exports.words import NOBODY, Target, Word, cannot, nearest, says, sentences
+from service.levers import LEVERS
+from service.levers.base import Choice, Lever
+from service.recommend import recommend
+from tests.conftest import ROOT
+from tests.factory import DATASET, configuration, measured, record
+
+TARGETS = {name: export.target for name, export in EXPORTS.items() if export.target is not None}
+EVERY = [(lever.name, choice) for lever in LEVERS.values() for choice in lever.names]
+METHODS = ("lora", "qlora", "full")
+Facts = Callable[..., HardwareFacts]
+
+
+@lru_cache
+def wheels(trainer: str) -> dict[str, dict[str, Any]]:
+    """Package -> what is kept of its wheel for a trainer."""
+    text = (ROOT / "tests" / "exports" / "fields" / f"{trainer}.json").read_text("utf-8")
+    return {one["package"]: one for one in json.loads(text)}
+
+
+def known(trainer: str, *classes: str) -> set[str]:
+    """The names that these classes, or all, have in the trainer's wheels; enumerations are no names of keys."""
+    found = {name: fields for one in wheels(trainer).values() for name, fields in one["names"].items()}
+    kept = classes or [name for name in found if name not in ("OptimizerNames", "AttentionFunction")]
+    return {field for name in kept for field in found[name]}
+
+
+# Export -> (trainer whose wheels are kept, the keys that it knows).
+PLUGINS = {axolotl.LIGER: "LigerArgs", axolotl.CUT: "CutCrossEntropyArgs"}
+CONFIGURATION = (
+    *("AxolotlInputConfig", "ModelInputConfig", "ModelOutputConfig", "LoraConfig"),
+    *("HyperparametersConfig", "RemappedParameters"),
+)
+KEYS: dict[str, tuple[str, set[str]]] = {
+    "trainer": ("transformers", known("transformers", "TrainingArguments")),
+    "trl": ("trl", known("trl", "SFTConfig", "_BaseConfig") | known("transformers", "TrainingArguments")),
+    "trl.yaml": ("trl", known("trl") - {"path", "name"} | known("transformers", "TrainingArguments")),
+    "axolotl": ("axolotl", known("axolotl", *CONFIGURATION)),
+    "llamafactory": ("llamafactory", known("llamafactory") - known("llamafactory", "DatasetAttr") | {"packing"}),
+    "ms-swift": ("ms-swift", known("ms-swift")),
+    "accelerate": ("accelerate", set()),  # by its own parser: test_accelerate_reads_its_file
+    "unsloth": ("unsloth", set()),  # by sections: test_the_script_for_unsloth_calls_what_there_is
+}
+
+
+def made(facts: Facts, method: str = "lora", **levers: str) -> Recommendation:
+    """A recommendation of these levers."""
+    spec = JobSpec.model_validate(
+        {
+            "model": {"source": "org/model", "revision": "main"},
+            "dataset": {"source": "data/rows.jsonl", "max_length": 512},
+            "method": method,
+            "training": {"effective_batch_size": 32},
+        }
+    )
+    chosen = configuration(method, 32, 8, **levers)
+    trials = (
+        record(measured(configuration(method, 32, 8), 20.0), Origin.baseline),
+        record(measured(chosen, 10.0), number=2),
+    )
+    found = recommend("job1", spec, facts(), trials, {})
+    assert found is not None
+    return found
+
+
+def reading(found: Recommendation, columns: tuple[str, ...]) -> Recommendation:
+    """The recommendation for data of other columns."""
+    return found.model_copy(update={"dataset": DATASET.model_copy(update={"columns": {one: one for one in columns}})})
+
+
+def without_a_word(lever: Lever) -> list[tuple[str, str]]:
+    """(export, choice) for every choice of a lever that an export has no word for."""
+    return [
+        (name, choice)
+        for name, target in TARGETS.items()
+        for choice in lever.names
+        if target.word(lever.name, choice) is NOBODY
+    ]
+
+
+@pytest.mark.parametrize("name", LEVERS)
+def test_every_choice_has_a_word_for_every_exporter(name: str) -> None:
+    assert without_a_word(LEVERS[name]) == []
+
+
+def test_a_lever_that_is_added_without_a_word_is_found() -> None:
+    lever = Lever(
+        "new", "A new one.", (Choice("off", "as is"), Choice("on", "another way")), "off", "https://example.org"
+    )
+    assert without_a_word(lever) == [(name, choice) for name in TARGETS for choice in ("off", "on")]
+
+
+@pytest.mark.parametrize("export", TARGETS)
+def test_words_are_about_choices_that_exist_and_say_why(export: str) -> None:
+    target = TARGETS[export]
+    assert {(lever, choice) for lever, words in target.words.items() for choice in words} == set(EVERY)
+    for words in target.words.values():
+        for word in (one for spoken in words.values() for one in spoken.every()):
+            assert word.verdict == "says" or word.note, "what is not said has a reason"
+            assert not word.note.endswith(".")
+            assert all(lever in LEVERS or lever in ("method", "dropout") for lever in word.when)
+            for lever, choices in word.when.items():
+                assert lever not in LEVERS or set(choices) <= set(LEVERS[lever].names)
+
+
+@pytest.mark.parametrize("export", TARGETS)
+def test_what_a_word_switches_is_written_where_it_is_off_too(export: str) -> None:
+    """Unset keys are not neutral, so that each word with keys has one among those that are always written."""
+    target = TARGETS[export]
+    for lever, words in target.words.items():
+        for choice, spoken in words.items():
+            for word in spoken.every():
+                assert not word.keys or set(word.keys) & set(target.neutral), (lever, choice)
+
+
+@pytest.mark.parametrize("export", TARGETS)
+def test_the_pins_are_those_of_the_wheel(export: str) -> None:
+    target = TARGETS[export]
+    trainer, _ = KEYS[export]
+    wheel = wheels(trainer)[target.package]
+    assert wheel["version"] == target.version and len(wheel["sha256"]) == 64
+    required = {one.name: one.specifier for one in map(Requirement, wheel["requires"])}
+    for pin in map(Requirement, target.pins):
+        assert set(pin.specifier) <= set(required[pin.name]), f"{pin} is not what the wheel requires"
+
+
+def job_settings(export: str, recommendation: Recommendation) -> dict[str, Any]:
+    """The keys of an exported file: those of the YAML, or those of the script's dictionary of arguments."""
+    if export == "trainer":  # the script itself takes long to print
+        return job_arguments(recommendation)
+    if export == "trl":
+        return {}
+    found: dict[str, Any] = yaml.safe_load(EXPORTS[export].write(recommendation))
+    return found
+
+
+def points(method: str) -> list[dict[str, str]]:
+    """Choices one by one, wherever the lever has an effect."""
+    return [{lever: choice} for lever, choice in EVERY if LEVERS[lever].applies(method, "causal-lm")]
+
+
+@pytest.mark.parametrize("export", [name for name, (_, keys) in KEYS.items() if keys])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_key_is_one_that_the_trainer_knows(export: str, method: str, facts: Facts) -> None:
+    trainer, keys = KEYS[export]
+    usual = made(facts, method)
+    written = job_settings(export, usual)
+    assert set(written) - _of_plugins(export, written) <= keys
+    for point in points(method):
+        levers = usual.configuration.levers | point
+        chosen = usual.model_copy(update={"configuration": usual.configuration.model_copy(update={"levers": levers})})
+        written = TARGETS[export].keys(chosen)
+        assert set(written) - _of_plugins(export, written) <= keys, point
+        for where, allowed in _values(export, trainer).items():
+            assert written.get(where) is None or written[where] in allowed, point
+
+
+def test_every_target_is_held_to_something() -> None:
+    assert set(KEYS) == set(TARGETS)
+
+
+def _of_plugins(export: str, written: dict[str, Any]) -> set[str]:
+    """The keys that the plugins named in a file of Axolotl's add."""
+    if export != "axolotl":
+        return set()
+    return {key for plugin in written.get("plugins", []) for key in known("axolotl", PLUGINS[plugin])}
+
+
+def _values(export: str, trainer: str) -> dict[str, set[str]]:
+    """Key -> the values that it may have, where a trainer takes any text and fails late."""
+    found = wheels(trainer)
+    optimizers = set((found.get("transformers") or wheels("transformers")["transformers"])["names"]["OptimizerNames"])
+    if export == "axolotl":
+        own = found["axolotl"]["names"]
+        return {
+            "optimizer": optimizers | set(own["CustomSupportedOptimizers"]),
+            "attn_implementation": set(own["CANONICAL_ATTN_IMPLS"]),
+        }
+    kernels = (
+        {"flash_attn": set(found["llamafactory"]["names"]["AttentionFunction"])} if export == "llamafactory" else {}
+    )
+    return {"optim": optimizers, **kernels}
+
+
+@pytest.mark.parametrize("columns", [("prompt", "completion"), ("messages",), ("text",)])
+def test_axolotls_datasets_and_options_have_fields_that_it_knows(columns: tuple[str, ...], facts: Facts) -> None:
+    written = yaml.safe_load(EXPORTS["axolotl"].write(reading(made(facts, checkpointing="selective"), columns)))
+    (dataset,) = written["datasets"]
+    assert set(dataset) <= known("axolotl", "SFTDataset")
+    assert not isinstance(dataset["type"], dict) or set(dataset["type"]) <= known("axolotl", "UserDefinedPrompterType")
+    assert set(written["selective_checkpointing"]) <= known("axolotl", "SelectiveCheckpointingConfig")
+    scaled = yaml.safe_load(EXPORTS["axolotl"].write(made(facts, "full", float8="rowwise")))
+    assert set(scaled["fp8_config"]) <= known("axolotl", "FP8Config")
+
+
+@pytest.mark.parametrize("columns", [("prompt", "completion"), ("messages",), ("text",)])
+def test_the_other_trainers_know_the_data_too(columns: tuple[str, ...], facts: Facts) -> None:
+    found = reading(made(facts), columns)
+    text = EXPORTS["llamafactory"].write(found)
+    told = text[text.index("# Put this into dataset_info.json") :].partition("\n#\n")[2]
+    (entry,) = json.loads("".join(line.removeprefix("#") for line in told.splitlines())).values()
+    assert {*entry.get("columns", {}), *entry.get("tags", {})} <= known("llamafactory", "DatasetAttr")
+    mixture = yaml.safe_load(EXPORTS["trl.yaml"].write(found))
+    assert set(mixture["datasets"][0]) <= known("trl", "DatasetConfig")
+    assert yaml.safe_load(EXPORTS["ms-swift"].write(found))["dataset"] == ["data/rows.jsonl"]
+    compile(EXPORTS["unsloth"].write(found), "unsloth_train.py", "exec")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_script_for_unsloth_calls_what_there_is(method: str, facts: Facts) -> None:
+    text = EXPORTS["unsloth"].write(made(facts, method, checkpointing="offloaded"))
+    values = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert set(values["LOAD"]) <= known("unsloth", "FastLanguageModel.from_pretrained")
+    adapted = known("unsloth", "FastLlamaModel.get_peft_model") | {"use_dora"}  # which it takes among its **kwargs
+    assert set(values["ADAPT"]) <= adapted
+    assert set(values["TRAIN"]) <= known("unsloth", "SFTConfig", "_BaseConfig", "TrainingArguments")
+    assert values["LOAD"]["load_in_4bit"] is (method == "qlora") and values["LOAD"]["full_finetuning"] is (
+        method == "full"
+    )
+    sections = {
+        "load": known("unsloth", "FastLanguageModel.from_pretrained"),
+        "adapt": adapted,
+        "train": known("unsloth", "SFTConfig", "_BaseConfig", "TrainingArguments"),
+    }
+    for key in {key for words in TARGETS["unsloth"].words.values() for one in words.values() for key in one.keys}:
+        section, _, name = key.partition(".")
+        assert name in sections[section], key
+
+
+def test_accelerate_reads_its_file(facts: Facts, tmp_path: Path) -> None:
+    """accelerate refuses keys that it does not know, but not inside of a section: those are `accelerate launch`'s."""
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.commands.launch import launch_command_parser
+
+    actions = launch_command_parser()._actions
+    options = {option for action in actions for option in action.option_strings}
+    backends = {
+        str(one).lower() for action in actions if action.dest == "dynamo_backend" for one in action.choices or ()
+    }
+    said = [point for point in points("full") if any(TARGETS["accelerate"].word(*one).keys for one in point.items())]
+    assert {name for point in said for name in point} == {"precision", "float8", "compile"}
+    for point in said:
+        (tmp_path / "accelerate.yaml").write_text(EXPORTS["accelerate"].write(made(facts, "full", **point)))
+        config = ClusterConfig.from_yaml_file(str(tmp_path / "accelerate.yaml"))
+        assert (config.num_processes, config.use_cpu) == (1, True)
+        for name, value in config.dynamo_config.items():
+            assert f"--{name}" in options
+            assert name != "dynamo_backend" or value.lower() in backends
+        assert {f"--fp8_{name}" for name in config.fp8_config or {}} <= options
+
+
+@pytest.mark.parametrize("export", TARGETS)
+def test_the_head_says_versions_and_what_is_lost(export: str, facts: Facts) -> None:
+    found = made(facts, "lora", batching="token-budget", projections="fused", precision="bf16-mixed")
+    ablation = (_brings("batching", 1.4), _brings("projections", 1.25), _brings("precision", 1.1))
+    found = found.model_copy(update={"contributions": ablation})
+    target = TARGETS[export]
+    text = EXPORTS[export].write(found)
+    flat = " ".join(text.replace("\n# ", "\n").split())
+    assert f"Written for {target.package} {target.version}, which pins" in flat and "torch 2.13.0" in flat
+    losses = target.losses(found)
+    assert "batching" in {one.lever for one in losses}
+    for sentence in sentences(losses):
+        assert f"- {sentence}." in flat
+    assert "1.40 times as long" in flat
+    lost = {one.lever: one.factor for one in losses if one.word.verdict == "cannot"}
+    assert target.slower(found) == pytest.approx(1.25 if lost.get("projections") else 1.0) or "batching" in lost
+
+
+def _brings(lever: str, factor: float) -> Contribution:
+    return Contribution(lever=lever, baseline="a", choice="b", factor=factor, low=1.0, high=2.0, reason="")
+
+
+def test_a_word_depends_on_what_else_was_chosen() -> None:
+    word = says(a=1).only({"attention": ("flex",)}, nearest("another").only({"method": ("full",)}, cannot("none")))
+    assert [word.at({"attention": "flex"}).verdict, word.at({"method": "full"}).verdict, word.at({}).verdict] == [
+        "says",
+        "nearest",
+        "cannot",
+    ]
+    assert len(list(word.every())) == 3 and isinstance(word, Word)
+
+
+def test_another_trainers_task_is_refused_in_a_sentence(facts: Facts) -> None:
+    found = made(facts)
+    found = found.model_copy(update={"spec": found.spec | {"task": "sequence-classification"}})
+    for name, target in TARGETS.items():
+        assert isinstance(target, Target)
+        if "sequence-classification" not in target.tasks:
+            with pytest.raises(NotYet, match="sequence-classification"):
+                EXPORTS[name].write(found)
+
+
+def test_packed_rows_are_counted_as_rows(facts: Facts) -> None:
+    """200,000 tokens in 1,000 samples: a step's 32 samples are 12.5 rows of 512 tokens."""
+    found = made(facts, batching="packed", attention="flash-attention-2")
+    for export, micro, steps in (
+        ("axolotl", "micro_batch_size", 2),
+        ("ms-swift", "per_device_train_batch_size", 2),
+        ("llamafactory", "per_device_train_batch_size", 2),
+        ("trl.yaml", "per_device_train_batch_size", 2),
+    ):
+        written = yaml.safe_load(EXPORTS[export].write(found))
+        assert (written[micro], written["gradient_accumulation_steps"]) == (8, steps), export
+    masked = yaml.safe_load(EXPORTS["trl.yaml"].write(made(facts, batching="packed")))
+    assert (masked["per_device_train_batch_size"], masked["gradient_accumulation_steps"]) == (1, 16)
+    unpacked = yaml.safe_load(EXPORTS["ms-swift"].write(made(facts, batching="packed")))
+    assert (unpacked["packing"], unpacked["per_device_train_batch_size"]) == (False, 8)

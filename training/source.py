@@ -1,0 +1,35 @@
+"""The data of a run, from where it lies to the samples that are learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from training.errors import TrainingError
+from training.reading import read_splits
+from training.recipe import Recipe, task_of
+from training.samples import Sample
+
+
+def locate(source: str, recipe: Recipe) -> Path:
+    """The dataset's file or folder, downloaded from the hub if `source` is a hub id."""
+    if recipe.dataset_is_local or Path(source).exists():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    patterns = [f"*{ending}" for ending in recipe.formats]
+    options: dict[str, Any] = {"repo_type": "dataset", "revision": recipe.dataset_revision}
+    return Path(snapshot_download(source, allow_patterns=patterns, **options))
+
+
+def load_data(source: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], list[Sample]]:
+    """(training samples, validation samples), without samples that have no term of the loss."""
+    parts = []
+    for rows in read_splits(locate(source, recipe), recipe):
+        if not rows:
+            raise TrainingError("the dataset has no rows to train on, or none to validate with")
+        encoded = task_of(recipe).encode(rows, tokenizer, recipe)
+        parts.append([sample for sample in encoded if len(sample[0]) and task_of(recipe).loss_terms(sample)])
+    if not parts[0]:
+        raise TrainingError("the dataset has no row with anything to learn from within max_length")
+    return parts[0], parts[1] or parts[0][:1]

@@ -1,0 +1,63 @@
+"""What the scripts for other trainers share: their command line, the order of the samples, and a log."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+from transformers import TrainerCallback
+
+from training.recipe import Recipe
+from training.samples import Step
+
+
+def arguments(argv: list[str] | None, recipe: Recipe) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Train with the configuration that dynotune measured.")
+    parser.add_argument("--model", default=recipe.model, help="folder or hub id")
+    parser.add_argument("--data", default=recipe.dataset, help="file, folder or hub id")
+    parser.add_argument("--max-steps", type=int, default=-1, help="optimizer steps, instead of epochs")
+    parser.add_argument("--output", type=Path, default=Path("output"), help="folder to save to")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
+    parser.add_argument("--log", type=Path, help="file for one JSON line a step")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args(argv)
+
+
+class Order(Sampler):  # type: ignore[misc]
+    """All samples of an epoch in the order of its plan. A trainer cuts them into micro batches of a fixed size."""
+
+    def __init__(self, plan: Callable[[int], list[Step]], size: int) -> None:
+        self.plan, self.size, self.epoch = plan, size, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        for step in self.plan(self.epoch):
+            for micro_batch in step:
+                for row in micro_batch:
+                    yield from row
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the trainer when an epoch begins."""
+        self.epoch = epoch
+
+
+class Lines(TrainerCallback):  # type: ignore[misc]
+    """Writes what the trainer logs to a file, a JSON line each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.unlink(missing_ok=True)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **more: Any) -> None:
+        """Add a line."""
+        del args, control, more
+        with self.path.open("a", encoding="utf-8") as log:
+            log.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")

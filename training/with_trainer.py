@@ -1,0 +1,87 @@
+"""The training run with transformers' Trainer in place of the loop of training/script.py.
+
+This file is not run itself: the export `trainer` prints it, with all functions that it calls, for one recipe.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, Trainer, TrainingArguments
+
+from training.batches import collate, epoch_steps
+from training.errors import TrainingError
+from training.model import build_model, compile_model
+from training.optimization import make_optimizer
+from training.recipe import Recipe, task_of
+from training.source import load_data
+from training.trainers import Lines, Order, arguments
+
+ARGUMENTS: dict[str, Any] = {}  # of TrainingArguments; the export writes those of the recommendation
+
+
+class Arranged(Trainer):  # type: ignore[misc]
+    """Trainer that takes the samples in a given order, and divides a step's loss by the number of its terms.
+
+    Its own loss is a sum of means where a model takes the number of terms and does not use it, as BERT does.
+    """
+
+    order: Order
+    summed_loss: Callable[[Any, Any, Any], torch.Tensor]
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **more: Any
+    ) -> Any:
+        """The micro batch's share of the step's loss; in an evaluation what Trainer takes."""
+        if return_outputs or num_items_in_batch is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch, **more)
+        return self.summed_loss(model, inputs, num_items_in_batch) * self.accelerator.num_processes
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Order:
+        del train_dataset
+        return self.order
+
+
+def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
+    """Load, train, save, evaluate."""
+    args = arguments(argv, recipe)
+    changed: dict[str, Any] = {
+        "output_dir": str(args.output),
+        "max_steps": args.max_steps,
+        "use_cpu": args.device == "cpu",
+    }
+    changed |= {"logging_steps": 1} if args.log else {}
+    settings = TrainingArguments(**ARGUMENTS | changed)
+    tokenizer = AutoTokenizer.from_pretrained(args.model, **recipe.source_options)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    samples, held_out = load_data(args.data, tokenizer, recipe)
+    model = build_model(args.model, tokenizer, samples + held_out, torch.device(args.device), recipe)
+    compile_model(model, recipe)
+    lengths = [len(ids) for ids, _ in samples]
+    trainer = Arranged(
+        model=model,
+        args=settings,
+        train_dataset=samples,
+        eval_dataset=held_out,
+        data_collator=lambda rows: collate([[row] for row in rows], tokenizer.pad_token_id, recipe),
+        optimizers=(make_optimizer(model, recipe), None),
+        processing_class=tokenizer,
+        callbacks=[Lines(args.log)] if args.log else None,
+    )
+    trainer.order = Order(lambda epoch: epoch_steps(lengths, epoch, recipe), len(samples))
+    trainer.summed_loss = lambda model, batch, count: task_of(recipe).summed_loss(model, batch, count)
+    trainer.model_accepts_loss_kwargs = True  # so that it counts the terms of a step
+    trainer.train(resume_from_checkpoint=args.resume)
+    trainer.save_model()
+    trainer.evaluate()
+
+
+if __name__ == "__main__":
+    try:
+        main()  # type: ignore[call-arg]  # the export gives every function its recipe
+    except (TrainingError, OSError) as problem:
+        sys.exit(f"trainer.py: {problem}")
