@@ -20,6 +20,9 @@ from tests import postgres
 ROOT = Path(__file__).parent.parent
 TEMPLATE = "dynotune_template"
 _numbers = itertools.count()
+# Before torch is imported, here and in what the tests start: threads that wait must not use the cores that others need.
+# It is what a worker sets for its trials, and most of the time that the tests of training would take.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine
-from sqlalchemy.orm import Session
-
-from service import jobs
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
@@ -16,7 +12,9 @@ from service.contract.replay import Replay
 from service.contract.states import Origin
 from service.contract.task import TrialRecord, TrialRequest
 from service.levers import LEVERS
-from service.recommend import recommend
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 DATASET = DatasetFacts(
     fingerprint="f" * 16,
@@ -142,7 +140,14 @@ def history(spec: JobSpec, *speeds: float) -> tuple[TrialRecord, ...]:
 
 
 def store_best(engine: Engine, job_id: str, *measurements: Measurement) -> None:
-    """Store the best of measurements as a running job's recommendation so far, as the queue does with each result."""
+    """Store the best of measurements as a running job's recommendation so far, as the queue does with each result.
+
+    What it needs is imported here: tests/stubs.py, which every stub's fork server imports, has no use for it."""
+    from sqlalchemy.orm import Session
+
+    from service import jobs
+    from service.recommend import recommend
+
     with Session(engine) as session, session.begin():
         job = jobs.get(session, job_id)
         spec, facts = JobSpec.model_validate(job.spec), HardwareFacts.model_validate(job.facts)

@@ -1,11 +1,13 @@
-"""`python -m tests.child.probing CASE MODEL DATA`: memory under a cap, in a process that may run out of it.
+"""`python -m tests.child.probing MODEL DATA`: memory under a cap, in processes that may run out of it.
 
-Prints one JSON object. A process that ran out of memory is not clean, so every case has its own.
+Prints a JSON object a case. A process that ran out of memory is not clean, so every case has its own, forked from one
+that has imported the libraries and nothing else, as a trial's is.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +119,15 @@ def above(model: str, data: str) -> dict[str, Any]:
     }
 
 
+def main(model: str, data: str) -> None:
+    """Run the cases one after the other; exits with a case's error."""
+    for case in (affine, largest, packed, roomy, above):
+        if (child := os.fork()) == 0:
+            print("\n" + json.dumps({case.__name__: case(model, data)}), flush=True)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"the case {case.__name__} failed")
+
+
 if __name__ == "__main__":
-    cases = {case.__name__: case for case in (affine, largest, packed, roomy, above)}
-    sys.stdout.write("\n" + json.dumps(cases[sys.argv[1]](*sys.argv[2:])) + "\n")
+    main(*sys.argv[1:])

@@ -91,6 +91,14 @@ def save(kind: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def changed(source: Path, folder: Path, **changes: object) -> Path:
+    """A copy of a model's folder whose configuration differs in these fields."""
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
 def text(rng: random.Random, words: int) -> str:
     """That many words."""
     return " ".join(rng.choice(WORDS) for _ in range(words))

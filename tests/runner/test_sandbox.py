@@ -121,7 +121,9 @@ def _left(pids: str) -> list[int]:
 
 
 def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> None:
-    """A segfault, a hang, an endless allocation, a silent end: typed outcomes, and the worker goes on."""
+    """A segfault, a hang, an endless allocation, a silent end: typed outcomes, and the worker goes on.
+
+    All are children of one fork server, as in a worker, which has imported what the real entry needs."""
     outcomes, reasons = {}, {}
     for entry in (
         "segfault",
@@ -136,7 +138,7 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         "cramped",
         "babbling",
     ):
-        sandbox = Sandbox(False, f"tests.stubs:{entry}")
+        sandbox = Sandbox(False, f"tests.stubs:{entry}", preload=("worker.child.entry", "worker.child.measure"))
         bench = Bench(sandbox, facts(), tmp_path, workplace(tmp_path))
         trial = TRIAL.model_copy(update={"seconds_limit": 2.0 if entry == "hang" else 60.0})
         measurement, _ = measure(
@@ -151,7 +153,7 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         assert measurement is not None
         outcomes[entry], reasons[entry] = measurement.outcome, measurement.reason
         assert measurement.reason or measurement.outcome is Outcome.ok
-        sandbox.close()
+    sandbox.close()
     assert outcomes == {
         "segfault": Outcome.crashed,
         "hang": Outcome.timed_out,
