@@ -6,6 +6,7 @@ bits: such a secret cannot be guessed, so that a slow hash, as for passwords, wo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sqlalchemy import Engine, select, update
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.db import now
@@ -44,6 +46,7 @@ class Caller:
     sees: str | None = None
     scopes: frozenset[Scope] = field(default_factory=lambda: frozenset(Scope))
     most_open_jobs: int | None = None
+    used_at: float | None = None
 
     def may(self, scope: Scope) -> bool:
         """Whether the caller's scopes include this one."""
@@ -64,15 +67,19 @@ def caller(session: Session, token: str) -> Caller | None:
         return None
     scopes = frozenset(map(Scope, row.scopes))
     sees = None if Scope.admin in scopes else row.owner
-    return Caller(row.id, row.owner, sees, scopes, row.most_open_jobs)
+    return Caller(row.id, row.owner, sees, scopes, row.most_open_jobs, row.used_at)
 
 
-def used(engine: Engine, key_id: str) -> None:
-    """Remember that the key was used, unless that was noted within the last minute."""
-    with Session(engine) as session, session.begin():
-        at = now(session)
-        recent = (ApiKey.used_at.is_(None)) | (ApiKey.used_at < at - USED_SECONDS)
-        session.execute(update(ApiKey).where(ApiKey.id == key_id, recent).values(used_at=at))
+def used(engine: Engine, key_id: str, at: float) -> None:
+    """Remember when the key was used. What the key is used for does not fail because that cannot be written."""
+    with contextlib.suppress(SQLAlchemyError), Session(engine) as session, session.begin():
+        session.execute(update(ApiKey).where(ApiKey.id == key_id).values(used_at=at))
+
+
+def is_valid(session: Session, key_id: str) -> bool:
+    """Whether the key is still there and was not revoked."""
+    row = session.get(ApiKey, key_id)
+    return row is not None and row.revoked_at is None
 
 
 def create(engine: Engine, owner: str, scopes: Iterable[Scope], most_open_jobs: int | None = None) -> str:
@@ -97,7 +104,7 @@ def create(engine: Engine, owner: str, scopes: Iterable[Scope], most_open_jobs: 
 def revoke(engine: Engine, key_id: str) -> None:
     """Make a key invalid from now on; NotFound when there is no such key."""
     with Session(engine) as session, session.begin():
-        row = session.get(ApiKey, key_id)
+        row = session.get(ApiKey, key_id) if re.fullmatch("[0-9a-f]{8}", key_id) else None
         if row is None:
             raise NotFound(f"There is no key {key_id!r}; `dynotune keys ls` shows the ids.")
         row.revoked_at = row.revoked_at or now(session)

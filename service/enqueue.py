@@ -46,10 +46,12 @@ def queue_task(session: Session, job: Job, kind: TaskKind, request: TrialRequest
     _queue(session, kind, now, payload=request.model_dump(mode="json"), **named, **_of_job(session, job))
 
 
-def queue_estimate(session: Session, request: EstimateRequest, now: float) -> str:
+def queue_estimate(session: Session, request: EstimateRequest, now: float, owner: str | None) -> str:
     """Queue an estimate, which any worker can compute; return the task's id."""
     need = need_of(session, HardwareSpec(), None)
-    return _queue(session, TaskKind.estimate, now, place=now, need=need, payload=request.model_dump(mode="json"))
+    return _queue(
+        session, TaskKind.estimate, now, place=now, need=need, owner=owner, payload=request.model_dump(mode="json")
+    )
 
 
 def _queue(session: Session, kind: TaskKind, now: float, **values: Any) -> str:

@@ -168,6 +168,12 @@ class OtherVersion(DynotuneError):
     status, code, title = 426, "other-version", "The versions differ"
 
 
+class Refusal(DynotuneError):
+    """A control plane refused what a worker said, and would do so again."""
+
+    status, code, title = 422, "refused", "The control plane refused"
+
+
 class Unreachable(Exception):
     """A client's control plane does not answer."""
 

@@ -48,9 +48,9 @@ def _model(spec: JobSpec) -> tuple[str, str | None]:
     return spec.model.source, spec.model.revision
 
 
-def view(session: Session, estimate_id: str) -> dict[str, object]:
-    """An estimate's state, with its result or its error once there is one; NotFound."""
+def view(session: Session, estimate_id: str, owner: str | None = None) -> dict[str, object]:
+    """An estimate's state, and its result or error once it has one; NotFound, also where it is not of `owner`."""
     row = session.scalars(select(Task).where(Task.id == estimate_id, Task.kind == TaskKind.estimate)).one_or_none()
-    if row is None:
+    if row is None or owner not in (None, row.owner):
         raise NotFound(f"There is no estimate {estimate_id!r}.")
     return {"id": row.id, "state": "failed" if row.error else row.state, "result": row.result, "error": row.error}

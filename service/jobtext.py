@@ -69,7 +69,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", INTEGER, list("-+01234567
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))  # type: ignore[no-untyped-call]
 
 
-def read(text: bytes, what: str) -> dict[str, Any]:
+def read(text: bytes, what: str, of: str = "at least model and dataset") -> dict[str, Any]:
     """The mapping that a JSON or YAML text is; MalformedBody, which calls the text `what`, when it is none."""
     try:
         data = _load(text.decode("utf-8-sig"))
@@ -82,7 +82,7 @@ def read(text: bytes, what: str) -> dict[str, Any]:
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise MalformedBody(f"{what} is neither JSON nor YAML{where}: {problem:.300}.") from error
     if not isinstance(data, dict):
-        raise MalformedBody(f"{what} must be a mapping with at least model and dataset.")
+        raise MalformedBody(f"{what} must be a mapping with {of}.")
     return data
 
 

@@ -39,7 +39,10 @@ def bound(**context: Any) -> Any:
 
 def show(form: Form, level: Level) -> None:
     """Print the log lines of this process from that level on, and the warnings of libraries."""
-    colours = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    colours = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(),
+        exception_formatter=structlog.dev.plain_traceback,  # the other one prints variables, and keys with them
+    )
     rendered: list[structlog.typing.Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if form == "json":
         rendered += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

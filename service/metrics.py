@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 from sqlalchemy import Engine, func, select
@@ -29,7 +29,7 @@ class QueueMetrics(Collector):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily]:
         """The metrics (the interface of prometheus_client)."""
         with Session(readonly(self._engine)) as session, session.begin():
             at = now(session)
@@ -40,7 +40,7 @@ class QueueMetrics(Collector):
             yield alive
 
 
-def _tasks(session: Session, at: float) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+def _tasks(session: Session, at: float) -> Iterator[GaugeMetricFamily]:
     waiting = GaugeMetricFamily("dynotune_tasks_queued", "Tasks that wait for a worker.", labels=("kind",))
     oldest = GaugeMetricFamily("dynotune_oldest_task_seconds", "Age of the task that waits longest.", labels=("kind",))
     queued = select(Task.kind, func.count(), func.min(Task.created_at)).where(Task.state == TaskState.queued)
@@ -53,8 +53,8 @@ def _tasks(session: Session, at: float) -> Iterator[GaugeMetricFamily | CounterM
     )
     for kind, seconds in session.execute(claimed.group_by(Task.kind)):
         lag.add_metric((kind,), seconds)
-    ended = CounterMetricFamily("dynotune_outcomes", "Tasks that have ended.", labels=("kind", "outcome"))
-    device = CounterMetricFamily("dynotune_device_seconds", "Time of devices that tasks took.", labels=("kind",))
+    ended = GaugeMetricFamily("dynotune_outcomes", "Ended tasks of the jobs that are kept.", labels=("kind", "outcome"))
+    device = GaugeMetricFamily("dynotune_device_seconds", "Device time of the jobs that are kept.", labels=("kind",))
     taken: dict[TaskKind, float] = {}
     done = select(
         Task.kind,
@@ -67,7 +67,7 @@ def _tasks(session: Session, at: float) -> Iterator[GaugeMetricFamily | CounterM
         taken[kind] = taken.get(kind, 0.0) + (seconds or 0.0)
     for kind, seconds in taken.items():
         device.add_metric((kind,), seconds)
-    lost = CounterMetricFamily("dynotune_lease_losses", "Tasks whose worker died or fell silent.")
+    lost = GaugeMetricFamily("dynotune_lease_losses", "Deaths of workers in the jobs that are kept.")
     lost.add_metric((), session.scalar(select(func.sum(Task.deaths))) or 0)
     yield from (waiting, oldest, lag, ended, device, lost)
 

@@ -113,7 +113,8 @@ class Task(Base):
 
     `attempt` is the fencing token, which rises at every claim. `error` says why an estimate failed; of other tasks,
     the job has the error. Tasks are claimed by `rank`, then by `place`, the time of the job's submission less what its
-    priority is worth. After a worker's death a task waits until `not_before`.
+    priority is worth. `owner` is of an estimate, as jobs have their own. After a worker's death a task waits until
+    `not_before`.
     """
 
     __tablename__ = "tasks"
@@ -123,6 +124,7 @@ class Task(Base):
     kind: Mapped[TaskKind]
     state: Mapped[TaskState] = mapped_column(default=TaskState.queued)
     rank: Mapped[int] = mapped_column(Integer, default=1)
+    owner: Mapped[str | None] = mapped_column(String(100))
     place: Mapped[float]
     not_before: Mapped[float | None]
     number: Mapped[int] = mapped_column(Integer, default=0)

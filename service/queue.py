@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.orm import Session
 
-from service import conclude, estimates, events, history, leases, lifecycle
+from service import conclude, estimates, events, history, leases, lifecycle, logs
 from service.conclude import MAX_DEATHS, Stored
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
@@ -36,6 +37,7 @@ from service.contract.task import (
     VerifyClaim,
     Wish,
 )
+from service.contract.text import storable
 from service.db import check_revision, readonly
 from service.enqueue import insert_if_new, queue_plan, queue_task
 from service.errors import Drained, LeaseLost, NotFound
@@ -46,6 +48,7 @@ from service.requests import Requests
 from service.transactions import Made, Written
 
 FORGOTTEN_SECONDS = 24 * 3600.0
+log = logs.logger("dynotune.queue")
 MOST_RETRY_SECONDS = 60.0  # before a task is tried again after a worker's death
 
 
@@ -101,10 +104,11 @@ class Queue(Requests):
 
     def unheard(self, worker_id: str) -> None:
         """Hand on what a worker was given, but never heard of because the answer was lost; it holds nothing else."""
-        mine = (RUNNING, Task.worker_id == worker_id)
-        anew = {"state": TaskState.queued, "worker_id": None, "lease_until": None, "started_at": None}
         with self.writing() as (session, _):
-            session.execute(update(Task).where(*mine).values(**anew).execution_options(synchronize_session=False))
+            for task in session.scalars(select(Task).where(RUNNING, Task.worker_id == worker_id).with_for_update()):
+                over = task.job_id is not None and job_of(session, task.job_id, lock=False).status.ended
+                task.state = TaskState.cancelled if over else TaskState.queued
+                task.worker_id = task.lease_until = task.started_at = None
 
     def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
         """Extend the lease and ask what the user wishes; LeaseLost when it is no longer held."""
@@ -183,6 +187,7 @@ class Queue(Requests):
 
     def fail(self, claim: Claim, reason: str, log: str = "") -> None:
         """End the task and its job with a sentence; what was learnt before stays recommended."""
+        reason, log = storable(reason), storable(log)
         if claim.kind is TaskKind.estimate:
             self._end_estimate(claim, {"error": reason, "log": log})
         else:
@@ -201,7 +206,7 @@ class Queue(Requests):
                 job.id: job for job in session.scalars(select(Job).where(Job.id.in_({one.job_id for one in tasks})))
             }
             dead = [(leases.claimed(task, jobs.get(task.job_id or "")), task.deaths + 1) for task in tasks]
-        return sum(self._bury(CLAIM.validate_python(claimed), deaths, expired) for claimed, deaths in dead)
+        return sum(self._bury(claim, deaths, expired) for claim, deaths in map(_readable, dead) if claim is not None)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -319,6 +324,16 @@ class Queue(Requests):
         with self.writing() as (session, now):
             ended = {"state": TaskState.done, "finished_at": now, "lease_until": None}
             leases.write(session, claim, values | ended, *held)
+
+
+def _readable(dead: tuple[dict[str, Any], int]) -> tuple[Claim | None, int]:
+    """The claim of a dead worker; None where this version cannot read it, which must not keep the others waiting."""
+    claimed, deaths = dead
+    try:
+        return CLAIM.validate_python(claimed), deaths
+    except ValidationError as error:
+        log.warning("a task cannot be read", task=claimed["task_id"], reason=str(error).partition("\n")[0])
+        return None, deaths
 
 
 def _job(session: Session, claim: JobClaim, lock: bool = True) -> Job:

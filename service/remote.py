@@ -43,11 +43,22 @@ from service.contract.task import (
     Wish,
 )
 from service.contract.views import Problem
-from service.errors import BadUpload, Drained, Forbidden, LeaseLost, Misconfigured, NotFound, OtherVersion, Unauthorized
+from service.errors import (
+    BadUpload,
+    Drained,
+    Forbidden,
+    LeaseLost,
+    Misconfigured,
+    NotFound,
+    OtherVersion,
+    Refusal,
+    Unauthorized,
+)
 from service.uploads import store
 
 TIMEOUT_SECONDS = 20.0  # less than a lease, so that a lost answer does not lose the task
 Answer = TypeVar("Answer", bound=Contract)
+AGAIN = (408, 429)  # statuses of answers that another time may be others
 REFUSALS = {Unauthorized.code, Forbidden.code}  # which asking again does not change
 
 
@@ -159,4 +170,6 @@ class RemoteBroker:
             raise OtherVersion(problem.detail)
         if problem.code in REFUSALS:
             raise Misconfigured(f"{self.url} refuses this worker: {problem.detail}")
-        raise BrokerUnavailable(f"{self.url}: {problem.detail}")
+        if answer.status_code >= 500 or answer.status_code in AGAIN:
+            raise BrokerUnavailable(f"{self.url}: {problem.detail}")
+        raise Refusal(f"The control plane refused what the worker said: {problem.detail}")

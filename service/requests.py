@@ -17,13 +17,15 @@ from service.contract.estimate import EstimateRequest
 from service.contract.job import JobSpec
 from service.contract.states import JobPhase, JobStatus, TaskState
 from service.contract.task import TaskKind, Wish
+from service.db import readonly
 from service.enqueue import new_id, queue_estimate, queue_plan
 from service.errors import KeyReused, NotFound, NotYet, TooMany
 from service.leases import job_of
-from service.models import Job, JobLabel, Submission, Task, Worker
+from service.models import ApiKey, Job, JobLabel, Submission, Task, Worker
 from service.transactions import Transactions
 
 REMEMBERED_SECONDS = 24 * 3600.0  # for which a submission under an Idempotency-Key can be repeated
+ESTIMATES_SECONDS = 7 * 24 * 3600.0  # for which estimates are kept
 OPEN = (JobStatus.queued, JobStatus.running)
 
 
@@ -43,9 +45,17 @@ class Requests(Transactions):
                 raise
             return self._submit(spec, caller, idempotency_key)
 
+    def repeated(self, spec: JobSpec, caller: Caller, idempotency_key: str | None) -> str | None:
+        """The job that the same submission under the key has made, or None; KeyReused when it made another."""
+        if idempotency_key is None:
+            return None
+        with Session(readonly(self.engine)) as session, session.begin():
+            before = session.get(Submission, (caller.owner or "", idempotency_key))
+            return _repeated(before, _digest(spec.model_dump(mode="json"))) if before is not None else None
+
     def _submit(self, spec: JobSpec, caller: Caller, idempotency_key: str | None) -> str:
         stored, job_id = spec.model_dump(mode="json"), new_id()
-        digest = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+        digest = _digest(stored)
         with self.writing() as (session, now):
             if idempotency_key is not None:
                 before = session.get(Submission, (caller.owner or "", idempotency_key))
@@ -105,9 +115,11 @@ class Requests(Transactions):
             session.execute(delete(Job).where(Job.id == job_id))
 
     def prune(self, keep_seconds: float | None) -> int:
-        """Delete jobs that ended longer ago than that, and old idempotency keys; how many jobs. None keeps all jobs."""
+        """Delete jobs that ended longer ago than that (None keeps all) and old estimates; how many jobs."""
         with self.writing() as (session, now):
             session.execute(delete(Submission).where(Submission.created_at < now - REMEMBERED_SECONDS))
+            answered = (Task.job_id.is_(None), Task.state.in_((TaskState.done, TaskState.cancelled)))
+            session.execute(delete(Task).where(*answered, Task.created_at < now - ESTIMATES_SECONDS))
             if keep_seconds is None:
                 return 0
             old = select(Job.id).where(Job.finished_at < now - keep_seconds).order_by(Job.finished_at).limit(100)
@@ -123,20 +135,24 @@ class Requests(Transactions):
             if changed.rowcount == 0:
                 raise NotFound(f"There is no worker {worker_id!r}; `dynotune workers` lists them.")
 
-    def submit_estimate(self, request: EstimateRequest) -> str:
+    def submit_estimate(self, request: EstimateRequest, caller: Caller = ANYBODY) -> str:
         """Queue an estimate; its id."""
         with self.writing() as (session, now):
-            return queue_estimate(session, request, now)
+            return queue_estimate(session, request, now, caller.owner)
 
-    def cancel_estimate(self, estimate_id: str) -> None:
+    def cancel_estimate(self, estimate_id: str, caller: Caller = ANYBODY) -> None:
         """End an estimate that nobody waits for any more: its worker finds the lease lost. NotFound."""
         with self.writing() as (session, _):
             named = (Task.id == estimate_id, Task.kind == TaskKind.estimate)
             row = session.scalars(select(Task).where(*named).with_for_update()).one_or_none()
-            if row is None:
+            if row is None or caller.sees not in (None, row.owner):
                 raise NotFound(f"There is no estimate {estimate_id!r}.")
             if row.state is not TaskState.done:
                 row.state, row.lease_until = TaskState.cancelled, None
+
+
+def _digest(spec: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
 
 
 def _repeated(before: Submission, digest: str) -> str:
@@ -151,6 +167,8 @@ def _repeated(before: Submission, digest: str) -> str:
 def _must_have_room(session: Session, caller: Caller) -> None:
     if caller.most_open_jobs is None:
         return
+    # The owner's keys are locked, so that submissions at the same moment are counted one after the other.
+    session.scalars(select(ApiKey.id).where(ApiKey.owner == caller.owner).order_by(ApiKey.id).with_for_update()).all()
     mine = select(func.count()).select_from(Job).where(Job.owner == caller.owner, Job.status.in_(OPEN))
     count = session.scalar(mine) or 0
     if count >= caller.most_open_jobs:

@@ -25,6 +25,7 @@ from service.contract.paths import expanded
 from service.errors import Misconfigured
 
 PREFIX = "DYNOTUNE_"
+SECRET = ("admin_key",)  # settings whose values are never shown
 
 
 def _writable(home: Path) -> Path:
@@ -78,7 +79,7 @@ class Settings(BaseSettings):
     ] = ()
     require_keys: bool = Field(default=False, description="yes or no")
     # Does everything, on every control plane that has this setting. To make the first keys with, or the only one.
-    admin_key: SecretStr | None = Field(default=None, description="at least 20 letters and digits", min_length=20)
+    admin_key: SecretStr | None = Field(default=None, description="at least 20 characters long", min_length=20)
     rate_limit: str | None = Field(default="6000/minute", description="a number of requests a time, as in 600/minute")
     keep_days: PositiveFloat | None = Field(default=None, description="a number of days, after which ended jobs go")
     log: Literal["text", "json"] = Field(default="text", description="text or json")
@@ -94,7 +95,8 @@ class Settings(BaseSettings):
         if value is not None:
             from limits import parse  # imported here, as most commands read settings and limit nothing
 
-            parse(value)
+            if parse(value).amount < 1:
+                raise ValueError("allows nothing")
         return value
 
     @field_validator("*", mode="before")
@@ -131,4 +133,5 @@ class Settings(BaseSettings):
 def _sentence(item: dict[str, Any]) -> str:
     """The variable, what it must be and what it is, for one of pydantic's errors."""
     name = str(item["loc"][0])
-    return f"{PREFIX}{name.upper()} must be {Settings.model_fields[name].description}, not {item['input']!r}."
+    given = "" if name in SECRET else f", not {item['input']!r}"
+    return f"{PREFIX}{name.upper()} must be {Settings.model_fields[name].description}{given}."

@@ -45,6 +45,7 @@ def upgrade() -> None:
     op.create_index("ix_jobs_finished_at", "jobs", ["finished_at"])
     op.add_column("workers", sa.Column("draining", sa.Boolean(), server_default=sa.false(), nullable=False))
     op.add_column("tasks", sa.Column("place", sa.Float(precision=53), nullable=True))
+    op.add_column("tasks", sa.Column("owner", sa.String(length=100), nullable=True))
     op.add_column("tasks", sa.Column("not_before", sa.Float(precision=53), nullable=True))
     # Jobs were claimed in the order of their submission, and estimates in the order of theirs.
     op.execute(
@@ -66,6 +67,7 @@ def downgrade() -> None:
     with op.batch_alter_table("tasks") as batch:
         batch.alter_column("job_seq", existing_type=sa.Integer(), nullable=False)
         batch.drop_column("not_before")
+        batch.drop_column("owner")
         batch.drop_column("place")
     _index("job_seq")
     op.drop_column("workers", "draining")

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from service import access, jobs
 from service.access import ANYBODY, Caller, Scope
 from service.api.context import Context, InContext, Reading
-from service.db import readonly
+from service.db import now, readonly
 from service.errors import Forbidden, Unauthorized
 from service.models import Job
 
@@ -43,10 +43,11 @@ def _known(here: Context, token: str) -> Caller | None:
     if here.settings.admin_key and access.same(token, here.settings.admin_key.get_secret_value()):
         return ADMIN
     with Session(readonly(here.engine)) as session, session.begin():
-        found = access.caller(session, token)
+        found, at = access.caller(session, token), now(session)
     if found is not None:
         here.rate_limit.count(found.id)
-        access.used(here.engine, found.id)
+        if found.used_at is None or found.used_at < at - access.USED_SECONDS:
+            access.used(here.engine, found.id, at)
     return found
 
 

@@ -12,7 +12,7 @@ from fastapi_offline import FastAPIOffline
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.middleware.gzip import GZipMiddleware
 
-from service import __version__
+from service import __version__, logs
 from service.api import (
     datasets,
     estimates,
@@ -40,6 +40,7 @@ from service.errors import BadQuery, Forbidden, TooMany, Unauthorized
 from service.queue import Queue
 from service.settings import Settings
 
+log = logs.logger("dynotune.service")
 REAP_SECONDS, PRUNE_SECONDS = 5.0, 600.0
 MAX_BODY_BYTES, MAX_WORKER_BODY_BYTES = 1 << 20, 32 << 20
 LEAST_ZIPPED_BYTES = 1000
@@ -54,7 +55,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
     the loopback address, every request needs an API key.
     """
     engine = connect(settings.database_url)
-    queue = Queue(engine)
+    queue, watch = Queue(engine), EventWatch(engine)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -65,6 +66,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
         yield
         for task in tasks:
             task.cancel()
+        await watch.close()
         engine.dispose()
 
     app = FastAPIOffline(
@@ -82,11 +84,11 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
         queue=queue,
         keys_required=settings.require_keys or not is_loopback(served_on),
         rate_limit=rate_limit(settings.rate_limit),
-        watch=EventWatch(engine),
+        watch=watch,
     )
     app.add_middleware(LimitBody, limit=MAX_BODY_BYTES, of_workers=MAX_WORKER_BODY_BYTES)
-    app.add_middleware(HeadAsGet)
     app.add_middleware(GZipMiddleware, minimum_size=LEAST_ZIPPED_BYTES)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(Guard, served_on=served_on, allowed=settings.allowed_hosts)
     app.add_middleware(Observed)  # added last, so asked first
     problems.install(app)
@@ -98,11 +100,15 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
 
 
 async def _every(seconds: float, work: Callable[[], object]) -> None:
-    """Do the work again and again; while the database does not answer, try again at the next round, as workers do."""
+    """Do the work again and again, whatever happens: while the database is away, and after a mistake of ours."""
     while True:
         await asyncio.sleep(seconds)
-        with contextlib.suppress(SQLAlchemyError):
+        try:
             await asyncio.to_thread(work)
+        except SQLAlchemyError as error:
+            log.warning("the database does not answer", reason=str(error).partition("\n")[0])
+        except Exception:  # noqa: BLE001 - the next round must come
+            log.exception("a mistake of the service")
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -29,6 +29,10 @@ def body_of(model: type[Contract], example: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
+class _Answered(Exception):
+    """The head of an answer has been sent, and nothing else was asked for."""
+
+
 class HeadAsGet:
     """Answers HEAD as GET without the body (RFC 9110, section 9.3.2)."""
 
@@ -42,9 +46,15 @@ class HeadAsGet:
             return
 
         async def headed(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+            if message["type"] == "http.response.body":
+                await send({"type": "http.response.body", "body": b""})
+                raise _Answered
+            await send(message)
 
-        await self._app({**scope, "method": "GET"}, receive, headed)
+        try:
+            await self._app({**scope, "method": "GET"}, receive, headed)
+        except* _Answered:  # a stream would otherwise go on
+            pass
 
 
 class LimitBody:

@@ -6,7 +6,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service import estimates
-from service.api.access import READS, SUBMITS
+from service.access import Caller
+from service.api.access import READS, SUBMITS, Called
 from service.api.bodies import body_of
 from service.api.context import Context, InContext, Reading
 from service.api.problems import SUBMITTED, responses
@@ -31,24 +32,24 @@ EXAMPLE = {
     dependencies=SUBMITS,
     summary="Ask for a memory estimate",
 )
-async def submit(request: Request, response: Response, here: InContext) -> EstimateState:
+async def submit(request: Request, response: Response, here: InContext, who: Called) -> EstimateState:
     """Queue an estimate of the memory that LoRA, QLoRA and full finetuning need, and of their largest batches."""
-    estimate_id = await run_in_threadpool(_submit, await request.body(), here)
+    estimate_id = await run_in_threadpool(_submit, await request.body(), here, who)
     response.headers["Location"] = f"/v1/estimates/{estimate_id}"
     return EstimateState(id=estimate_id, state="queued")
 
 
-def _submit(body: bytes, here: Context) -> str:
+def _submit(body: bytes, here: Context, who: Caller) -> str:
     """Validate and queue the estimate. Runs in a thread, because it reads files and waits for the database."""
     asked = parse(body, EstimateRequest)
     validate_model(asked.spec, here.settings)
-    return here.queue.submit_estimate(asked)
+    return here.queue.submit_estimate(asked, who)
 
 
 @router.get("/{estimate_id}", responses=responses(NotFound), dependencies=READS, summary="One estimate")
-def show(estimate_id: str, session: Reading) -> EstimateView:
+def show(estimate_id: str, session: Reading, who: Called) -> EstimateView:
     """The estimate's state; `result` when a worker has answered, `error` when it could not."""
-    return EstimateView.model_validate(estimates.view(session, estimate_id))
+    return EstimateView.model_validate(estimates.view(session, estimate_id, who.sees))
 
 
 @router.post(
@@ -58,7 +59,7 @@ def show(estimate_id: str, session: Reading) -> EstimateView:
     dependencies=SUBMITS,
     summary="Cancel an estimate",
 )
-def cancel(estimate_id: str, here: InContext) -> EstimateState:
+def cancel(estimate_id: str, here: InContext, who: Called) -> EstimateState:
     """End an estimate that nobody waits for any more; one that has been answered stays answered."""
-    here.queue.cancel_estimate(estimate_id)
+    here.queue.cancel_estimate(estimate_id, who)
     return EstimateState(id=estimate_id, state="cancelled")

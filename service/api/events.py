@@ -11,8 +11,8 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from sqlalchemy.orm import Session
 
 from service import events, jobs
-from service.access import Caller
-from service.api.access import READS, Called, Existing, Visible
+from service.access import Caller, is_valid
+from service.api.access import ADMIN, READS, Called, Existing, Visible
 from service.api.context import Context, InContext, Reading
 from service.api.problems import responses
 from service.contract.views import EventList, EventView
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["events"], dependenc
 
 PAGE = 200
 WAIT_SECONDS = 30.0  # until a stream looks again whether its job is still there
-After = Annotated[int, Query(ge=0, lt=2**62, description="The `seq` of the last event that is known")]
+After = Annotated[int, Query(ge=0, lt=2**31, description="The `seq` of the last event that is known")]
 
 
 @router.get("", responses=responses(NotFound), summary="A job's events")
@@ -40,16 +40,15 @@ async def stream(
     here: InContext,
     who: Called,
     after: After = 0,
-    last_event_id: Annotated[int | None, Header(ge=0, lt=2**62)] = None,
+    last_event_id: Annotated[int | None, Header(ge=0, lt=2**31)] = None,
 ) -> AsyncIterable[ServerSentEvent]:
     """The job's events as Server-Sent Events, until the job has ended; `id` is the event's `seq`.
 
-    A client that lost the connection goes on with `Last-Event-ID`, as browsers do by themselves. The stream of a
-    job that is deleted meanwhile ends.
+    A client that lost the connection goes on with `Last-Event-ID`, as browsers do by themselves. A stream ends when
+    its job is deleted, its key is revoked, or the server ends.
     """
     seq = last_event_id if last_event_id is not None else after
-    known = 0
-    while True:
+    while not here.watch.closed:
         try:
             found, ended = await run_in_threadpool(_since, job_id, here, who, seq)
         except NotFound:
@@ -61,10 +60,12 @@ async def stream(
             continue
         if ended:
             return
-        known = await here.watch.wait(max(known, seq), WAIT_SECONDS)
+        await here.watch.wait(job_id, seq, WAIT_SECONDS)
 
 
 def _since(job_id: str, here: Context, who: Caller, seq: int) -> tuple[tuple[EventView, ...], bool]:
     with Session(readonly(here.engine)) as session, session.begin():
+        if who.id and who != ADMIN and not is_valid(session, who.id):
+            return (), True
         job = jobs.get(session, job_id, who.sees)
         return events.tail(session, job.id, seq, PAGE), job.status.ended

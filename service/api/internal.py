@@ -6,14 +6,18 @@ must be of the control plane's own version.
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import FileResponse
+from pydantic import ValidationError
 
 from service import __version__, uploads
 from service.api.access import WORKS
 from service.api.context import InContext
+from service.contract.base import Contract
 from service.contract.internal import (
     PATH,
     VERSION,
@@ -31,7 +35,9 @@ from service.contract.internal import (
     VerifyDone,
 )
 from service.contract.task import PlanInput
-from service.errors import OtherVersion
+from service.errors import MalformedBody, OtherVersion
+
+Said = TypeVar("Said", bound=Contract)
 
 
 def same_version(theirs: Annotated[str | None, Header(alias=VERSION)] = None) -> None:
@@ -40,13 +46,28 @@ def same_version(theirs: Annotated[str | None, Header(alias=VERSION)] = None) ->
         raise OtherVersion(f"This control plane is dynotune {__version__}, the worker is {theirs or 'unknown'}.")
 
 
+@functools.cache
+def sent(kind: type[Said]) -> Callable[[Request], Awaitable[Said]]:
+    """A dependency that reads the body: after the key was checked, so that nobody else's is read."""
+
+    async def read(request: Request) -> Said:
+        try:
+            return kind.model_validate_json(await request.body())
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise MalformedBody(f"The body is no {kind.__name__}: {place} {first['msg']}.") from error
+
+    return read
+
+
 router = APIRouter(
     prefix=PATH, tags=["internal"], dependencies=[Depends(same_version), *WORKS], include_in_schema=False
 )
 
 
 @router.put("/workers/{worker_id}", status_code=204)
-def register(worker_id: str, asked: Registration, here: InContext) -> None:
+def register(worker_id: str, asked: Annotated[Registration, Depends(sent(Registration))], here: InContext) -> None:
     """Announce a worker."""
     here.queue.register(worker_id, asked.pid, asked.facts)
 
@@ -58,7 +79,7 @@ def leave(worker_id: str, here: InContext) -> None:
 
 
 @router.post("/claim")
-def claim(asked: ClaimRequest, here: InContext) -> ClaimAnswer:
+def claim(asked: Annotated[ClaimRequest, Depends(sent(ClaimRequest))], here: InContext) -> ClaimAnswer:
     """Lease a task. What the worker was given before, but never heard of, is handed on at once."""
     if asked.unanswered:
         here.queue.unheard(asked.worker_id)
@@ -66,37 +87,37 @@ def claim(asked: ClaimRequest, here: InContext) -> ClaimAnswer:
 
 
 @router.post("/renew")
-def renew(asked: Renewal, here: InContext) -> RenewalAnswer:
+def renew(asked: Annotated[Renewal, Depends(sent(Renewal))], here: InContext) -> RenewalAnswer:
     """Extend a lease."""
     return RenewalAnswer(wish=here.queue.renew(asked.claim, asked.progress))
 
 
 @router.post("/plan-input")
-def plan_input(asked: PlanAsked, here: InContext) -> PlanInput:
+def plan_input(asked: Annotated[PlanAsked, Depends(sent(PlanAsked))], here: InContext) -> PlanInput:
     """What the claimed plan may know."""
     return here.queue.plan_input(asked.claim)
 
 
 @router.post("/plan", status_code=204)
-def finish_plan(asked: Planned, here: InContext) -> None:
+def finish_plan(asked: Annotated[Planned, Depends(sent(Planned))], here: InContext) -> None:
     """Carry out a plan's decision."""
     here.queue.finish_plan(asked.claim, asked.decision)
 
 
 @router.post("/trial", status_code=204)
-def finish_trial(asked: TrialDone, here: InContext) -> None:
+def finish_trial(asked: Annotated[TrialDone, Depends(sent(TrialDone))], here: InContext) -> None:
     """Record a trial."""
     here.queue.finish_trial(asked.claim, asked.measurement, asked.log)
 
 
 @router.post("/verify", status_code=204)
-def finish_verify(asked: VerifyDone, here: InContext) -> None:
+def finish_verify(asked: Annotated[VerifyDone, Depends(sent(VerifyDone))], here: InContext) -> None:
     """Record a verification."""
     here.queue.finish_verify(asked.claim, asked.verification, asked.log)
 
 
 @router.post("/estimate", status_code=204)
-def finish_estimate(asked: EstimateDone, here: InContext) -> None:
+def finish_estimate(asked: Annotated[EstimateDone, Depends(sent(EstimateDone))], here: InContext) -> None:
     """Record an estimate."""
     here.queue.finish_estimate(asked.claim, asked.estimate)
 
@@ -108,12 +129,12 @@ def fetch(name: str, here: InContext) -> FileResponse:
 
 
 @router.post("/release", status_code=204)
-def release(asked: Held, here: InContext) -> None:
+def release(asked: Annotated[Held, Depends(sent(Held))], here: InContext) -> None:
     """Hand a task back unfinished."""
     here.queue.release(asked.claim)
 
 
 @router.post("/fail", status_code=204)
-def fail(asked: Failed, here: InContext) -> None:
+def fail(asked: Annotated[Failed, Depends(sent(Failed))], here: InContext) -> None:
     """Fail a task and its job."""
     here.queue.fail(asked.claim, asked.reason, asked.log)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service import jobs
 from service.access import Caller
-from service.api.access import READS, SUBMITS, Called, Visible
+from service.api.access import READS, SUBMITS, Called, Existing
 from service.api.bodies import body_of
 from service.api.context import Context, InContext, Reading
 from service.api.problems import SUBMITTED, responses
@@ -69,9 +69,15 @@ async def submit(
 
 def _submit(body: bytes, here: Context, who: Caller, idempotency_key: str | None) -> str:
     """Validate and queue the job. Runs in a thread, because it reads files and waits for the database."""
-    spec = parse(body, JobSpec)
-    validate(spec, here.settings)
-    return here.queue.submit(spec, who, idempotency_key)
+    return _queued(parse(body, JobSpec), here, who, idempotency_key)
+
+
+def _queued(spec: JobSpec, here: Context, who: Caller, idempotency_key: str | None) -> str:
+    """Queue the job if it has no mistakes. One that was queued under this key before is not looked at again."""
+    before = here.queue.repeated(spec, who, idempotency_key)
+    if before is None:
+        validate(spec, here.settings)
+    return before or here.queue.submit(spec, who, idempotency_key)
 
 
 @router.post(
@@ -110,7 +116,7 @@ def list_jobs(
         raise BadQuery(f"status must be one of {', '.join(JobStatus)}, not {status!r}.")
     if label is not None and "=" not in label:
         raise BadQuery(f"label must be key=value, not {label!r}.")
-    if cursor is not None and not re.fullmatch("[0-9]{1,18}", cursor):
+    if cursor is not None and (not re.fullmatch("[0-9]{1,10}", cursor) or int(cursor) >= 2**31):
         raise BadQuery(f"cursor must be the `next` of a page before, not {cursor!r}.")
     key, _, value = (label or "").partition("=")
     wanted = jobs.Wanted(
@@ -138,7 +144,7 @@ async def show(
     here: InContext,
     who: Called,
     wait: Annotated[float, Query(ge=0, le=MOST_WAIT_SECONDS, description="Seconds to wait for news")] = 0.0,
-    since: Annotated[int | None, Query(ge=0, lt=2**62, description="The `version` that is known already")] = None,
+    since: Annotated[int | None, Query(ge=0, lt=2**31, description="The `version` that is known already")] = None,
 ) -> JobView | Response:
     """Status, phase, progress, the best so far, the estimated finish, and why a queued job waits.
 
@@ -146,13 +152,15 @@ async def show(
     seconds. With `If-None-Match`, 304 when nothing but the clock has changed since the answer with that `ETag`.
     """
     clock = asyncio.get_running_loop().time
-    until, last = clock() + wait, 0
+    until = clock() + wait
     view = await run_in_threadpool(_look, job_id, here, who)
     while since is not None and view.version <= since and not view.status.ended and clock() < until:
-        last = await here.watch.wait(last or view.version, until - clock())
+        if here.watch.closed:
+            break
+        await here.watch.wait(job_id, since, until - clock())
         view = await run_in_threadpool(_look, job_id, here, who)
     tag = _tag(view)
-    if tag in [one.strip() for one in request.headers.get("if-none-match", "").split(",")]:
+    if _matches(request.headers.get("if-none-match", ""), tag):
         return Response(status_code=304, headers={"ETag": tag})
     response.headers["ETag"] = tag
     return view
@@ -163,6 +171,12 @@ def _look(job_id: str, here: Context, who: Caller) -> JobView:
         return jobs.view(session, jobs.get(session, job_id, who.sees), now(session))
 
 
+def _matches(asked: str, tag: str) -> bool:
+    """Whether If-None-Match names the tag, by the weak comparison (RFC 9110, 13.1.2)."""
+    names = [one.strip().removeprefix("W/") for one in asked.split(",")]
+    return "*" in names or tag.removeprefix("W/") in names
+
+
 def _tag(view: JobView) -> str:
     """The weak entity tag of what a job's view says, apart from what only the clock changes (RFC 9110, 8.8.3)."""
     text = view.model_dump_json(exclude={"elapsed_seconds", "estimated_finish_at"})
@@ -170,22 +184,22 @@ def _tag(view: JobView) -> str:
 
 
 @router.post("/{job_id}/cancel", status_code=202, responses=ACTED, dependencies=SUBMITS, summary="Cancel")
-def cancel(job: Visible, here: InContext) -> JobState:
+def cancel(job_id: Existing, here: InContext) -> JobState:
     """End the job now; the device is free within seconds."""
-    here.queue.cancel(job.id)
-    return JobState(id=job.id, status=JobStatus.cancelled)
+    here.queue.cancel(job_id)
+    return JobState(id=job_id, status=JobStatus.cancelled)
 
 
 @router.post("/{job_id}/stop", status_code=202, responses=ACTED, dependencies=SUBMITS, summary="Stop")
-def stop(job: Visible, here: InContext) -> JobState:
+def stop(job_id: Existing, here: InContext) -> JobState:
     """End the job now and recommend the best so far."""
-    return JobState(id=job.id, status=JobStatus(here.queue.stop(job.id)))
+    return JobState(id=job_id, status=JobStatus(here.queue.stop(job_id)))
 
 
 @router.delete("/{job_id}", status_code=204, responses=ACTED, dependencies=SUBMITS, summary="Delete")
-def delete(job: Visible, here: InContext) -> None:
+def delete(job_id: Existing, here: InContext) -> None:
     """Delete a job that has ended, with its trials, its events and its recommendation."""
-    here.queue.delete(job.id)
+    here.queue.delete(job_id)
 
 
 @router.post(
@@ -194,19 +208,26 @@ def delete(job: Visible, here: InContext) -> None:
     openapi_extra={
         "requestBody": {"content": {"application/json": {"schema": {"type": "object"}, "example": CHANGES}}}
     },
-    responses=SUBMITTED | responses(NotFound, TooMany),
+    responses=SUBMITTED | responses(NotFound, KeyReused, TooMany),
     dependencies=SUBMITS,
     summary="Submit a job again",
 )
-async def clone(request: Request, response: Response, job: Visible, here: InContext, who: Called) -> JobState:
+async def clone(
+    job_id: Existing,
+    request: Request,
+    response: Response,
+    here: InContext,
+    who: Called,
+    idempotency_key: Key = None,
+) -> JobState:
     """Queue the same job again; the body, if there is one, is a JSON merge patch (RFC 7396) of its spec."""
-    job_id = await run_in_threadpool(_clone, await request.body(), dict(job.spec), here, who)
-    response.headers["Location"] = f"/v1/jobs/{job_id}"
-    return JobState(id=job_id, status=JobStatus.queued)
+    copy = await run_in_threadpool(_clone, await request.body(), job_id, here, who, idempotency_key)
+    response.headers["Location"] = f"/v1/jobs/{copy}"
+    return JobState(id=copy, status=JobStatus.queued)
 
 
-def _clone(body: bytes, spec: dict[str, Any], here: Context, who: Caller) -> str:
-    changed = merged(spec, read(body, "The body")) if body.strip() else spec
-    wanted = well_formed(changed, JobSpec)
-    validate(wanted, here.settings)
-    return here.queue.submit(wanted, who)
+def _clone(body: bytes, job_id: str, here: Context, who: Caller, idempotency_key: str | None) -> str:
+    changes = read(body, "The body", "what changes in the job") if body.strip() else {}
+    with Session(readonly(here.engine)) as session, session.begin():
+        spec = dict(jobs.get(session, job_id, who.sees).spec)
+    return _queued(well_formed(merged(spec, changes), JobSpec), here, who, idempotency_key)

@@ -10,10 +10,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import logs
+from service.api.problems import answer
 from service.counters import HTTP_SECONDS
+from service.errors import DynotuneError
 
 log = logs.logger("dynotune.api")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 PAGES = ("/docs", "/redoc")  # of the API's description: pages with scripts of their own, all others are data
 SHOWS_NOTHING = "default-src 'none'; frame-ancestors 'none'"
 SHOWS_PAGES = (
@@ -39,7 +42,8 @@ class Observed:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        began, status = time.perf_counter(), 500
+        began = time.perf_counter()
+        status: int | None = None
 
         async def observed(message: Message) -> None:
             nonlocal status
@@ -57,9 +61,18 @@ class Observed:
         with logs.bound(request_id=request_id):
             try:
                 await self._app(scope, receive, observed)
+            except Exception:
+                log.exception("a mistake of the service")
+                if status is not None:  # the answer has begun: the connection is all that can be ended
+                    raise
+                mistake = DynotuneError("This is a mistake of the service; its log has the details.")
+                await answer(mistake)(scope, receive, observed)
             finally:
                 seconds = time.perf_counter() - began
-                route = getattr(scope.get("route"), "path", "other")  # not the path, which would make a series each
-                HTTP_SECONDS.labels(scope["method"], route, status).observe(seconds)
-                told = {"method": scope["method"], "path": scope["path"], "status": status}
+                # Paths and methods that a caller makes up would each begin a series that is kept for ever.
+                route = getattr(scope.get("route"), "path", "other")
+                method = scope["method"] if scope["method"] in METHODS else "other"
+                HTTP_SECONDS.labels(method, route, status).observe(seconds)
+                path = scope["path"].encode("unicode_escape").decode()
+                told = {"method": method, "path": path, "status": status}
                 log.info("request", seconds=round(seconds, 4), **told)

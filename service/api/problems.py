@@ -101,7 +101,11 @@ def install(app: FastAPI) -> None:
             refused = answer(NotAllowed(f"{request.method} is not allowed on {request.url.path}."))
             refused.headers["Allow"] = ", ".join(_allowed(request))
             return refused
-        return answer(NotFound(f"There is nothing at {request.url.path}; the API is described at /docs."))
+        if isinstance(error.__cause__, DynotuneError):  # raised while the body was read
+            return answer(error.__cause__)
+        if error.status_code == 404:
+            return answer(NotFound(f"There is nothing at {request.url.path}; the API is described at /docs."))
+        return answer(MalformedBody(f"The request cannot be read: {error.detail}."))
 
     @app.exception_handler(DBAPIError)
     async def _database(_request: Request, error: DBAPIError) -> JSONResponse:
@@ -118,10 +122,6 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def _gone(_request: Request, _error: ClientDisconnect) -> Response:
         return Response(status_code=400)  # nobody reads it
-
-    @app.exception_handler(Exception)  # uvicorn logs the traceback all the same
-    async def _ours_to_repair(_request: Request, _error: Exception) -> JSONResponse:
-        return answer(DynotuneError("This is a mistake of the service; its log has the details."))
 
 
 def _allowed(request: Request) -> list[str]:

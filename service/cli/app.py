@@ -293,7 +293,7 @@ def clone(
     from service.jobtext import read
 
     with connect(url) as client:
-        job_id = client.clone(job, read(changes.encode(), "--changes"))
+        job_id = client.clone(job, read(changes.encode(), "--changes", "what changes in the job"))
     emit({"id": job_id}) if json_ else print(job_id)
 
 

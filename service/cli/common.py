@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,8 +26,9 @@ def emit(data: Any) -> None:
 def connect(url: str) -> Client:
     """A client of the control plane, with the API key of DYNOTUNE_KEY if that is set."""
     from service.client import Client
+    from service.ownkey import own_key
 
-    return Client(url, key=os.environ.get("DYNOTUNE_KEY"))
+    return Client(url, key=own_key())
 
 
 def screen() -> Console:

@@ -11,14 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import uvicorn
+from fastapi import FastAPI
 from sqlalchemy.orm import Session
 
 from service import logs
 from service.access import has_admin
 from service.api import create_app
 from service.api.connections import PatientProtocol
+from service.api.context import Context
 from service.api.guard import is_loopback
 from service.cli.output import say
 from service.db import connect, readonly, upgrade
@@ -31,6 +34,16 @@ FIRST_PAUSE_SECONDS = 1.0
 MAX_DEATHS, DEATHS_SECONDS = 5, 60.0
 
 
+class Server(uvicorn.Server):
+    """uvicorn's server, which also lets go who waits for news: it would wait for them until its own time is up."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the waiting, then all connections."""
+        app = cast(FastAPI, self.config.app)
+        await cast(Context, app.state.context).watch.close()
+        await super().shutdown(sockets)
+
+
 class LocalWorker:
     """One worker process, in a session of its own, so that Ctrl-C reaches it through this process only.
 
@@ -40,7 +53,8 @@ class LocalWorker:
     def __init__(self, settings: Settings, log_level: logs.Level = "warning") -> None:
         read, self._lifeline = os.pipe()
         command = [*WORKER, "--lifeline", str(read)]
-        environment = os.environ | {
+        private = ("DYNOTUNE_SERVER", "DYNOTUNE_KEY", "DYNOTUNE_ADMIN_KEY")  # of others than this worker
+        environment = {name: value for name, value in os.environ.items() if name not in private} | {
             "DYNOTUNE_DATABASE_URL": settings.database_url,
             "DYNOTUNE_DATA_ROOTS": os.pathsep.join(map(str, settings.data_roots)),
             "DYNOTUNE_LOG_LEVEL": log_level,
@@ -135,7 +149,7 @@ def control_plane(settings: Settings) -> Iterator[str]:
         access_log=False,
         timeout_graceful_shutdown=END_SECONDS,
     )
-    server = uvicorn.Server(config)
+    server = Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api")
     thread.start()
     try:
@@ -183,7 +197,7 @@ def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
         access_log=False,
         timeout_graceful_shutdown=END_SECONDS,
     )
-    server = uvicorn.Server(config)
+    server = Server(config)
 
     def end() -> None:
         server.should_exit = True

@@ -9,6 +9,7 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from service.cli.common import connect
 from service.cli.embedded import LocalWorker, control_plane
 from service.cli.jobfile import read_job
 from service.cli.tune import private
@@ -32,7 +33,7 @@ def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: C
     """Ask the control plane at `url`, or without one a private control plane with a worker; print the answer."""
     job, memory_gib = read_job(path), gibibytes(memory)
     if url:
-        with Client(url) as client:
+        with connect(url) as client:
             found = client.estimate(job, memory_gib)
     else:
         settings = Settings.from_environment()

@@ -36,7 +36,9 @@ def create(
     scope: Annotated[
         list[str] | None, typer.Option(help="read, submit (the default), worker or admin; may be given several times.")
     ] = None,
-    most_open_jobs: Annotated[int | None, typer.Option(min=1, help="More jobs that wait or run are refused.")] = None,
+    most_open_jobs: Annotated[
+        int | None, typer.Option(min=1, max=2**31 - 1, help="More jobs that wait or run are refused.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Make a key and print it. It is shown this once: only its digest is kept."""

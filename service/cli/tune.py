@@ -99,7 +99,8 @@ def private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
     named = tuple(end.parent for source in sources for end in (source, source.resolve()))
     with tempfile.TemporaryDirectory(prefix="tune-", dir=settings.home) as folder:
         url = f"sqlite:///{folder}/tune.db"
-        yield settings.model_copy(update={"database_url": url, "data_roots": (*settings.data_roots, *named)})
+        own = {"database_url": url, "data_roots": (*settings.data_roots, *named)}
+        yield settings.model_copy(update=own | {"require_keys": False, "admin_key": None})
 
 
 def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) -> JobView:

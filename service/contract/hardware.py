@@ -24,7 +24,7 @@ class HardwareFacts(Contract):
     index: int = 0
     uuid: str | None = None
     name: str
-    memory_bytes: int
+    memory_bytes: int = Field(ge=0, lt=2**63)
     cores: int
     capability: tuple[int, int] | None = Field(default=None, description="CUDA compute capability of an NVIDIA GPU.")
     has_own_memory: bool = Field(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from service.contract.base import Contract
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
@@ -24,7 +26,7 @@ VERSION = "X-Dynotune-Version"  # the header in which a worker names its version
 class Registration(Contract):
     """A worker announces itself."""
 
-    pid: int
+    pid: int = Field(ge=0, lt=2**31)
     facts: HardwareFacts
 
 
@@ -34,8 +36,8 @@ class ClaimRequest(Contract):
     `unanswered` says that it never got the answer to its last request. A task that it was given then is handed on.
     """
 
-    worker_id: str
-    kinds: tuple[TaskKind, ...]
+    worker_id: str = Field(max_length=32)
+    kinds: tuple[TaskKind, ...] = Field(min_length=1, max_length=len(TaskKind))
     unanswered: bool = False
 
 

@@ -41,7 +41,7 @@ class TrialRequest(Contract):
 
     configuration: Configuration
     origin: Origin
-    number: int
+    number: int = Field(ge=0, lt=2**31)
     confirm_largest: bool = Field(
         default=True, description="Run the largest micro batch that the memory line predicts, even if it is not timed."
     )
@@ -77,7 +77,7 @@ class Leased(Contract):
     """The base of all claims. The attempt is the fencing token: a write under an older attempt is refused."""
 
     task_id: str
-    attempt: int
+    attempt: int = Field(ge=0, lt=2**31)
 
 
 class PlanClaim(Leased):
@@ -159,5 +159,5 @@ class PlanDecision(Contract):
     finish: bool = False
     error: str | None = None
     phase: JobPhase = JobPhase.searching
-    planned_trials: int | None = None
+    planned_trials: int | None = Field(default=None, ge=0, lt=2**31)
     notes: tuple[str, ...] = ()

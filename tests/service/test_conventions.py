@@ -132,7 +132,7 @@ def test_metrics_of_the_queue(api: TestClient, queue: Queue, facts: Facts, job: 
     values = dict(line.rsplit(" ", 1) for line in said.text.splitlines() if not line.startswith("#"))
     assert values['dynotune_tasks_queued{kind="plan"}'] == "2.0"
     assert values['dynotune_jobs{status="running"}'] == "1.0" and values["dynotune_workers_alive"] == "1.0"
-    assert values['dynotune_outcomes_total{kind="trial",outcome="ok"}'] == "1.0"
+    assert values['dynotune_outcomes{kind="trial",outcome="ok"}'] == "1.0"
     assert float(values['dynotune_oldest_task_seconds{kind="plan"}']) >= 0
     assert any(name.startswith("dynotune_http_request_seconds_count") for name in values)
 

@@ -221,7 +221,8 @@ class Loop:
         while True:
             try:
                 return call()
-            except BrokerUnavailable:
+            except (BrokerUnavailable, OtherVersion) as error:
+                self._tell(str(error))
                 if self._now.wait(wait) or self.stay.over():
                     raise
                 wait = min(wait * 1.6, IDLE_SECONDS[1])

@@ -168,6 +168,7 @@ def serve(
     from service import logs
     from service.broker import BrokerUnavailable, connect
     from service.contract.child import Workplace
+    from service.ownkey import own_key
     from service.settings import Settings
     from worker.runner.lock import DeviceLock
     from worker.runner.loop import Loop
@@ -176,7 +177,7 @@ def serve(
 
     settings = Settings.from_environment()
     logs.show(settings.log, settings.log_level)
-    broker = connect(server or settings.database_url, lease, os.environ.get("DYNOTUNE_KEY"))
+    broker = connect(server or settings.database_url, lease, own_key())
     sandbox = Sandbox(facts.has_own_memory, entry, log=settings.home / "worker.log")
     bench = Bench(
         sandbox=sandbox,
