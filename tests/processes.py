@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from service.contract.hardware import HardwareFacts
 from tests.conftest import ROOT
 
@@ -50,3 +52,15 @@ def start_worker(
     output = (folder / "workers.log").open("ab")
     with output:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
+
+
+def ours(tmp_path: Path) -> list[psutil.Process]:
+    """Processes of this test that are still alive."""
+    found = []
+    for process in psutil.process_iter(["environ", "status"]):
+        home = (process.info["environ"] or {}).get("DYNOTUNE_HOME")
+        keeper = "-S" in process.cmdline() if process.is_running() and home else False  # the tests' PostgreSQL
+        mine = home == str(tmp_path / "home") and process.pid != os.getpid() and not keeper
+        if mine and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found

@@ -68,7 +68,8 @@ def serve(
     raise typer.Exit(0 if run(Settings.from_environment(), host, port, worker) else FAILED)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+# The worker describes its own options: `dynotune worker --help` is handed on to it.
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def worker(
     context: typer.Context,
     devices: Annotated[str, typer.Option(help="first, all, or a list such as cuda:0,cuda:1")] = "first",

@@ -23,24 +23,12 @@ from service.models import Task
 from service.queue import Queue
 from tests import tiny
 from tests.conftest import ROOT
-from tests.processes import start_worker, until
+from tests.processes import ours, start_worker, until
 from worker.runner.lock import DeviceLock
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_HOME": str(tmp_path / "home")}
-
-
-def ours(tmp_path: Path) -> list[psutil.Process]:
-    """Processes of this test that are still alive."""
-    found = []
-    for process in psutil.process_iter(["environ", "status"]):
-        home = (process.info["environ"] or {}).get("DYNOTUNE_HOME")
-        keeper = "-S" in process.cmdline() if process.is_running() and home else False  # the tests' PostgreSQL
-        mine = home == str(tmp_path / "home") and process.pid != os.getpid() and not keeper
-        if mine and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
 
 
 def children(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:

@@ -15,14 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from service.models import Event, Job, Task, Worker
 from service.queue import Queue
-from tests.processes import start_worker, until
+from tests.processes import ours, start_worker, until
 
 LONG = os.environ.get("DYNOTUNE_CHAOS") == "1"
 TRIALS, WORKERS, KILLS, STOPS = (600, 6, 20, 10) if LONG else (60, 4, 5, 1)
@@ -97,9 +96,4 @@ def test_no_result_is_lost_or_counted_twice(
     assert len({task.key for task in tasks}) == len({task.finish_order for task in tasks}) == TRIALS
     assert len(told) == TRIALS and len({one["task"] for one in told}) == TRIALS
     assert len(left) <= KILLS  # killed workers cannot say that they left
-    assert not [one for one in psutil.process_iter(["environ"]) if _ours(one, database_url)]
-
-
-def _ours(process: psutil.Process, url: str) -> bool:
-    """Whether a process is one of this test's workers, fork servers or children: they inherit the URL."""
-    return (process.info["environ"] or {}).get("DYNOTUNE_DATABASE_URL") == url
+    assert ours(tmp_path) == []

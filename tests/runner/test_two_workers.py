@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
@@ -80,6 +81,8 @@ def test_a_second_sigterm_hands_the_trial_back(
     queue.submit(spec())
     worker = start_worker(tmp_path, database_url, facts(), "hang")
     until(lambda: any(task.progress for task in trials(engine, "running")), 60, "a running trial")
+    children = psutil.Process(worker.pid).children(recursive=True)
+    assert children and not any("DYNOTUNE_DATABASE_URL" in child.environ() for child in children)
     worker.send_signal(signal.SIGTERM)  # lets the trial end ...
     worker.send_signal(signal.SIGINT)  # ... this hands it back
     assert worker.wait(30) == 0

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from service.contract.hardware import HardwareFacts
     from worker.runner.loop import Loop
 
+SECRETS = ("DYNOTUNE_DATABASE_URL", "DYNOTUNE_KEY", "DYNOTUNE_ADMIN_KEY")
 DEFAULT_ENTRY = "worker.child.entry:main"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -178,6 +179,8 @@ def serve(
     settings = Settings.from_environment()
     logs.show(settings.log, settings.log_level)
     broker = connect(server or settings.database_url, lease, own_key())
+    for name in SECRETS:  # a model may bring code of its own, which runs in the children of this process
+        os.environ.pop(name, None)
     sandbox = Sandbox(facts.has_own_memory, entry, log=settings.home / "worker.log")
     bench = Bench(
         sandbox=sandbox,
