@@ -10,7 +10,7 @@ import torch
 
 from tests.child import tiny
 from training.errors import TrainingError
-from worker.child import soak
+from worker.child import soak, steps
 from worker.child.build import Bundle
 
 EFFECTIVE = 4
@@ -91,11 +91,39 @@ def test_a_loss_that_is_not_a_number_does_not_pass(bundle: Bundle) -> None:
     ids=["flat", "leak", "levels off", "noise", "within noise"],
 )
 def test_growth(live: list[int], grows: bool) -> None:
-    if grows:
-        with pytest.raises(TrainingError):
-            soak.check_growth(live)
+    assert (soak.growth(live) > 0) == grows
+
+
+@pytest.mark.parametrize("leaks", [True, False], ids=["leak", "new shapes"])
+def test_growth_counts_where_nothing_new_is_run(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, leaks: bool) -> None:
+    """Memory that rises with each step, or with each step of a shape that was not seen: only a leak ends the soak."""
+    seen: set[int] = set()
+    used, ran = 100 << 20, 0
+
+    def step(_bundle: Bundle, prepared: Any, number: int, state: soak.State) -> None:
+        nonlocal used, ran
+        ran += 1
+        if leaks or id(prepared) not in seen:
+            used += 5 << 20
+        seen.add(id(prepared))
+        kept.append(prepared)  # so that no other gets its id
+        state.done, state.last_loss = number + 1, 1.0
+        state.live.append(used)
+
+    kept: list[Any] = []
+    monkeypatch.setattr(soak, "_step", step)
+    if leaks:
+        with pytest.raises(TrainingError, match="by 5.00 MiB a step while one step is repeated"):
+            soak.soak(bundle, 2, 40, 0, 4, 600.0)
     else:
-        soak.check_growth(live)
+        assert soak.soak(bundle, 2, 40, 0, 4, 600.0).steps == 40
+        assert ran == 40 + soak.LEAST_REPEATS
+
+
+def test_a_step_can_be_repeated(bundle: Bundle) -> None:
+    plan, _ = soak.soak_plan(bundle, 2, 1, seed=0)
+    prepared = next(steps.prepared(bundle, plan))
+    soak.confirm_growth(bundle, prepared, 0, pace=1 << 20)  # a real step holds no more when it is repeated
 
 
 def test_steps_that_become_slower_do_not_pass() -> None:

@@ -39,6 +39,7 @@ MOST_STEPS = 5000  # of a soak whose steps the job does not give
 MOST_SLOWING = 1.3  # times the seconds a padded token, in the last third of the steps over those in the first
 LEAST_FOR_PACE = 15  # undisturbed steps, before their pace can be said to change
 NOISE_BYTES = 4 << 20  # differences of memory between steps that are not taken for growth
+LEAST_REPEATS, MOST_REPEATS = 12, 60  # of one step, to tell a leak from what libraries keep for each new shape
 SAVE_EVERY = 20  # steps
 
 
@@ -164,7 +165,9 @@ def soak(
         state.retries += device.retries() - before
         if rising >= 2:
             raise TrainingError(f"the allocator had to free its cache on two steps running (step {number})", "memory")
-        check_growth(state.live)
+        if pace := growth(state.live):
+            confirm_growth(bundle, step, number, pace)
+            state.live = []  # it was the shapes' first time: watched anew from here
         if state.done % SAVE_EVERY == 0:
             state.save(file)
     prepared.close()
@@ -224,17 +227,34 @@ def check_pace(paces: list[float]) -> None:
         raise TrainingError(f"its steps became {last / first:.1f} times slower over {len(paces)} steps", "numbers")
 
 
-def check_growth(live: list[int]) -> None:
-    """TrainingError when the memory in use between steps keeps growing.
+def growth(live: list[int]) -> float:
+    """By how many bytes a step the memory in use between steps seems to grow; 0 where it does not.
 
     The medians of the first, second and last third of the steps must rise, the second rise at least half of the first.
     """
     if len(live) < LEAST_FOR_GROWTH or len(live) % 10:
-        return
+        return 0.0
     first, second, last = _thirds(live)
     if second - first > NOISE_BYTES and last - second > max(NOISE_BYTES, 0.5 * (second - first)):
-        pace = (last - first) / (len(live) * 2 / 3) / 2**20
-        sentence = f"memory held between steps keeps growing, by {pace:.2f} MiB a step over {len(live)} steps"
+        return (last - first) / (len(live) * 2 / 3)
+    return 0.0
+
+
+def confirm_growth(bundle: Bundle, step: Prepared, number: int, pace: float) -> None:
+    """TrainingError when memory goes on growing at half of that pace or more while one and the same step is repeated.
+
+    Libraries keep something for each shape that they meet, as oneDNN does on a CPU (its primitive cache), so that
+    memory also grows while shapes are new. A leak grows without them.
+    """
+    repeats = min(max(LEAST_REPEATS, math.ceil(3 * NOISE_BYTES / pace)), MOST_REPEATS)
+    repeated = State()
+    for _ in range(repeats):
+        _step(bundle, step, number, repeated)
+    first, _, last = _thirds(repeated.live)
+    grown = (last - first) / (repeats * 2 / 3)
+    if grown >= pace / 2:
+        pace_mib = grown / 2**20
+        sentence = f"memory held between steps keeps growing, by {pace_mib:.2f} MiB a step while one step is repeated"
         raise TrainingError(sentence, "memory")
 
 
