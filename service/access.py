@@ -120,11 +120,6 @@ def has_admin(session: Session) -> bool:
     return any(Scope.admin in row.scopes and row.revoked_at is None for row in listed(session))
 
 
-def is_key(text: str) -> bool:
-    """Whether the text has the form of a key."""
-    return KEY.fullmatch(text) is not None
-
-
 def same(one: str, other: str) -> bool:
     """Whether two keys are the same, in a time that does not tell how much of them agrees."""
     return hmac.compare_digest(one.encode(), other.encode())

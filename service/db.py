@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,13 @@ def readonly(engine: Engine) -> Engine:
     """The same engine for reading: a transaction reads one snapshot, and on SQLite does not wait for the write lock."""
     moment = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
     return engine.execution_options(readonly=True, **moment)
+
+
+@contextlib.contextmanager
+def reading(engine: Engine) -> Iterator[Session]:
+    """A session for one transaction that only reads."""
+    with Session(readonly(engine)) as session, session.begin():
+        yield session
 
 
 def now(session: Session) -> float:

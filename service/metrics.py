@@ -16,7 +16,7 @@ from service.contract.recommendation import Recommendation
 from service.contract.states import TaskState
 from service.contract.task import TaskKind
 from service.counters import OWN
-from service.db import now, readonly
+from service.db import now, reading
 from service.models import Job, Task
 
 LATELY_SECONDS = 3600.0  # of which claims' waiting times are told
@@ -31,7 +31,7 @@ class QueueMetrics(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The metrics (the interface of prometheus_client)."""
-        with Session(readonly(self._engine)) as session, session.begin():
+        with reading(self._engine) as session:
             at = now(session)
             yield from _tasks(session, at)
             yield from _jobs(session)

@@ -38,7 +38,7 @@ from service.contract.task import (
     Wish,
 )
 from service.contract.text import storable
-from service.db import check_revision, readonly
+from service.db import check_revision, reading
 from service.enqueue import insert_if_new, queue_plan, queue_task
 from service.errors import Drained, LeaseLost, NotFound
 from service.history import JobHistory
@@ -98,7 +98,7 @@ class Queue(Requests):
         claim = CLAIM.validate_python(claimed)
         if claim.kind is not TaskKind.estimate:
             return claim
-        with Session(readonly(self.engine)) as session, session.begin():
+        with reading(self.engine) as session:
             lines = estimates.known(session, claim.request.spec, worker_id)
         return claim.model_copy(update={"known": lines})
 
@@ -128,7 +128,7 @@ class Queue(Requests):
         with self.writing() as (session, now):
             job = _job(session, claim)
             leases.write(session, claim, {"base_version": job.history_version})
-        with Session(readonly(self.engine)) as session, session.begin():
+        with reading(self.engine) as session:
             return history.plan_input(session, claim.job_id, now)
 
     def finish_plan(self, claim: PlanClaim, decision: PlanDecision) -> None:

@@ -17,7 +17,7 @@ from service.contract.estimate import EstimateRequest
 from service.contract.job import JobSpec
 from service.contract.states import JobPhase, JobStatus, TaskState
 from service.contract.task import TaskKind, Wish
-from service.db import readonly
+from service.db import reading
 from service.enqueue import new_id, queue_estimate, queue_plan
 from service.errors import KeyReused, NotFound, NotYet, TooMany
 from service.leases import job_of
@@ -49,7 +49,7 @@ class Requests(Transactions):
         """The job that the same submission under the key has made, or None; KeyReused when it made another."""
         if idempotency_key is None:
             return None
-        with Session(readonly(self.engine)) as session, session.begin():
+        with reading(self.engine) as session:
             before = session.get(Submission, (caller.owner or "", idempotency_key))
             return _repeated(before, _digest(spec.model_dump(mode="json"))) if before is not None else None
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from service import history
 from service.contract.task import LEASE_SECONDS
-from service.db import readonly
+from service.db import reading
 from service.history import JobHistory
 from service.leases import job_of
 from service.models import Job
@@ -56,7 +56,7 @@ class Transactions:
         All of it again when another task of the job has ended since the read. NotFound.
         """
         while True:
-            with Session(readonly(self.engine)) as session, session.begin():
+            with reading(self.engine) as session:
                 known = history.load(session, job_id)
             made = make(known)
             with self.writing() as (session, now):

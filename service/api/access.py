@@ -9,12 +9,11 @@ from typing import Annotated
 from fastapi import Depends
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from sqlalchemy.orm import Session
 
 from service import access, jobs
 from service.access import ANYBODY, Caller, Scope
 from service.api.context import Context, InContext, Reading
-from service.db import now, readonly
+from service.db import now, reading
 from service.errors import Forbidden, Unauthorized
 from service.models import Job
 
@@ -42,7 +41,7 @@ Called = Annotated[Caller, Depends(caller)]
 def _known(here: Context, token: str) -> Caller | None:
     if here.settings.admin_key and access.same(token, here.settings.admin_key.get_secret_value()):
         return ADMIN
-    with Session(readonly(here.engine)) as session, session.begin():
+    with reading(here.engine) as session:
         found, at = access.caller(session, token), now(session)
     if found is not None:
         here.rate_limit.count(found.id)
@@ -79,7 +78,7 @@ Visible = Annotated[Job, Depends(visible)]
 
 def exists(job_id: str, here: InContext, who: Called) -> str:
     """The id of the path's job, where the caller may see it; for what runs for long, as it keeps no session open."""
-    with Session(readonly(here.engine)) as session, session.begin():
+    with reading(here.engine) as session:
         return jobs.get(session, job_id, who.sees).id
 
 

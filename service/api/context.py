@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from service.api.rates import RateLimit
 from service.api.watching import EventWatch
-from service.db import readonly
+from service.db import reading
 from service.queue import Queue
 from service.settings import Settings
 
@@ -37,10 +37,10 @@ async def context(request: Request) -> Context:
 InContext = Annotated[Context, Depends(context)]
 
 
-def reading(here: InContext) -> Iterator[Session]:
+def read_only(here: InContext) -> Iterator[Session]:
     """A database session for one request that only reads: on SQLite it takes no write lock."""
-    with Session(readonly(here.engine)) as session, session.begin():
+    with reading(here.engine) as session:
         yield session
 
 
-Reading = Annotated[Session, Depends(reading)]
+Reading = Annotated[Session, Depends(read_only)]

@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from sqlalchemy.orm import Session
 
 from service import events, jobs
 from service.access import Caller, is_valid
@@ -16,7 +15,7 @@ from service.api.access import ADMIN, READS, Called, Existing, Visible
 from service.api.context import Context, InContext, Reading
 from service.api.problems import responses
 from service.contract.views import EventList, EventView
-from service.db import readonly
+from service.db import reading
 from service.errors import NotFound
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["events"], dependencies=READS)
@@ -64,7 +63,7 @@ async def stream(
 
 
 def _since(job_id: str, here: Context, who: Caller, seq: int) -> tuple[tuple[EventView, ...], bool]:
-    with Session(readonly(here.engine)) as session, session.begin():
+    with reading(here.engine) as session:
         if who.id and who != ADMIN and not is_valid(session, who.id):
             return (), True
         job = jobs.get(session, job_id, who.sees)

@@ -7,13 +7,12 @@ import shutil
 
 from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
-from sqlalchemy.orm import Session
 
 from service import jobs
 from service.api.context import Context, InContext
 from service.api.problems import responses
 from service.contract.views import Health, Readiness
-from service.db import check, now, readonly
+from service.db import check, now, reading
 from service.errors import Unavailable
 
 READY_SECONDS = 5.0
@@ -43,7 +42,7 @@ def _look(here: Context) -> Readiness:
     free = shutil.disk_usage(here.settings.home).free
     if here.engine.dialect.name == "sqlite" and free < LEAST_FREE_BYTES:
         raise Unavailable(f"The disk of {here.settings.home} is full: {free >> 20} MiB are left.")
-    with Session(readonly(here.engine)) as session, session.begin():
+    with reading(here.engine) as session:
         alive = jobs.workers_alive(session, now(session))
     note = None if alive else "No worker is alive, so jobs wait; `dynotune worker` starts one."
     return Readiness(workers_alive=alive, note=note)

@@ -9,7 +9,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from sqlalchemy.orm import Session
 
 from service import jobs
 from service.access import Caller
@@ -20,7 +19,7 @@ from service.api.problems import SUBMITTED, responses
 from service.contract.job import JobSpec
 from service.contract.states import JobStatus
 from service.contract.views import JobCheck, JobPage, JobState, JobView
-from service.db import now, readonly
+from service.db import now, reading
 from service.errors import BadQuery, ForeignOrigin, KeyReused, NotFound, NotYet, TooMany
 from service.foresight import foresee
 from service.jobtext import merged, read
@@ -95,7 +94,7 @@ async def check(request: Request, here: InContext) -> JobCheck:
 def _check(body: bytes, here: Context) -> JobCheck:
     spec = parse(body, JobSpec)
     validate(spec, here.settings)
-    with Session(readonly(here.engine)) as session, session.begin():
+    with reading(here.engine) as session:
         return foresee(session, spec, now(session))
 
 
@@ -167,7 +166,7 @@ async def show(
 
 
 def _look(job_id: str, here: Context, who: Caller) -> JobView:
-    with Session(readonly(here.engine)) as session, session.begin():
+    with reading(here.engine) as session:
         return jobs.view(session, jobs.get(session, job_id, who.sees), now(session))
 
 
@@ -228,6 +227,6 @@ async def clone(
 
 def _clone(body: bytes, job_id: str, here: Context, who: Caller, idempotency_key: str | None) -> str:
     changes = read(body, "The body", "what changes in the job") if body.strip() else {}
-    with Session(readonly(here.engine)) as session, session.begin():
+    with reading(here.engine) as session:
         spec = dict(jobs.get(session, job_id, who.sees).spec)
     return _queued(well_formed(merged(spec, changes), JobSpec), here, who, idempotency_key)

@@ -57,9 +57,7 @@ def responses(*errors: type[DynotuneError]) -> dict[int | str, dict[str, Any]]:
     return {
         error.status: {
             "description": error.title,
-            "content": {
-                MEDIA: {"schema": {"$ref": "#/components/schemas/Problem"}, "example": error(example).problem()}
-            },
+            "content": {MEDIA: {"schema": PROBLEM, "example": error(example).problem()}},
         }
         for error in errors
     }

@@ -9,9 +9,8 @@ from collections import Counter
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
 
-from service.db import readonly
+from service.db import reading
 from service.models import Event
 
 LOOK_SECONDS = 0.25  # between two looks at the database while anybody waits
@@ -79,6 +78,6 @@ class EventWatch:
             .where(Event.job_id.in_(job_ids))
             .group_by(Event.job_id)
         )
-        with Session(readonly(self._engine)) as session, session.begin():
+        with reading(self._engine) as session:
             there = {row.job_id: row.last for row in session.execute(query)}
         return dict.fromkeys(job_ids, GONE) | there

@@ -15,7 +15,6 @@ from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
-from sqlalchemy.orm import Session
 
 from service import logs
 from service.access import has_admin
@@ -24,7 +23,7 @@ from service.api.connections import PatientProtocol
 from service.api.context import Context
 from service.api.guard import is_loopback
 from service.cli.output import say
-from service.db import connect, readonly, upgrade
+from service.db import connect, reading, upgrade
 from service.errors import Misconfigured
 from service.settings import Settings
 
@@ -167,7 +166,7 @@ def _must_have_a_key(settings: Settings, host: str) -> None:
     if settings.admin_key or (is_loopback(host) and not settings.require_keys):
         return
     engine = connect(settings.database_url)
-    with Session(readonly(engine)) as session, session.begin():
+    with reading(engine) as session:
         there = has_admin(session)
     engine.dispose()
     if not there:

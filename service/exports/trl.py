@@ -33,12 +33,7 @@ WORDS: Words = {
         **alike(PACKING, "packed", "padding-free"),
         "packed-global": says(packing=True, packing_strategy="bfd").only({"attention": hf.FLASH}, ROW_BY_ROW),
     },
-    "padding": {
-        "longest": says(pad_to_multiple_of=None),
-        "multiple-8": says(pad_to_multiple_of=8),
-        "multiple-64": says(pad_to_multiple_of=64),
-        "max": cannot("its collator pads to the longest row of a micro batch or to a multiple"),
-    },
+    "padding": SHARED["padding"],
     "adapter": {
         **alike(CODE.only({"method": ("lora", "full")}, BF16_ADAPTERS), "as-asked", "attention-only", "rslora", "dora"),
         "base-dtype": CODE,

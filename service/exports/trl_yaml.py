@@ -79,6 +79,12 @@ SHARED: Words = {
         ),
         "offloaded": kept(offload=True),
     },
+    "padding": {
+        "longest": says(pad_to_multiple_of=None),
+        "multiple-8": says(pad_to_multiple_of=8),
+        "multiple-64": says(pad_to_multiple_of=64),
+        "max": cannot("its collator pads to the longest row of a micro batch or to a multiple"),
+    },
     "compile": hf.COMPILE,
     "loading": hf.LOADING,
     "cache": hf.CACHE,
@@ -99,12 +105,6 @@ WORDS: Words = {
         **alike(BY_LENGTH, "sorted", "token-budget", "grouped"),
         **alike(PACKING, "packed", "padding-free"),
         "packed-global": says(packing=True, packing_strategy="bfd").only({"attention": hf.FLASH}, ROW_BY_ROW),
-    },
-    "padding": {
-        "longest": says(pad_to_multiple_of=None),
-        "multiple-8": says(pad_to_multiple_of=8),
-        "multiple-64": says(pad_to_multiple_of=64),
-        "max": cannot("its collator pads to the longest row of a micro batch or to a multiple"),
     },
     "quantization": {
         "nf4-double": says(load_in_4bit=True, bnb_4bit_quant_type="nf4", use_bnb_nested_quant=True),
