@@ -86,9 +86,11 @@ def measured(made: Configuration, seconds: float = 10.0, **changes: Any) -> Meas
     return Measurement(**(values | changes))
 
 
-def failed(made: Configuration, outcome: Outcome = Outcome.infeasible, reason: str = "too large") -> Measurement:
+def failed(
+    made: Configuration, outcome: Outcome = Outcome.infeasible, reason: str = "too large", **values: Any
+) -> Measurement:
     """A measurement that is no good."""
-    return Measurement(configuration=made, outcome=outcome, reason=reason)
+    return Measurement(configuration=made, outcome=outcome, reason=reason, **values)
 
 
 def record(measurement: Measurement, origin: Origin = Origin.recipe, number: int = 1) -> TrialRecord:

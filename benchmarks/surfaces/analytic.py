@@ -157,6 +157,7 @@ class Analytic(Surface):
             "parameters": int(model.parameters),
             "trainable_parameters": int(model.trained),
             "dataset": self.dataset,
+            "weights_dtype": self._dtype(configuration),
         }
         load = {"start": START, "load": model.load_seconds}
         if lacked := self.lacked(configuration):
@@ -214,7 +215,6 @@ class Analytic(Surface):
             "check_grad_norm": 1.0,
             "losses": (2.5, 2.4),
             "grad_norms": (1.0, 1.0),
-            "weights_dtype": self._dtype(configuration),
             "lacks": self.lacks,
             "time_spent": spent,
         }

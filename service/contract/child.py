@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
@@ -15,7 +15,7 @@ from service.contract.base import Contract
 from service.contract.estimate import Estimate, EstimateRequest, Known
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Block, Measurement, Outcome, Probe, Soak
+from service.contract.measurement import Block, DatasetFacts, Measurement, Outcome, Probe, Soak
 from service.contract.paths import Roots
 from service.contract.replay import Replay
 from service.contract.states import ProbePhase
@@ -130,6 +130,25 @@ class ProbeDone(Contract):
     probe: Probe
 
 
+class Built(Contract):
+    """The model and the data of a trial are there. These are the fields of its Measurement, however it ends."""
+
+    kind: Literal["built"] = "built"
+    dataset: DatasetFacts
+    capacity_bytes: int
+    used_before_bytes: int
+    load_seconds: float
+    load_peak_bytes: int | None
+    weights_dtype: str
+    parameters: int
+    trainable_parameters: int
+    lacks: dict[str, str]
+
+    def fields(self) -> dict[str, Any]:
+        """The Measurement's fields by their names."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name != "kind"}
+
+
 class Result(Contract):
     """The last message of a child that carried out its request; the request's kind decides which field is set."""
 
@@ -181,7 +200,7 @@ class Turn(Contract):
 
 
 ChildMessage = Annotated[
-    Progress | Paused | ProbeStarted | ProbeDone | Result | OutOfMemory | Failed, Field(discriminator="kind")
+    Progress | Built | Paused | ProbeStarted | ProbeDone | Result | OutOfMemory | Failed, Field(discriminator="kind")
 ]
 REQUEST: TypeAdapter[ChildRequest] = TypeAdapter(ChildRequest)
 MESSAGE: TypeAdapter[ChildMessage] = TypeAdapter(ChildMessage)

@@ -13,6 +13,7 @@ LEVER = Lever(
     order=120,
     stage="load",
     simulated=(),
+    families=(("half", "fifth"),),
     choices=(
         Choice("all", "as the compiler decides by itself"),
         Choice(

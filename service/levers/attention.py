@@ -31,6 +31,7 @@ LEVER = Lever(
     order=30,
     stage="load",
     simulated=("eager", "sdpa"),
+    families=(("sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn"), (TOLD_ALWAYS, *FLASH)),
     choices=(
         Choice(
             "eager",

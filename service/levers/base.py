@@ -163,9 +163,10 @@ class Lever:
     choices are data. `order` is the lever's place in the catalogue, and among the levers of its stage.
 
     `simulated` lists the choices that an estimate can run on fake tensors (None: all); it takes the baseline for the
-    others. `reference` is the choice that stable numerics are judged against. `together` is what choices of several
-    levers are expected to do beyond what each does by itself. A lever that `changes_evaluation` makes an evaluation
-    take another amount of memory than training does.
+    others. `reference` is the choice that stable numerics are judged against. `families` are choices that are expected
+    to change the seconds by nearly as much as each other, so that one measured tells of the rest; `together` is what
+    choices of several levers are expected to do beyond what each does by itself. A lever that `changes_evaluation`
+    makes an evaluation take another amount of memory than training does.
     """
 
     name: str
@@ -178,6 +179,7 @@ class Lever:
     methods: tuple[str, ...] = ("lora", "qlora", "full")
     tasks: tuple[str, ...] | None = None
     exclusions: tuple[Exclusion, ...] = ()
+    families: tuple[tuple[str, ...], ...] = ()
     together: tuple[Together, ...] = ()
     simulated: tuple[str, ...] | None = None
     reference: str | None = None

@@ -19,6 +19,7 @@ LEVER = Lever(
     source="https://huggingface.co/docs/transformers/main_classes/trainer",
     order=130,
     stage="batching",
+    families=(("sorted", "token-budget", "grouped"), PACKED),
     choices=(
         Choice("padded", "samples in random order, each micro batch padded to its longest", function="padded"),
         Choice(

@@ -28,6 +28,7 @@ LEVER = Lever(
     source="https://docs.pytorch.org/docs/stable/checkpoint.html",
     order=100,
     stage="model",
+    families=(("every-2", "every-4"), ("full", "offloaded")),
     choices=(
         Choice("off", "keep all activations"),
         Choice(

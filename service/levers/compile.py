@@ -21,6 +21,7 @@ LEVER = Lever(
     order=110,
     stage="compiled",
     simulated=(),
+    families=(("per-layer", "per-layer-max-autotune"), ("whole", "whole-reduce-overhead")),
     choices=(
         Choice("off", "eager mode"),
         Choice(

@@ -32,6 +32,7 @@ LEVER = Lever(
     stage="base",
     methods=("full",),
     simulated=(),
+    families=(("tensorwise", "rowwise", "rowwise-high-precision-gradients"),),
     choices=(
         Choice("off", "in the precision lever's format"),
         scaled("tensorwise", "one scale a tensor: the fastest", "tensorwise"),

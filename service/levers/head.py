@@ -17,6 +17,7 @@ LEVER = Lever(
     tasks=("causal-lm",),
     simulated=(),
     changes_evaluation=True,
+    families=(("chunked", "cut-cross-entropy", "liger"),),
     choices=(
         Choice("logits", "all logits at once, then cross-entropy in fp32"),
         Choice(

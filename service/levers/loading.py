@@ -36,6 +36,7 @@ LEVER = Lever(
     source="https://docs.pytorch.org/docs/stable/data.html",
     order=170,
     stage="loading",
+    families=(("workers-2", "workers-4"),),
     choices=(
         Choice(
             "ahead",

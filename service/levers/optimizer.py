@@ -23,6 +23,10 @@ LEVER = Lever(
     source="https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html",
     order=90,
     stage="optimizer",
+    families=(
+        ("adamw-8bit", "paged-adamw-8bit", "adamw-torchao-8bit", "adamw-torchao-4bit", "adamw-torchao-fp8"),
+        ("adamw-fused", "adamw-bnb-32bit", "apex-fused-adam"),
+    ),
     choices=(
         Choice(
             "adamw-loop",

@@ -20,6 +20,7 @@ LEVER = Lever(
     source="https://docs.pytorch.org/docs/stable/amp.html",
     order=10,
     reference="fp32",
+    families=(AUTOCAST, ("bf16", "fp16"), ("tf32", "fp32-medium")),
     choices=(
         Choice(
             "checkpoint",

@@ -15,6 +15,7 @@ LEVER = Lever(
     order=150,
     methods=("qlora",),
     stage="quantised",
+    families=(("nf4-double", "nf4"), ("torchao-int8", "torchao-float8")),
     choices=(
         Choice(
             "nf4-double",

@@ -13,6 +13,7 @@ LEVER = Lever(
     order=80,
     stage="base",
     tasks=("causal-lm", "masked-lm"),
+    families=(("multiple-8", "multiple-64"),),
     choices=(
         Choice("as-is", "the checkpoint's vocabulary"),
         Choice(

@@ -22,6 +22,8 @@ def test_declarations_name_choices_that_exist(name: str) -> None:
     assert lever.choice(lever.baseline).effect == Effect(), "expected effects are relative to the baseline"
     assert all(choice.effect.factor > 0 and choice.effect.spread > 0 for choice in lever.choices)
     assert all(name in one.when and len(one.when) > 1 for one in lever.together)
+    kin = [choice for family in lever.families for choice in family]
+    assert len(kin) == len(set(kin)) and set(kin) <= set(lever.names), "a choice is of one family"
     assert all(name in exclusion.when for exclusion in lever.exclusions), "a rule is declared by a lever it is about"
     assert lever.choice(lever.baseline).memory.activations == 1.0, "factors are relative to the baseline"
 

@@ -22,6 +22,7 @@ from worker.plan import plan
 from worker.plan.feasibility import Feasibility
 from worker.plan.grid import Grid
 from worker.plan.prior import Prior, is_limited, padded_share
+from worker.plan.proposers.improvement import promising
 from worker.plan.space import point
 from worker.plan.surrogate import Surrogate
 from worker.plan.view import View, completed
@@ -72,13 +73,13 @@ def test_the_surrogate_finds_out_what_choices_do(spec: Spec, facts: Facts) -> No
 
     start = grid.nearest(grid.encode(configuration()))
     rows = np.vstack([start[None, :], grid.neighbours(start)])
-    surrogate = Surrogate(prior.expected, prior.spread, rows, true(rows), np.full(len(rows), 0.01))
+    surrogate = Surrogate(prior, rows, true(rows), np.full(len(rows), 0.01))
     tried = {(column, row[column]) for row in rows for column in range(len(start))}
     far = np.array([row for row in grid.neighbours(start, 2) if {*enumerate(row)} <= tried])
     mean, deviation = surrogate.predict(far)
     assert np.quantile(np.abs(mean - true(far)), 0.9) < 0.05
     assert (np.abs(mean - true(far)) < 3 * deviation + 0.01).mean() > 0.95
-    before = Surrogate(prior.expected, prior.spread, rows[:1], true(rows[:1]), np.full(1, 0.01))
+    before = Surrogate(prior, rows[:1], true(rows[:1]), np.full(1, 0.01))
     assert (before.predict(far)[1] > deviation).all(), "what was measured makes it surer"
 
 
@@ -95,7 +96,7 @@ def test_a_surprising_pair_is_learnt_where_it_was_measured(spec: Spec, facts: Fa
     ]
     rows = np.array([grid.encode(configuration(precision="bf16-mixed", **one)) for one in choices])
     values = np.array([0.0, -0.2, -0.2, 0.1, 0.1])
-    surrogate = Surrogate(prior.expected, prior.spread, rows[:4], values[:4], np.full(4, 0.01))
+    surrogate = Surrogate(prior, rows[:4], values[:4], np.full(4, 0.01))
     mean, _ = surrogate.predict(rows)
     assert abs(mean[4] - 0.1) < 0.08, "the pair is 0.5 slower than the sum of both, wherever it is in"
 
@@ -144,6 +145,73 @@ def test_failures_that_are_no_memorys_lower_the_chance_of_the_like(spec: Spec, f
     rows = [configuration(precision="bf16-mixed", padding="multiple-64", compile=one) for one in ("whole", "per-layer")]
     chances = Feasibility(view, grid).chance(np.array([grid.encode(one) for one in rows]))
     assert chances[0] < 0.5 < chances[1]
+
+
+def test_one_of_a_family_tells_of_the_others(spec: Spec, facts: Facts) -> None:
+    view = seen(spec(), facts(**GPU), measured(configuration()))
+    grid = grid_of(view)
+    prior = Prior(view, grid)
+    names = ("fp32", "bf16-mixed", "fp16-mixed", "tf32")
+    rows = np.array([grid.encode(configuration(precision=one)) for one in names])
+    before = Surrogate(prior, rows[:1], np.array([0.0]), np.full(1, 0.01))
+    after = Surrogate(prior, rows[:2], np.array([0.0, 0.3]), np.full(2, 0.01))
+    learnt = after.predict(rows)[0] - before.predict(rows)[0]
+    assert learnt[2] > 1.3 * learnt[3] > 0, "the other autocast is slower than was expected, too, and tf32 a little"
+    unsure = after.predict(rows)[1] / before.predict(rows)[1]
+    assert unsure[2] < unsure[3]
+
+
+def test_two_failures_are_blamed_on_what_they_have_in_common(spec: Spec, facts: Facts) -> None:
+    """And what has only a part of it may run, while what has all of it is not tried a third time."""
+    plain: dict[str, Any] = {"precision": "bf16-mixed"}
+    view = seen(
+        spec(),
+        facts(**GPU),
+        measured(configuration(**plain)),
+        failed(configuration(**plain, compile="whole", padding="multiple-8"), Outcome.crashed, "SIGSEGV"),
+    )
+    twice = seen(
+        spec(),
+        facts(**GPU),
+        *(one.measurement for one in view.known.history),
+        failed(configuration(**plain, compile="whole", kernels="liger"), Outcome.crashed, "SIGSEGV"),
+    )
+
+    def chances(of: View) -> list[float]:
+        tried: list[dict[str, Any]] = [
+            {"compile": "whole", "padding": "multiple-8", "allocator": "expandable"},
+            {"compile": "whole"},
+            {"padding": "multiple-8"},
+            {"allocator": "expandable"},
+        ]
+        grid = grid_of(of)
+        rows = np.array([grid.encode(configuration(**plain, **one)) for one in tried])
+        return [float(one) for one in Feasibility(of, grid).chance(rows)]
+
+    both, compiled, padded, other = chances(view)
+    assert both < 0.1 and other > 0.95, "all that may be to blame is in the first, nothing of it in the last"
+    assert 0.3 < compiled < 0.7 and 0.3 < padded < 0.7, "either may be"
+    both, compiled, padded, other = chances(twice)
+    assert both < 0.1 and compiled < 0.1 and padded > 0.8
+
+
+def test_where_nothing_fits_it_leaps_to_what_saves_memory(spec: Spec, facts: Facts) -> None:
+    """The leap goes on where all neighbours of the baseline are ruled out, and then looks around its end."""
+    slim: dict[str, Any] = {
+        "precision": "bf16-mixed",
+        "checkpointing": "full",
+        "optimizer": "adamw-8bit",
+        "batching": "packed",
+    }
+    reason = "out of memory at a micro batch of 1"
+    none_fits = (Probe(micro_batch_size=1, peak_bytes=None),)
+    tried: list[dict[str, Any]] = [{}, {"precision": "fp32"}, slim, {**slim, "attention": "varlen"}]
+    lacking = [failed(configuration(**one), Outcome.infeasible, reason, probes=none_fits) for one in tried]
+    view = seen(spec(), facts(**GPU), *lacking)
+    feasibility, grid = Feasibility(view, grid_of(view)), grid_of(view)
+    found = next(iter(promising(view)))
+    saved = feasibility.saved(np.array([grid.encode(found), *(grid.encode(one.configuration) for one in lacking)]))
+    assert saved[0] > saved[1:].max(), "it saves more than all that did not fit"
 
 
 def test_a_probe_that_ran_at_one_makes_nothing_hopeless(spec: Spec, facts: Facts) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from service.contract.child import EndingKind, Failed, OutOfMemory, ProbeStarted, Workplace
+from service.contract.child import Built, EndingKind, Failed, OutOfMemory, ProbeStarted, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, MemoryLine, Outcome
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
-from tests.factory import configuration
+from tests.factory import DATASET, configuration
 from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Ending
 
@@ -47,3 +47,26 @@ def test_what_the_model_lacks_is_in_the_measurement_of_a_failed_trial() -> None:
     last = Failed(outcome=Outcome.invalid, reason="attention=sdpa cannot be", lacks=lacks)
     found = ended(Ending(EndingKind.failed, last.reason, last))
     assert (found.outcome, found.lacks) == (Outcome.invalid, lacks)
+
+
+def test_a_trial_that_fails_tells_what_it_had_built() -> None:
+    """The search then knows the checkpoint's format and the data's lengths, though nothing has run yet."""
+    facts = Built(
+        dataset=DATASET,
+        capacity_bytes=24 * GIB,
+        used_before_bytes=0,
+        load_seconds=14.0,
+        load_peak_bytes=None,
+        weights_dtype="bfloat16",
+        parameters=8_000_000_000,
+        trainable_parameters=42_000_000,
+        lacks={"experts=grouped": "the model has no experts"},
+    )
+    last = OutOfMemory(reason="no memory", used_bytes=24 * GIB)
+    found = ended(Ending(EndingKind.out_of_memory, last.reason, last, [facts, ProbeStarted(micro_batch_size=1)]))
+    assert found.outcome is Outcome.infeasible and found.probes[0].peak_bytes is None
+    assert (found.weights_dtype, found.parameters, found.dataset) == ("bfloat16", 8_000_000_000, DATASET)
+    crash = Ending(EndingKind.signal, "killed by SIGSEGV", None, [facts])
+    found = ended(crash)
+    assert (found.outcome, found.reason) == (Outcome.crashed, "killed by SIGSEGV")
+    assert found.capacity_bytes == 24 * GIB and found.lacks == facts.lacks

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.contract.child import Progress, Workplace
+from service.contract.child import Built, Progress, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts, Measurement, Outcome, Probe
 from service.contract.states import Origin
@@ -85,6 +85,8 @@ def run_trial(
     spent.phases |= {"data": bundle.data_seconds, "load": bundle.load_seconds}
     spent.phase("build")
     spent.phases["build"] -= bundle.data_seconds + bundle.load_seconds
+    facts = built(bundle, device, used_before)
+    tell(facts)
     notes: list[str] = []
     unit = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), spec.training.seed)
     learnt = probe.Known(known, request.memory_line)
@@ -102,11 +104,7 @@ def run_trial(
     base: dict[str, Any] = {
         "configuration": request.configuration,
         **limits_of(found),
-        "capacity_bytes": device.capacity(),
-        "used_before_bytes": used_before,
-        "load_seconds": bundle.load_seconds + bundle.quantising_seconds,
-        "load_peak_bytes": bundle.load_peak_bytes,
-        "dataset": bundle.data.facts,
+        **facts.fields(),
     }
     assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"
     if only_probe:
@@ -132,7 +130,6 @@ def run_trial(
     spent.phase("timing")
     if steps.trained_sum(bundle.model) == weights:
         raise TrainingError("the trained weights did not change", "numbers")
-    every, trained = parameter_counts(bundle.model)
     timing = best.timing()
     if timing.clean_share is None:
         notes.append(
@@ -162,15 +159,27 @@ def run_trial(
         check_loss=reference.loss,
         check_grad_norm=reference.grad_norm,
         remote_code=workplace.allow_remote_code and hasattr(bundle.model.config, "auto_map"),
-        weights_dtype=weights_dtype(bundle),
         adapter_excludes=adapter_excludes(bundle),
-        lacks=lacking(bundle.model),
         losses=times.losses,
         grad_norms=times.grad_norms,
-        parameters=every,
-        trainable_parameters=trained,
         notes=tuple(notes),
         time_spent={name: round(seconds, 3) for name, seconds in spent.phases.items()},
+    )
+
+
+def built(bundle: Bundle, device: Device, used_before: int) -> Built:
+    """What a trial can tell once its model and its data are there."""
+    every, trained = parameter_counts(bundle.model)
+    return Built(
+        dataset=bundle.data.facts,
+        capacity_bytes=device.capacity(),
+        used_before_bytes=used_before,
+        load_seconds=bundle.load_seconds + bundle.quantising_seconds,
+        load_peak_bytes=bundle.load_peak_bytes,
+        weights_dtype=weights_dtype(bundle),
+        parameters=every,
+        trainable_parameters=trained,
+        lacks=lacking(bundle.model),
     )
 
 

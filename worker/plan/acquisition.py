@@ -33,6 +33,7 @@ SAVING, SAVING_AT_FIRST = 0.7, 0.15
 BEST = 2  # configurations around which others are looked at
 MOST = 40  # configurations that are named
 ROUNDS = 12  # steps of a leap, at most
+HOPELESS = -14.0  # logarithm of the chance of what cannot run, on the way of a leap: it may lead to what can
 
 
 class Acquisition:
@@ -82,7 +83,7 @@ class Acquisition:
 
     def _surrogate_of(self, configurations: list[Configuration], values: list[float], noise: list[float]) -> Surrogate:
         rows = np.array([self._grid.encode(one) for one in configurations])
-        return Surrogate(self._prior.expected, self._prior.spread, rows, np.array(values), np.array(noise))
+        return Surrogate(self._prior, rows, np.array(values), np.array(noise))
 
     def _best(self, view: View, ran: list[Measurement]) -> list[Rows]:
         """The best rows of those that ran; where none in the space has, the row nearest to the baseline."""
@@ -110,11 +111,12 @@ class Acquisition:
         """(rows that are worth a trial, what each promises): neighbours of the best, and a leap from each of them.
 
         A leap goes on from neighbour to neighbour as long as a faster one is expected, so that it takes all choices
-        that are expected to help.
+        that are expected to help. Where nothing of the space ran yet, the neighbours of its end are looked at as well.
         """
         if not self._anchors:
             return np.empty((0, len(self._grid.names)), dtype=np.int64), np.empty(0)
-        near = [self._grid.neighbours(row, switches) for row in self._anchors]
+        centres = [*self._anchors, *(leap[-1] for leap in self._leaps if self._is_first)]
+        near = [self._grid.neighbours(row, switches) for row in centres]
         rows = np.unique(np.vstack([*near, *self._leaps]), axis=0)
         return rows, self._promise(rows)
 
@@ -153,7 +155,9 @@ class Acquisition:
         kept, at = [row], math.inf
         for _ in range(ROUNDS):
             near = self._grid.neighbours(row, 2)
-            expected = self._expected(near) - self._chance(near) if len(near) else np.array([math.inf])
+            if not len(near):
+                break
+            expected = self._expected(near) - np.maximum(self._chance(near), HOPELESS)
             if expected.min() >= at:
                 break
             at, row = float(expected.min()), near[int(expected.argmin())]

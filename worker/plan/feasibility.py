@@ -1,8 +1,9 @@
 """How likely a configuration runs to its end, by what the catalogue says of memory and by the trials that did not.
 
 Two things rule a configuration out: two trials of others that need no more memory did not fit at a micro batch of 1, or
-the memory line of the most similar trial puts it far over the device's memory. All others have a chance: what fails,
-most often fails for two choices that do not go together, so it is that of the pair of choices that failed most.
+the memory line of the most similar trial puts it far over the device's memory. All others have a chance. A failed trial
+lowers that of configurations which have what made it fail: a choice, or two that do not go together, which is in no
+trial that ran (worker/plan/culprits.py), or too little memory saved.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome
 from service.levers import LEVERS
 from service.recipe import arithmetic
+from worker.plan.culprits import Culprits
 from worker.plan.grid import Floats, Grid, Rows, look_up
 from worker.plan.view import View, was_given_too_much
 
-RAN, FAILED = 0.3, 0.03  # trials of every pair of choices that are assumed before any was run
+UNSEEN = 0.001  # probability that a pair of choices which was in no trial that ran makes one fail
+SURE = 0.98  # probability that what made a trial fail does so again
+SHORT = 0.7  # probability that a trial ran out of memory for all that it holds, and not for one pair of choices
+ENOUGH_SAVED = 0.4  # of the logarithm of memory saved, as in `saved`: divides by e the chance that it is not enough
 ENOUGH_FAILURES = 2  # as one may have a cause of its own, such as a kernel that needs a large buffer
 FAR_OVER = 1.6  # times the device's memory, which no error of the catalogue's factors explains
 LINE_SPREAD = 0.25  # standard deviation of the logarithm of a scaled memory line's peak
@@ -35,12 +40,13 @@ class Feasibility:
         self._grid = grid
         self._tables = _memory_tables(view, grid)
         self._ok = [one for one in view.history if one.outcome is Outcome.ok]
-        # One that was given its micro batch, as the baseline is, may fit at a smaller one.
-        failed = [one for one in view.history if one.outcome is not Outcome.ok and not was_given_too_much(one)]
+        failed = [one for one in view.history if one.outcome is not Outcome.ok and not _is_explained(one, view)]
         self._capacity = _capacity(view)
         self._hopeless = self._explained([one.configuration for one in failed if one.outcome is Outcome.infeasible])
-        self._first = np.cumsum([0, *map(len, grid.options)])[:-1]  # the number of each column's first option
-        self._rates = self._learn(failed)
+        self._failed = _encoded(grid, [one.configuration for one in failed])
+        ran = [*(one.configuration for one in self._ok), *(one.configuration for one in view.earlier)]
+        self._culprits = Culprits(grid.options, _encoded(grid, ran), self._failed)
+        self._short = self._probably_short(failed)
 
     def impossible(self, rows: Rows) -> NDArray[np.bool_]:
         """Which rows cannot fit, as two that need no more memory did not, or as they are predicted far over it."""
@@ -50,12 +56,14 @@ class Feasibility:
         return found
 
     def chance(self, rows: Rows) -> Floats:
-        """The probability that each row runs to its end: that of its worst pair of choices, and that it fits."""
-        places = rows + self._first
-        worst = self._rates[places[:, :, None], places[:, None, :]].min(axis=(1, 2))
-        margin = np.log(self._capacity / np.maximum(self._peaks(rows), 1.0)) / LINE_SPREAD
-        found: Floats = worst * cumulative(margin)
-        return found
+        """The probability that each row runs to its end: that no failure tells of it, and that it fits."""
+        found: Floats = (1 - UNSEEN) ** self._culprits.unseen(rows)
+        saved, saved_before = self.saved(rows), self.saved(self._failed)
+        for at, short in enumerate(self._short):
+            lacks = np.exp(-np.maximum(saved - saved_before[at], 0.0) / ENOUGH_SAVED)
+            again = short * lacks + (1 - short) * self._culprits.blamed(at, rows)
+            found = np.minimum(found, 1 - SURE * again)
+        return found * self._fits(rows)
 
     def saved(self, rows: Rows) -> Floats:
         """How much memory each row saves: the negative logarithm of the activations' factors, and of the state's."""
@@ -63,17 +71,15 @@ class Feasibility:
         found: Floats = -mine[:, 0] - np.log(1 + mine[:, 1] + mine[:, 2])
         return found
 
-    def _learn(self, failed: list[Measurement]) -> Floats:
-        """(options, options): how often a trial with both choices ran, with one in eleven expected to fail at first."""
-        count = sum(map(len, self._grid.options))
-        ran, all_of_them = np.full((count, count), RAN), np.full((count, count), RAN + FAILED)
-        rows = _encoded(self._grid, [one.configuration for one in (*self._ok, *failed)]) + self._first
-        for at, places in enumerate(rows):
-            pairs = np.ix_(places, places)
-            all_of_them[pairs] += 1
-            ran[pairs] += at < len(self._ok)
-        rates: Floats = ran / all_of_them
-        return rates
+    def _fits(self, rows: Rows) -> Floats:
+        """The probability that each row fits at a micro batch of 1, by its predicted peak."""
+        return cumulative(np.log(self._capacity / np.maximum(self._peaks(rows), 1.0)) / LINE_SPREAD)
+
+    def _probably_short(self, failed: list[Measurement]) -> Floats:
+        """The probability of each failure that memory was short as a whole: where lines are known, they tell."""
+        lined = any(one.memory_line is not None for one in self._ok)
+        ran_out = np.array([one.outcome is Outcome.infeasible for one in failed], dtype=float)
+        return ran_out * (1 - self._fits(self._failed) if lined else SHORT)
 
     def _explained(self, hopeless: list[Configuration]) -> Floats:
         """The coordinates of those that did not fit for want of memory: none that needs as much has run."""
@@ -101,6 +107,16 @@ class Feasibility:
         rest = rest + trained * change[:, 1] + weights * change[:, 2]
         peaks: Floats = np.maximum(rest, 0.0) + slope * np.exp(change[:, 0])
         return peaks
+
+
+def _is_explained(failed: Measurement, view: View) -> bool:
+    """Whether it is known why a trial failed, so that nothing else is to blame.
+
+    The model lacks one of its choices, which is then not tried again; or it was given its micro batch, as the baseline
+    is, and may fit at a smaller one.
+    """
+    levers = failed.configuration.levers
+    return was_given_too_much(failed) or any(f"{name}={choice}" in view.lacks for name, choice in levers.items())
 
 
 def _capacity(view: View) -> float:

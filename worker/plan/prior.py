@@ -24,8 +24,9 @@ DOUBLING_SPREAD = 0.1  # standard deviation of that factor's logarithm
 class Prior:
     """Expected effects of a job's choices on the logarithm of the seconds, and how unsure each of them is.
 
-    `mean` and `spread` are tables (columns, options) of the grid. A choice that is measured to do something else is
-    corrected by the surrogate; the less sure the prior, the faster.
+    `mean`, `spread` and `families` are tables (columns, options) of the grid; options of a column with the same number
+    above 0 are of one family. A choice that is measured to do something else is corrected by the surrogate; the less
+    sure the prior, the faster.
     """
 
     def __init__(self, view: View, grid: Grid) -> None:
@@ -49,6 +50,7 @@ class Prior:
             spreads[EFFECTIVE, str(size)] = doublings**0.5 * DOUBLING_SPREAD
         self.mean = grid.table(factors)
         self.spread = grid.table(spreads)
+        self.families = grid.table(_families(view))
         self._together = [
             ([(grid.names.index(name), grid.members(name, options)) for name, options in one.when.items()], one.factor)
             for lever in LEVERS.values()
@@ -67,6 +69,15 @@ class Prior:
         """The seconds that a run of each row takes before its first step, where the job's objective counts them."""
         found: Floats = look_up(self._once, rows).sum(axis=1)
         return found
+
+
+def _families(view: View) -> dict[tuple[str, str], float]:
+    """(lever, choice) -> the number of its family; all effective batches are of one."""
+    found = {(EFFECTIVE, str(size)): 1.0 for size in view.effectives}
+    for name, lever in LEVERS.items():
+        for number, family in enumerate(lever.families, start=1):
+            found |= {(name, choice): float(number) for choice in family}
+    return found
 
 
 def _once(view: View, expected: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:

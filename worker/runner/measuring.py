@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from service.contract.child import (
+    Built,
     ChildMessage,
     EndingKind,
     Failed,
@@ -20,7 +22,6 @@ from service.contract.child import (
     RunTrial,
     Workplace,
 )
-from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Probe
@@ -76,7 +77,7 @@ def measure(
     With `only_probe` the trial finds its largest micro batch and times nothing.
     """
     probes: list[Probe] = []
-    log = ""
+    log, seen = "", Measurement(configuration=trial.configuration, outcome=Outcome.infeasible)
     for _ in range(MOST_CHILDREN):
         request = RunTrial(
             workplace=bench.workplace_of(job_id), spec=spec, trial=trial, known=tuple(probes), only_probe=only_probe
@@ -92,17 +93,19 @@ def measure(
         log += ending.log
         begun, done = _probes(ending)
         probes += done
+        seen = seen.model_copy(update={**_built(ending), "probes": tuple(probes)})
         if ending.kind is EndingKind.ended:
             return None, log
         if ending.kind is not EndingKind.out_of_memory or begun is None:
-            return _conclude(ending, trial.configuration, probes), log
+            return _conclude(ending, seen), log
         # An out-of-memory error leaves memory behind in its process, so another child goes on from the known probes.
         probes.append(begun)
+        seen = seen.model_copy(update={"probes": tuple(probes)})
         if begun.micro_batch_size <= 1 and begun.phase is ProbePhase.training:
-            return _infeasible(trial.configuration, probes, _no_room(trial) + memory_sentence(ending)), log
+            return _with_reason(seen, _no_room(trial) + memory_sentence(ending)), log
     sizes = ", ".join(str(probe.micro_batch_size) for probe in probes if probe.peak_bytes is None)
     reason = f"memory ran out {MOST_CHILDREN} times (micro batches {sizes}), so it is not safe at any size tried"
-    return _infeasible(trial.configuration, probes, reason), log
+    return _with_reason(seen, reason), log
 
 
 def _no_room(trial: TrialRequest) -> str:
@@ -151,21 +154,28 @@ def _probes(ending: Ending) -> tuple[Probe | None, list[Probe]]:
     return Probe(micro_batch_size=begun[-1].micro_batch_size, peak_bytes=None, phase=begun[-1].phase), done
 
 
-def _conclude(ending: Ending, configuration: Configuration, probes: list[Probe]) -> Measurement:
+def _built(ending: Ending) -> dict[str, Any]:
+    """The fields of a Measurement that the child told before it ended."""
+    told = [message for message in ending.seen if isinstance(message, Built)]
+    return told[-1].fields() if told else {}
+
+
+def _conclude(ending: Ending, seen: Measurement) -> Measurement:
+    """The measurement of a trial whose last child has ended; `seen` holds what its children told before."""
     last = ending.last
     if isinstance(last, Result) and last.measurement is not None:
-        return last.measurement.model_copy(update={"probes": tuple(probes)})
+        return last.measurement.model_copy(update={"probes": seen.probes})
     if ending.kind is EndingKind.out_of_memory:
-        return _infeasible(configuration, probes, f"memory ran out while it was built{memory_sentence(ending)}")
+        return _with_reason(seen, f"memory ran out while it was built{memory_sentence(ending)}")
     if isinstance(last, Failed) and last.whole_job:
         raise JobFailed(ending.reason, ending.log)
-    outcome, reason = outcome_of(ending), ending.reason or "its process answered another question"
-    lacks = last.lacks if isinstance(last, Failed) else {}
-    return Measurement(configuration=configuration, outcome=outcome, reason=reason, probes=tuple(probes), lacks=lacks)
+    reason = ending.reason or "its process answered another question"
+    lacks = seen.lacks | (last.lacks if isinstance(last, Failed) else {})
+    return seen.model_copy(update={"outcome": outcome_of(ending), "reason": reason, "lacks": lacks})
 
 
-def _infeasible(configuration: Configuration, probes: list[Probe], reason: str) -> Measurement:
-    return Measurement(configuration=configuration, outcome=Outcome.infeasible, reason=reason, probes=tuple(probes))
+def _with_reason(seen: Measurement, reason: str) -> Measurement:
+    return seen.model_copy(update={"reason": reason})
 
 
 def free_disk_problem(home: Path, least: int) -> str | None:
