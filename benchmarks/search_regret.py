@@ -6,8 +6,9 @@
 Each policy begins with the baseline and measures one configuration after another. Its true regret after n trials is
 the true score of the configuration with the best measured score of those, over the best of all valid configurations,
 less 1. It is infinite, written as the text "inf", where none of them ran. Medians and 90th percentiles are over the
-seeds, which change the noise of measurements and what policies draw. Trials of policies other than dynotune are kept
-in --cache, so that a change of the planner needs dynotune only to be run again.
+seeds, which change the noise of measurements and what policies draw. Of synthetic surfaces it is also told what is
+given away by somebody who knows all effects of single choices, but not the drawn interactions. Trials of policies other
+than dynotune are kept in --cache, so that a change of the planner needs dynotune only to be run again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.surfaces import QUICK, build, names
+from benchmarks.surfaces import QUICK, build, clairvoyant, names
+from benchmarks.surfaces.analytic import Analytic
 from benchmarks.surfaces.base import Surface
 from benchmarks.surfaces.policies import POLICIES, listed, measured_score
 
@@ -160,6 +162,14 @@ def show(rows: list[Row], policies: list[str]) -> None:
                 print(f"{group:20} {policy:11} {' '.join(cells)}")
 
 
+def known_effects(wanted: list[str]) -> dict[str, float]:
+    """Synthetic surface -> the regret of somebody who knows all effects of single choices."""
+    surfaces = [build(name) for name in wanted]
+    return {
+        one.name: clairvoyant.regret(one) for one in surfaces if isinstance(one, Analytic) and one.kind == "synthetic"
+    }
+
+
 def beaten(rows: list[Row]) -> dict[str, str]:
     """Surface -> the best of the other policies, where its median regret after all trials is less than ours."""
     medians: dict[str, dict[str, float]] = {}
@@ -190,11 +200,16 @@ def main() -> None:
     tasks = [(name, policy, seeds, options.cache) for name in wanted for policy in options.policy]
     rows = collect(tasks, options.jobs)
     show(rows, options.policy)
+    known = known_effects(wanted)
+    if known:
+        told = [shown(quantile(known.values(), share)).strip() for share in (0.5, 0.9)]
+        print(f"\nKnowing all effects but the drawn interactions, {len(known)} synthetic: {told[0]}, p90 {told[1]}")
     better = beaten(rows)
     print(f"\nAnother policy is better than {OURS} by over half a point on {len(better)} of {len(wanted)}: {better}")
     result = {
         "surfaces": written([{key: value for key, value in row.items() if key != "seeds"} for row in rows]),
         "beaten": better,
+        "known_effects": written(known),
         "seeds": seeds,
         "machine": f"{platform.machine()} {platform.system()}",
         "date": time.strftime("%Y-%m-%d"),
