@@ -25,6 +25,7 @@ from service.contract.base import Contract
 from service.contract.estimate import Estimate
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
+from service.contract.webhook import WebhookList, WebhookMade, WebhookView
 from service.errors import Refused, Unreachable
 
 __all__ = ["Client", "Refused", "Unreachable"]
@@ -117,6 +118,22 @@ class Client:
     def drain(self, worker_id: str) -> None:
         """Have a worker end once its present task has ended."""
         self._call("POST", f"/v1/workers/{_part(worker_id)}/drain")
+
+    def add_webhook(self, url: str) -> WebhookMade:
+        """Have a URL told when jobs end; the webhook's id, and the secret by which the receiver checks signatures."""
+        return self._read(WebhookMade, self._call("POST", "/v1/webhooks", json={"url": url}))
+
+    def webhooks(self) -> list[WebhookView]:
+        """The caller's webhooks, the oldest first."""
+        return self._get(WebhookList, "/v1/webhooks").items
+
+    def test_webhook(self, webhook_id: str) -> None:
+        """Have a test message sent."""
+        self._call("POST", f"/v1/webhooks/{_part(webhook_id)}/test")
+
+    def delete_webhook(self, webhook_id: str) -> None:
+        """Delete a webhook."""
+        self._call("DELETE", f"/v1/webhooks/{_part(webhook_id)}")
 
     def job(self, job_id: str) -> views.JobView:
         """Status, phase, progress, best so far."""

@@ -144,6 +144,12 @@ class BadUpload(DynotuneError):
     status, code, title = 422, "bad-upload", "The data cannot be kept"
 
 
+class BadWebhook(DynotuneError):
+    """A webhook's URL cannot be sent to: it is none, its host is not known, or is in a private network."""
+
+    status, code, title = 422, "bad-webhook", "The webhook cannot be used"
+
+
 class UnsupportedType(DynotuneError):
     """The body is not said to be JSON or YAML."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from service import events
+from service import events, messages
 from service.contract.job import HardwareSpec
 from service.contract.states import JobPhase, JobStatus, TaskState
 from service.contract.task import Wish
@@ -42,6 +42,7 @@ def end(
     job.recommendation, job.wish = recommendation, wish
     session.execute(update(Task).where(Task.job_id == job.id, QUEUED).values(state=TaskState.cancelled))
     events.append(session, job.id, status, now, error=error)
+    messages.announce(session, job, now)
 
 
 def must_be_open(job: Job) -> None:

@@ -200,6 +200,34 @@ class Event(Base):
     __table_args__ = (Index("ix_events_job_id_seq", "job_id", "seq"),)
 
 
+class Webhook(Base):
+    """A URL that is told when jobs end: those of the owner `sees`, or all jobs where it is NULL."""
+
+    __tablename__ = "webhooks"
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    url: Mapped[str] = mapped_column(Text)
+    owner: Mapped[str | None] = mapped_column(String(100))
+    sees: Mapped[str | None] = mapped_column(String(100))
+    created_at: Mapped[float]
+    disabled_at: Mapped[float | None]
+
+
+class Delivery(Base):
+    """A message to a webhook. It is sent at `due_at`, which is NULL once it was delivered or given up."""
+
+    __tablename__ = "deliveries"
+    seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    message_id: Mapped[str] = mapped_column(String(32))
+    body: Mapped[str] = mapped_column(Text)
+    attempts: Mapped[int] = mapped_column(Integer, default=0)
+    due_at: Mapped[float | None]
+    tried_at: Mapped[float | None]
+    error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[float]
+    __table_args__ = (Index("ix_deliveries_webhook_id", "webhook_id"), Index("ix_deliveries_due_at", "due_at"))
+
+
 class Worker(Base):
     """A worker process and its device. The worker counts as alive while `seen_at` is recent.
 

@@ -21,11 +21,12 @@ from service.db import reading
 from service.enqueue import new_id, queue_estimate, queue_plan
 from service.errors import KeyReused, NotFound, NotYet, TooMany
 from service.leases import job_of
-from service.models import ApiKey, Job, JobLabel, Submission, Task, Worker
+from service.models import ApiKey, Delivery, Job, JobLabel, Submission, Task, Worker
 from service.transactions import Transactions
 
 REMEMBERED_SECONDS = 24 * 3600.0  # for which a submission under an Idempotency-Key can be repeated
 ESTIMATES_SECONDS = 7 * 24 * 3600.0  # for which estimates are kept
+MESSAGES_SECONDS = 7 * 24 * 3600.0  # for which messages to webhooks are kept that were delivered or given up
 OPEN = (JobStatus.queued, JobStatus.running)
 
 
@@ -120,6 +121,8 @@ class Requests(Transactions):
             session.execute(delete(Submission).where(Submission.created_at < now - REMEMBERED_SECONDS))
             answered = (Task.job_id.is_(None), Task.state.in_((TaskState.done, TaskState.cancelled)))
             session.execute(delete(Task).where(*answered, Task.created_at < now - ESTIMATES_SECONDS))
+            told = (Delivery.due_at.is_(None), Delivery.created_at < now - MESSAGES_SECONDS)
+            session.execute(delete(Delivery).where(*told))
             if keep_seconds is None:
                 return 0
             old = select(Job.id).where(Job.finished_at < now - keep_seconds).order_by(Job.finished_at).limit(100)

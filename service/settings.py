@@ -25,7 +25,7 @@ from service.contract.paths import expanded
 from service.errors import Misconfigured
 
 PREFIX = "DYNOTUNE_"
-SECRET = ("admin_key",)  # settings whose values are never shown
+SECRET = ("admin_key", "webhook_key")  # settings whose values are never shown
 
 
 def _writable(home: Path) -> Path:
@@ -84,6 +84,9 @@ class Settings(BaseSettings):
     keep_days: PositiveFloat | None = Field(default=None, description="a number of days, after which ended jobs go")
     log: Literal["text", "json"] = Field(default="text", description="text or json")
     log_level: Literal["debug", "info", "warning"] = Field(default="info", description="debug, info or warning")
+    # The secret that those of webhooks are derived from: the same for all control planes that share a database.
+    webhook_key: SecretStr | None = Field(default=None, description="at least 20 characters long", min_length=20)
+    webhook_private: bool = Field(default=False, description="yes or no")
     upload_mib: int = Field(default=1024, ge=1, description="the largest dataset that may be sent, a number of MiB")
     allow_remote_code: bool = Field(default=False, description="yes or no")
     allow_pickle: bool = Field(default=False, description="yes or no")

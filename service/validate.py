@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -43,7 +44,7 @@ def check(data: dict[str, Any], kind: type[Asked]) -> Asked:
 def validate(spec: JobSpec, settings: Settings) -> None:
     """Raise InvalidJob with one sentence for each mistake that the control plane can see."""
     roots = Roots(settings.data_roots, settings.hub_cache, settings.uploads)
-    mistakes = _lines(spec) + _levers(spec)
+    mistakes = _lines(spec) + _levers(spec) + _adapter(spec)
     mistakes += _readable("model.source", lambda: _model(spec, roots, settings))
     mistakes += _readable("dataset.source", lambda: _dataset(spec, roots))
     mistakes += _readable("dataset.chat_template", lambda: _template(spec, roots))
@@ -55,9 +56,19 @@ def validate_model(spec: JobSpec, settings: Settings) -> None:
     """Like `validate`, for an estimate, which reads neither the data nor the model's weights."""
     roots = Roots(settings.data_roots, settings.hub_cache, settings.uploads)
     drawn = spec.model_copy(update={"model": spec.model.model_copy(update={"weights": "random"})})
-    mistakes = _levers(spec) + _readable("model.source", lambda: _model(drawn, roots, settings))
+    mistakes = _levers(spec) + _adapter(spec) + _readable("model.source", lambda: _model(drawn, roots, settings))
     if mistakes:
         raise InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
+
+
+def _adapter(spec: JobSpec) -> list[dict[str, str]]:
+    """The mistake in the adapter's modules: peft takes a text as a regular expression of their names."""
+    try:
+        re.compile(spec.lora.target_modules if isinstance(spec.lora.target_modules, str) else "")
+    except (re.error, OverflowError, RecursionError) as error:
+        said = f"lora.target_modules: is no regular expression ({error}); a list takes names as they are"
+        return [_mistake("/lora/target_modules", said)]
+    return []
 
 
 def _lines(spec: JobSpec) -> list[dict[str, str]]:

@@ -26,6 +26,7 @@ from service.api import (
     problems,
     results,
     trials,
+    webhooks,
     workers,
 )
 from service.api.bodies import HeadAsGet, LimitBody
@@ -39,13 +40,14 @@ from service.db import connect
 from service.errors import BadQuery, Forbidden, TooMany, Unauthorized
 from service.queue import Queue
 from service.settings import Settings
+from service.webhooks import Webhooks, own_key
 
 log = logs.logger("dynotune.service")
-REAP_SECONDS, PRUNE_SECONDS = 5.0, 600.0
+REAP_SECONDS, PRUNE_SECONDS, SEND_SECONDS = 5.0, 600.0, 1.0
 MAX_BODY_BYTES, MAX_WORKER_BODY_BYTES = 1 << 20, 32 << 20
 LEAST_ZIPPED_BYTES = 1000
 # These ask for a key.
-KEYED = (jobs, datasets, results, events, exports, trials, workers, levers, estimates, metrics, internal)
+KEYED = (jobs, datasets, results, events, exports, trials, workers, levers, estimates, webhooks, metrics, internal)
 
 
 def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
@@ -56,12 +58,15 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
     """
     engine = connect(settings.database_url)
     queue, watch = Queue(engine), EventWatch(engine)
+    key = settings.webhook_key.get_secret_value() if settings.webhook_key else None
+    hooks = Webhooks(engine, own_key(key, settings.home), settings.webhook_private)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         tasks = (
             asyncio.create_task(_every(REAP_SECONDS, queue.reap)),
             asyncio.create_task(_every(PRUNE_SECONDS, lambda: queue.prune(settings.keep_seconds))),
+            asyncio.create_task(_every(SEND_SECONDS, hooks.send)),
         )
         yield
         for task in tasks:
@@ -85,6 +90,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
         keys_required=settings.require_keys or not is_loopback(served_on),
         rate_limit=rate_limit(settings.rate_limit),
         watch=watch,
+        webhooks=hooks,
     )
     app.add_middleware(LimitBody, limit=MAX_BODY_BYTES, of_workers=MAX_WORKER_BODY_BYTES)
     app.add_middleware(GZipMiddleware, minimum_size=LEAST_ZIPPED_BYTES)

@@ -15,6 +15,7 @@ from service.api.watching import EventWatch
 from service.db import reading
 from service.queue import Queue
 from service.settings import Settings
+from service.webhooks import Webhooks
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Context:
     keys_required: bool
     rate_limit: RateLimit
     watch: EventWatch
+    webhooks: Webhooks
 
 
 async def context(request: Request) -> Context:

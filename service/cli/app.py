@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service import __version__
-from service.cli import export_command, fleet, keys
+from service.cli import export_command, fleet, keys, webhooks
 from service.cli.common import FAILED, LOCAL, UNREACHABLE, USAGE, Json, Url, connect, emit, fail, screen
 from service.cli.launch import launch
 from service.contract.states import JobStatus
@@ -32,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(keys.app, name="keys")
+app.add_typer(webhooks.app, name="webhooks")
 fleet.register(app)
 app.command()(export_command.export)
 app.add_typer(launch, name="launch")

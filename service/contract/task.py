@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -17,6 +18,8 @@ from service.contract.states import JobPhase, Origin
 
 LEASE_SECONDS = 30.0  # without a renewal, after which a task is given to another worker
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up
+# Seconds that the slowest candidate of a block is timed at least, in passes over the work unit, and these at most.
+LEAST_BLOCK_SECONDS, MOST_BLOCK_PASSES = 10.0, 5
 WISH_SECONDS = 2.0  # between a worker's renewals, each of which also reads the user's wish
 
 
@@ -58,6 +61,11 @@ class TrialRequest(Contract):
     reference_loss: float | None = None
     reference_grad_norm: float | None = None
     reference_rounded: bool = Field(default=False, description="The reference itself computes in 16 bits.")
+
+
+def block_passes(slowest: float) -> int:
+    """How often a block trains the work unit, which takes the slowest candidate so many seconds."""
+    return min(MOST_BLOCK_PASSES, max(1, math.ceil(LEAST_BLOCK_SECONDS / slowest)))
 
 
 class VerifyRequest(Contract):

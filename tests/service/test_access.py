@@ -40,7 +40,7 @@ def test_without_a_key_only_the_health_is_told(locked: TestClient, job: Make) ->
     document = locked.get("/openapi.json").json()
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            address = path.format(job_id="j", trial_id="t", worker_id="w", estimate_id="e", name="json")
+            address = path.format(job_id="j", trial_id="t", worker_id="w", estimate_id="e", webhook_id="h", name="json")
             answer = locked.request(method, address)
             if path in ("/healthz", "/readyz"):
                 assert answer.status_code == 200 and "security" not in operation

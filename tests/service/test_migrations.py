@@ -36,6 +36,8 @@ TABLES = {
     "submissions",
     "tasks",
     "workers",
+    "webhooks",
+    "deliveries",
 }
 
 
@@ -159,7 +161,7 @@ FILLED = {
         {"name": "old", "labels": {"team": "nlp"}, "model": {"source": "m"}, "dataset": {"source": "d"}}
     ).model_dump(mode="json", exclude={"priority"}),
 }
-OURS = ("jobs", "job_labels", "needs", "tasks", "events", "workers", "estimates")
+OURS = ("jobs", "job_labels", "needs", "tasks", "events", "workers", "estimates", "api_keys", "submissions")
 
 
 def fill(engine: Engine) -> None:
@@ -186,7 +188,7 @@ def fill(engine: Engine) -> None:
             connection.execute(table.insert().values(values))
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004"])
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005"])
 def test_a_database_of_every_earlier_revision_goes_on(
     empty: Engine, revision: str, facts: Callable[..., HardwareFacts]
 ) -> None:

@@ -35,12 +35,26 @@ def run_replay(request: RunReplay, device: Device) -> Replay:
         given = [sample for step in request.steps for sample in step]
         plan = [cut([[sample] for sample in step], micro) for step in request.steps]
     else:
-        given = samples(bundle.data.lengths, request.count * request.samples_a_step, request.seed)
-        whole = request.samples_a_step if bundle.recipe.steps_in_backward else micro
-        plan = plan_of(bundle, given, whole, effective=request.samples_a_step)
+        size = request.samples_a_step
+        whole = size if bundle.recipe.steps_in_backward else micro
+        given, plan = arranged(bundle, request.count, size, whole, request.seed)
     if bundle.compiled:
         bundle.compile()
     return replay(bundle, plan, given)
+
+
+def arranged(bundle: Bundle, count: int, size: int, micro: int, seed: int) -> tuple[list[int], list[Step]]:
+    """(samples, the candidate's steps of `size` samples each that they make): at least `count` steps.
+
+    A batching whose steps only nearly number the effective batch may need more samples for that than others. One that
+    would need over twice as many leaves samples out, which the proof finds.
+    """
+    for number in range(count, 2 * count + 1):
+        given = samples(bundle.data.lengths, number * size, seed)
+        plan = plan_of(bundle, given, micro, effective=size)
+        if len(plan) >= count:
+            break
+    return given, plan
 
 
 def samples(lengths: list[int], count: int, seed: int) -> list[int]:

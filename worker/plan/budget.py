@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.states import Origin
-from service.contract.task import LEAST_SOAK_SECONDS, PlanInput
+from service.contract.task import LEAST_SOAK_SECONDS, PlanInput, block_passes
 from service.levers import chosen, is_compiled
 from worker.plan.proof import STEPS, samples_a_step
 
@@ -55,7 +56,8 @@ class Budget:
         if not good:
             return 0.0
         ordered = sorted(good, key=lambda one: one.timing.seconds if one.timing else 0.0)
-        return verification_seconds(self._known.spec, [ordered[-1], *[ordered[0]] * (CANDIDATES - 1)])
+        candidates = [ordered[-1], *[ordered[0]] * (CANDIDATES - 1)]
+        return verification_seconds(self._known.spec, self._known.facts, candidates)
 
     def allows(self, planned: int) -> bool:
         """Whether another trial may begin beside `planned` new ones, as there is time for a trial of median length.
@@ -121,9 +123,11 @@ def unmeasured_pace(facts: HardwareFacts) -> float:
     return 1.0 if facts.has_own_memory else max(1.0, HOST_CORES / facts.cores)
 
 
-def verification_seconds(spec: JobSpec, candidates: Sequence[Measurement]) -> float:
+def verification_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequence[Measurement]) -> float:
     """About how many seconds a verification of these takes: two blocks of all, a proof of the fastest, and a soak."""
-    units = [one.timing.seconds for one in candidates if one.timing]
+    timed = [one for one in candidates if one.timing]
+    passes = block_passes(max((one.timing.seconds for one in timed if one.timing), default=math.inf))
+    units = [one.timing.seconds * (passes + _warms(one, facts)) for one in timed if one.timing]
     paces = [one.timing.seconds / one.timing.samples for one in candidates if one.timing]
     starts = [process_seconds(one) for one in candidates]
     replayed = STEPS[spec.search.verify] * samples_a_step(candidates[-1])
@@ -131,6 +135,11 @@ def verification_seconds(spec: JobSpec, candidates: Sequence[Measurement]) -> fl
     held += HELD_PROCESSES * statistics.median(starts) + LEAST_SOAK_SECONDS
     compiling = sum(one.compile_seconds for one in candidates)
     return compiling + LEAST_BLOCKS * (sum(units) + sum(starts)) + held
+
+
+def _warms(candidate: Measurement, facts: HardwareFacts) -> bool:
+    """Whether a block first runs every shape of the unit once, which takes about as long as a pass over it."""
+    return facts.has_own_memory or is_compiled(candidate.configuration.levers)
 
 
 def process_seconds(measured: Measurement) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.task import VerifyRequest
@@ -63,9 +64,11 @@ def _other_sizes(view: View, best: Measurement) -> list[Measurement]:
     ][:1]
 
 
-def affordable(spec: JobSpec, best: list[Measurement], always: list[Measurement], seconds: float) -> list[Measurement]:
+def affordable(
+    spec: JobSpec, facts: HardwareFacts, best: list[Measurement], always: list[Measurement], seconds: float
+) -> list[Measurement]:
     """As many of the best as can be verified in that time, with those that always are; at least the first."""
-    while len(best) > 1 and verification_seconds(spec, [*always, *best]) > seconds:
+    while len(best) > 1 and verification_seconds(spec, facts, [*always, *best]) > seconds:
         best = best[:-1]
     return best
 
@@ -81,7 +84,7 @@ def verification(left: list[View]) -> VerifyRequest | None:
             continue
         seconds = view.budget.verify_seconds(len(left))
         always = [baseline] if baseline else []
-        best = affordable(view.spec, best, always, seconds)
+        best = affordable(view.spec, view.facts, best, always, seconds)
         others = [one for one in view.good if one != baseline and one not in best]
         return VerifyRequest(
             method=view.method,
@@ -90,6 +93,6 @@ def verification(left: list[View]) -> VerifyRequest | None:
             reserves=tuple(others[:RESERVES]),
             blocks=BLOCKS[view.spec.search.verify],
             seconds_limit=seconds,
-            expected_seconds=verification_seconds(view.spec, [*always, *best]),
+            expected_seconds=verification_seconds(view.spec, view.facts, [*always, *best]),
         )
     return None

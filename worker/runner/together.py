@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from service.contract.child import EndingKind, RunBlock, Turn
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Measurement, Timing
+from service.contract.task import block_passes
 from worker.runner.sandbox import Child, Ending, Sandbox
 
 TURN_SECONDS = 2.0  # of the slowest candidate
 LEAST_TURNS = 8  # a pass: the interval of a ratio comes from the spread between the turns
-LEAST_SECONDS = 10.0  # that the slowest candidate is timed in a block, in up to MOST_PASSES passes
-MOST_PASSES = 5
 MOST_MEMORY = 0.85  # of the device's memory, for all candidates together
 CONTEXT_BYTES = 700 << 20  # what a process takes of a GPU beside its tensors: its CUDA context and kernels
 
@@ -34,7 +33,7 @@ def fit_together(candidates: Sequence[Measurement], facts: HardwareFacts) -> boo
 def course(timings: Sequence[Timing], micro_batches: Sequence[int]) -> tuple[int, int]:
     """(passes, turns) of a block of candidates with these timings and numbers of micro batches a pass."""
     slowest = max(timing.seconds for timing in timings)
-    passes = min(MOST_PASSES, max(1, math.ceil(LEAST_SECONDS / slowest)))
+    passes = block_passes(slowest)
     turns = max(LEAST_TURNS, math.ceil(passes * slowest / TURN_SECONDS))
     return passes, max(1, min(turns, passes * min(micro_batches)))
 

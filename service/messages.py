@@ -1,0 +1,30 @@
+"""Messages to webhooks, written in the transaction of what they tell; `service/webhooks.py` sends them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from service.enqueue import new_id
+from service.models import Delivery, Job, Webhook
+
+
+def announce(session: Session, job: Job, now: float) -> None:
+    """Write a message about the end of a job for every webhook whose owner sees the job."""
+    mine = or_(Webhook.sees.is_(None), Webhook.sees == job.owner)
+    wanted = session.scalars(select(Webhook.id).where(mine, Webhook.disabled_at.is_(None))).all()
+    labels = job.spec.get("labels") or {}
+    data = {"id": job.id, "name": job.name, "status": job.status, "error": job.error, "labels": labels}
+    session.add_all(message(webhook_id, f"job.{job.status}", data, now) for webhook_id in wanted)
+
+
+def message(webhook_id: str, kind: str, data: dict[str, Any], now: float) -> Delivery:
+    """A message that is to be sent at once, with the three fields of a Standard Webhooks body."""
+    body = {"type": kind, "timestamp": datetime.fromtimestamp(now, UTC).isoformat(), "data": data}
+    return Delivery(
+        webhook_id=webhook_id, message_id=new_id(), body=json.dumps(body), attempts=0, due_at=now, created_at=now
+    )

@@ -1,0 +1,275 @@
+"""Webhooks: messages come signed, once, again after a failure, and never to a private address unless it is allowed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Engine
+from standardwebhooks.webhooks import Webhook as Signer
+
+from service import access, webhooks
+from service.access import ANYBODY, Scope
+from service.contract.job import JobSpec
+from service.contract.webhook import WebhookView
+from service.errors import BadWebhook, NotFound, TooMany
+from service.queue import Queue
+from service.settings import Settings
+from service.webhooks import RESTS, Webhooks, check, own_key
+from tests.service.conftest import here
+
+Make = Callable[..., dict[str, Any]]
+KEY = b"a key of the control plane"
+
+
+class Receiver:
+    """A server on the loopback address, which keeps what it is sent and answers with `status`."""
+
+    def __init__(self) -> None:
+        self.status, self.seen = 204, list[tuple[dict[str, str], bytes]]()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                outer.seen.append(({name.lower(): value for name, value in self.headers.items()}, body))
+                self.send_response(outer.status)
+                self.send_header("Location", "http://127.0.0.1:1/")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://localhost:{self.server.server_port}/hook?of=me"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A receiver that listens."""
+    made = Receiver()
+    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+class Clock:
+    """A clock that is moved by hand. PostgreSQL's own cannot be, so what is due is then moved instead."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hooks(engine: Engine) -> Webhooks:
+    """Webhooks that may be sent to the loopback address."""
+    return Webhooks(engine, KEY, private=True, clock=Clock())
+
+
+def later(engine: Engine) -> None:
+    """Let all rests pass."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE deliveries SET due_at = 0 WHERE due_at IS NOT NULL")
+
+
+def only(hooks: Webhooks) -> WebhookView:
+    """The one webhook."""
+    (found,) = hooks.listed(ANYBODY)
+    return found
+
+
+def test_the_end_of_a_job_is_told_once_and_signed(
+    hooks: Webhooks, receiver: Receiver, queue: Queue, job: Make, engine: Engine
+) -> None:
+    made = hooks.create(receiver.url, ANYBODY)
+    job_id = queue.submit(JobSpec.model_validate(job(labels={"team": "nlp"})))
+    hooks.send()
+    assert receiver.seen == [], "a job that goes on is no news"
+    queue.cancel(job_id)
+    later(engine)
+    hooks.send()
+    hooks.send()
+    ((headers, body),) = receiver.seen
+    told = Signer(webhooks.secret(KEY, made)).verify(body, headers)
+    assert told["type"] == "job.cancelled" and set(told) == {"type", "timestamp", "data"}
+    assert told["data"]["id"] == job_id and told["data"]["labels"] == {"team": "nlp"}
+    assert headers["host"].startswith("localhost:") and headers["content-type"] == "application/json"
+    found = only(hooks)
+    assert (found.waiting, found.last_error, found.disabled_at) == (0, None, None) and found.last_tried_at
+
+
+def test_what_was_not_received_is_sent_again_under_the_same_id(
+    hooks: Webhooks, receiver: Receiver, engine: Engine
+) -> None:
+    made = hooks.create(receiver.url, ANYBODY)
+    hooks.test(made, ANYBODY)
+    later(engine)
+    receiver.status = 302  # is not followed
+    hooks.send()
+    hooks.send()
+    assert len(receiver.seen) == 1 and only(hooks).last_error == "it answered 302"
+    receiver.status = 200
+    later(engine)
+    hooks.send()
+    assert len({headers["webhook-id"] for headers, _ in receiver.seen}) == 1 and len(receiver.seen) == 2
+    assert only(hooks).waiting == 0 and only(hooks).last_error is None
+
+
+def test_after_the_last_rest_a_message_is_given_up(hooks: Webhooks, receiver: Receiver, engine: Engine) -> None:
+    made = hooks.create(receiver.url, ANYBODY)
+    hooks.test(made, ANYBODY)
+    receiver.status = 500
+    for _ in range(len(RESTS) + 5):
+        later(engine)
+        hooks.send()
+    assert len(receiver.seen) == len(RESTS) + 1
+    assert (only(hooks).waiting, only(hooks).last_error) == (0, "it answered 500")
+
+
+def test_a_receiver_that_is_not_there(hooks: Webhooks, receiver: Receiver, engine: Engine) -> None:
+    made = hooks.create("http://127.0.0.1:1/", ANYBODY)
+    hooks.test(made, ANYBODY)
+    later(engine)
+    hooks.send()
+    assert only(hooks).waiting == 1 and "refused" in (only(hooks).last_error or "").lower()
+
+
+def test_a_receiver_that_answers_410_is_left_alone_until_it_is_tested(
+    hooks: Webhooks, receiver: Receiver, engine: Engine, queue: Queue, job: Make
+) -> None:
+    made = hooks.create(receiver.url, ANYBODY)
+    hooks.test(made, ANYBODY)
+    hooks.test(made, ANYBODY)
+    receiver.status = 410
+    later(engine)
+    hooks.send()
+    assert only(hooks).disabled_at and only(hooks).waiting == 0
+    count = len(receiver.seen)
+    queue.cancel(queue.submit(JobSpec.model_validate(job())))
+    later(engine)
+    hooks.send()
+    assert len(receiver.seen) == count
+    receiver.status = 200
+    hooks.test(made, ANYBODY)
+    later(engine)
+    hooks.send()
+    assert len(receiver.seen) == count + 1 and only(hooks).disabled_at is None
+
+
+def test_two_control_planes_do_not_send_the_same(hooks: Webhooks, receiver: Receiver, engine: Engine) -> None:
+    other = Webhooks(engine, KEY, private=True, clock=Clock())
+    hooks.test(hooks.create(receiver.url, ANYBODY), ANYBODY)
+    later(engine)
+    assert len(hooks.due()) == 1 and other.due() == []
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1/", "private network"),
+        ("http://localhost:8000/", "private network"),
+        ("http://10.1.2.3/", "private network"),
+        ("http://169.254.169.254/latest/meta-data/", "private network"),
+        ("http://[::1]/", "private network"),
+        ("http://[::ffff:10.0.0.1]/", "private network"),
+        ("http://0.0.0.0/", "private network"),
+        ("http://2130706433/", "private network"),
+        ("file:///etc/passwd", "http:// or https://"),
+        ("https://", "http:// or https://"),
+        ("https://me:secret@example.com/", "without a name"),
+        ("https://example.com:99999/", "url: "),
+        ("https://no-such-host.invalid/", "is not known"),
+        ("not a url", "http:// or https://"),
+    ],
+)
+def test_urls_that_are_not_sent_to(url: str, said: str) -> None:
+    with pytest.raises(BadWebhook, match=said.replace("/", ".")):
+        check(url, private=False)
+
+
+def test_a_host_that_becomes_private_is_not_sent_to(
+    engine: Engine, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is looked up again for every message."""
+    public = [(2, 1, 6, "", ("93.184.216.34", 80))]
+    strict = Webhooks(engine, KEY, private=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "getaddrinfo", lambda *_, **__: public)
+        made = strict.create(receiver.url, ANYBODY)
+    strict.test(made, ANYBODY)
+    later(engine)
+    strict.send()
+    assert receiver.seen == [] and "private network" in (only(strict).last_error or "")
+
+
+def test_owners_see_their_own_and_hear_of_their_own(
+    hooks: Webhooks, engine: Engine, queue: Queue, receiver: Receiver, job: Make
+) -> None:
+    from service.db import reading
+
+    def known(owner: str, scope: Scope) -> access.Caller:
+        key = access.create(engine, owner, [scope])
+        with reading(engine) as session:
+            found = access.caller(session, key)
+        assert found is not None
+        return found
+
+    anna, ben, boss = known("anna", Scope.submit), known("ben", Scope.submit), known("boss", Scope.admin)
+    of_anna, of_boss = hooks.create(receiver.url, anna), hooks.create(receiver.url, boss)
+    assert [one.id for one in hooks.listed(anna)] == [of_anna] and hooks.listed(ben) == []
+    assert {one.id for one in hooks.listed(boss)} == {of_anna, of_boss}
+    for refused in (hooks.delete, hooks.test):
+        with pytest.raises(NotFound):
+            refused(of_anna, ben)
+    queue.cancel(queue.submit(JobSpec.model_validate(job()), ben))
+    assert {one.id: one.waiting for one in hooks.listed(boss)} == {of_anna: 0, of_boss: 1}
+    hooks.delete(of_anna, anna)
+    hooks.delete(of_boss, boss)
+    assert hooks.listed(boss) == [] and hooks.due() == []
+
+
+def test_there_is_a_most(hooks: Webhooks, receiver: Receiver) -> None:
+    for _ in range(webhooks.MOST):
+        hooks.create(receiver.url, ANYBODY)
+    with pytest.raises(TooMany, match="20"):
+        hooks.create(receiver.url, ANYBODY)
+
+
+def test_the_control_planes_secret(tmp_path: Path) -> None:
+    first = own_key(None, tmp_path)
+    assert own_key(None, tmp_path) == first and len(first) > 40
+    assert (tmp_path / "webhook.key").stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["webhook.key"]
+    assert own_key("given by a setting", tmp_path) == b"given by a setting"
+
+
+def test_over_the_api(settings: Settings, receiver: Receiver) -> None:
+    with here(settings.model_copy(update={"webhook_private": True})) as api:
+        made = api.post("/v1/webhooks", json={"url": receiver.url})
+        assert made.status_code == 201 and made.json()["secret"].startswith("whsec_")
+        name = made.json()["id"]
+        assert "secret" not in json.dumps(api.get("/v1/webhooks").json()), "it is shown once"
+        assert api.post(f"/v1/webhooks/{name}/test").status_code == 202
+        assert api.delete(f"/v1/webhooks/{name}").status_code == 204
+        assert api.delete(f"/v1/webhooks/{name}").status_code == 404
+
+
+def test_mistakes_over_the_api(api: TestClient) -> None:
+    private = api.post("/v1/webhooks", json={"url": "http://127.0.0.1:9/"})
+    assert (private.status_code, private.json()["code"]) == (422, "bad-webhook")
+    assert "DYNOTUNE_WEBHOOK_PRIVATE" in private.json()["detail"]
+    assert api.post("/v1/webhooks", json={}).status_code == 422
+    assert api.post("/v1/webhooks", json={"url": "https://example.com", "more": 1}).status_code == 422
+    assert api.post("/v1/webhooks/none/test").status_code == 404
