@@ -18,6 +18,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,7 @@ from standardwebhooks.webhooks import Webhook as Signer
 from service import messages
 from service.access import Caller
 from service.contract.webhook import WebhookView
+from service.db import now as time_of
 from service.db import reading
 from service.enqueue import new_id
 from service.errors import BadWebhook, NotFound, TooMany
@@ -39,10 +41,11 @@ from service.transactions import Transactions
 
 RESTS = (5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)  # seconds between attempts
 JITTER = 0.2  # of a rest, so that receivers that were away are not asked for everything at once
-SENDING_SECONDS = 60.0  # for which no other control plane sends a message that one has begun to send
+SENDING_SECONDS = 120.0  # for which no other control plane sends a message that one has begun to send
 TIMEOUT_SECONDS = 15.0  # of an attempt
-AT_ONCE = 20  # messages that are taken to be sent
+AT_ONCE = 4  # messages that are sent at the same time
 MOST = 20  # webhooks of one owner
+NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses as a gateway translates them (RFC 6052)
 GONE = 410  # the receiver wants no further messages
 MOST_REASON = 200  # characters
 
@@ -122,17 +125,24 @@ class Webhooks(Transactions):
             session.add(messages.message(webhook_id, "webhook.test", {"id": webhook_id}, now))
 
     def send(self) -> None:
-        """Send all messages that are due."""
-        for message in self.due():
-            try:
-                status = post(message, self.key, self._private)
-            except (httpx.HTTPError, httpx.InvalidURL, OSError, BadWebhook) as error:
-                self.sent(message, None, str(error) or type(error).__name__)
-            else:
-                self.sent(message, status, None)
+        """Send all messages that are due, a few at the same time, so that one slow receiver holds up few others."""
+        while messages := self.due():
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                list(pool.map(self._send, messages))
+
+    def _send(self, message: Message) -> None:
+        try:
+            status = post(message, self.key, self._private)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, BadWebhook) as error:
+            self.sent(message, None, str(error) or type(error).__name__)
+        else:
+            self.sent(message, status, None)
 
     def due(self) -> list[Message]:
-        """Messages to be sent now, the oldest first; for a while no other control plane is given them."""
+        """A few messages to be sent now, the oldest first; for a while no other control plane is given them."""
+        with reading(self.engine) as session:  # nothing is written, and nobody kept waiting, where none is due
+            if session.scalar(select(Delivery.seq).where(Delivery.due_at <= time_of(session)).limit(1)) is None:
+                return []
         with self.writing() as (session, now):
             wanted = (
                 select(Delivery, Webhook.url)
@@ -206,12 +216,21 @@ def check(url: str, private: bool) -> str:
     except (OSError, UnicodeError) as error:
         raise BadWebhook(f"url: the host {host!r:.100} is not known ({error}).") from error
     addresses = [str(one[4][0]) for one in found]
-    if not private and not all(ipaddress.ip_address(one.partition("%")[0]).is_global for one in addresses):
+    if not private and not all(map(_is_public, addresses)):
         raise BadWebhook(
             f"url: the host {host!r:.100} is in a private network; DYNOTUNE_WEBHOOK_PRIVATE=yes on the control plane "
             "allows it."
         )
     return addresses[0]
+
+
+def _is_public(address: str) -> bool:
+    """Whether an address is one machine's on the internet; one that is translated counts as what it stands for."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        translated = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in NAT64 else None
+        found = found.ipv4_mapped or found.sixtofour or translated or found
+    return found.is_global and not found.is_multicast
 
 
 def secret(key: bytes, webhook_id: str) -> str:

@@ -11,6 +11,7 @@ from service.contract.job import JobSpec
 from tests.factory import configuration, history, measured, record
 from tests.plan.test_plan import known
 from worker.plan import plan
+from worker.plan.budget import verification_seconds
 from worker.plan.finalists import finalists
 from worker.plan.view import View
 
@@ -71,3 +72,13 @@ def test_a_simpler_one_and_another_size_are_finalists_where_they_are_about_as_fa
     records = (*history(spec()), *map(record, (best, simpler, other, packed)))
     view = View(known(spec(search={"verify": verify}), facts(), records), "lora")
     assert finalists(view) == [best, simpler, other], "each once"
+
+
+def test_a_verification_takes_the_warm_up_of_its_blocks(spec: Spec, facts: Facts) -> None:
+    """Where first calls of a shape are slower, a block begins with about a pass over the unit."""
+    job, gpu = spec(search={"verify": "quick"}), facts(has_own_memory=True)
+    long = measured(configuration(precision="bf16-mixed"), 20.0)
+    cold, warm = verification_seconds(job, facts(), [long]), verification_seconds(job, gpu, [long])
+    assert warm - cold == pytest.approx(2 * 20.0), "a pass more in each of two blocks"
+    compiled = measured(configuration(precision="bf16-mixed", compile="per-layer"), 20.0)
+    assert verification_seconds(job, facts(), [compiled]) == pytest.approx(warm)
