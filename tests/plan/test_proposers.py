@@ -49,6 +49,7 @@ def test_a_proposer_is_pure(spec: Spec, facts: Facts) -> None:
         ("grouped", 24, 100, None, [12]),
         ("grouped", 4, 12, 6, [6, 2]),
         ("token-budget", 5, 100, None, [10, 3]),
+        ("padding-free", 8, 9, None, [4]),
     ],
 )
 def test_the_best_is_tried_at_the_micro_batches_next_to_its_own(
