@@ -30,6 +30,7 @@ from service.errors import Refused, Unreachable
 
 __all__ = ["Client", "Refused", "Unreachable"]
 Answer = TypeVar("Answer", bound=Contract)
+TRIALS_A_PAGE = 200  # of the API
 UNAVAILABLE = 503  # the status of an answer that another time may be another
 
 
@@ -152,8 +153,13 @@ class Client:
                 return
 
     def trials(self, job_id: str) -> tuple[views.ListedTrial, ...]:
-        """A job's trials."""
-        return self._get(views.TrialList, f"/v1/jobs/{_part(job_id)}/trials").items
+        """A job's trials, page by page."""
+        found: tuple[views.ListedTrial, ...] = ()
+        while page := self._get(views.TrialList, f"/v1/jobs/{_part(job_id)}/trials", after=_last(found)).items:
+            found += page
+            if len(page) < TRIALS_A_PAGE:
+                break
+        return found
 
     def trial(self, trial_id: str) -> views.LoggedTrial:
         """One trial, with the end of its output."""
@@ -274,6 +280,10 @@ def _body(job: JobSpec | dict[str, Any] | str, idempotency_key: str | None = Non
     if idempotency_key is not None:
         headers["Idempotency-Key"] = idempotency_key
     return {"content": job if isinstance(job, str) else json.dumps(job), "headers": headers}
+
+
+def _last(trials: tuple[views.ListedTrial, ...]) -> int | None:
+    return trials[-1].number if trials else None
 
 
 def _part(text: str) -> str:

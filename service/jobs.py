@@ -215,15 +215,19 @@ def recommendation(job: Job) -> Recommendation:
     raise NotYet(f"Job {job.id} has no successful trial yet.")
 
 
-def trials(session: Session, job: Job) -> tuple[views.ListedTrial, ...]:
-    """The job's trials by number; `fastest` marks those of the configuration that leads by the job's objective."""
+def trials(session: Session, job: Job, after: int = 0, limit: int | None = None) -> tuple[views.ListedTrial, ...]:
+    """The job's trials by number, from that after `after` on, at most `limit`.
+
+    `fastest` marks those of the configuration that leads by the job's objective, of all of its trials.
+    """
     rows = session.scalars(
         select(Task).where(Task.job_id == job.id, Task.kind == TaskKind.trial).order_by(Task.number)
     ).all()
     every = [trial_view(row) for row in rows]
     good = [one.measurement for one in every if one.measurement and one.outcome is Outcome.ok]
     leaders = [one.configuration for one in ranked(JobSpec.model_validate(job.spec), good)[:1]]
-    return tuple(views.ListedTrial(**dict(one), fastest=one.configuration in leaders) for one in every)
+    page = [one for one in every if one.number > after][:limit]
+    return tuple(views.ListedTrial(**dict(one), fastest=one.configuration in leaders) for one in page)
 
 
 def trial_view(row: Task) -> views.TrialView:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from service import history, jobs
 from service.api.access import READS, Visible
@@ -18,9 +20,14 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["results"], dependencies=RE
 
 
 @router.get("/trials", responses=responses(NotFound), summary="A job's trials")
-def trials(job: Visible, session: Reading) -> TrialList:
-    """All trials with their outcome, reason and measurement."""
-    return TrialList(items=jobs.trials(session, job))
+def trials(
+    job: Visible,
+    session: Reading,
+    after: Annotated[int, Query(ge=0, lt=2**31, description="The `number` of the last trial that is known")] = 0,
+    limit: Annotated[int, Query(ge=1, le=200)] = 200,
+) -> TrialList:
+    """Trials by number, with their outcome, reason and measurement; pass the last `number` on as `after` for more."""
+    return TrialList(items=jobs.trials(session, job, after, limit))
 
 
 @router.get("/memory-curve", responses=responses(NotFound, NotYet), summary="Memory and speed by batch size")

@@ -8,8 +8,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
+from service.client import Client
 from service.contract.hardware import HardwareFacts
 from service.queue import Queue
 from tests.conftest import ROOT
@@ -140,3 +142,20 @@ def test_metrics_of_the_queue(api: TestClient, queue: Queue, facts: Facts, job: 
 def test_the_document_is_the_committed_one() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "make_openapi.py"))["text"]()
     assert (ROOT / "docs" / "openapi.json").read_text() == made, "run: python docs/make_openapi.py"
+
+
+def test_trials_come_in_pages(
+    api: TestClient, queue: Queue, facts: Facts, job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(api, job())
+    queue.register("w", 1, facts())
+    tried: list[dict[str, str]] = [{}, {"attention": "eager"}, {"batching": "grouped"}]
+    for number, levers in enumerate(tried, start=1):
+        run_trial(queue, 10.0 - number, number, **levers)
+    pages = [api.get(f"/v1/jobs/{job_id}/trials?limit=2&after={after}").json()["items"] for after in (0, 2, 3)]
+    assert [[one["number"] for one in page] for page in pages] == [[1, 2], [3], []]
+    assert [one["fastest"] for page in pages for one in page] == [False, False, True], "of all trials, not of a page"
+    with Client() as client:
+        client._http = api  # type: ignore[assignment]
+        monkeypatch.setattr("service.client.TRIALS_A_PAGE", 1)
+        assert [one.number for one in client.trials(job_id)] == [1, 2, 3]
