@@ -6,9 +6,10 @@ import hashlib
 import json
 import re
 import secrets
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, or_, text
+from sqlalchemy import ColumnElement, Float, String, bindparam, or_, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -28,8 +29,13 @@ def new_id() -> str:
 
 def insert_if_new(session: Session, table: type[Base], **values: Any) -> None:
     """Insert a row, unless it violates a unique index: then the table has such a row already."""
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    session.execute(dialect.insert(table).values(**values).on_conflict_do_nothing())
+    session.execute(_insert_if_new(table, session.get_bind().dialect.name), values)
+
+
+@cache
+def _insert_if_new(table: type[Base], dialect: str) -> Any:
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    return insert(table.__table__).on_conflict_do_nothing()  # type: ignore[arg-type]
 
 
 def queue_plan(session: Session, job: Job, now: float) -> None:
@@ -91,13 +97,20 @@ def need_of(session: Session, hardware: HardwareSpec, fingerprint: str | None) -
     return key
 
 
-def servable(worker: Worker) -> tuple[ColumnElement[bool], ...]:
-    """The SQL conditions on the needs that a worker's hardware meets."""
+NAMED = text(r"lower(:device_name) LIKE '%' || needs.name || '%' ESCAPE '\'").bindparams(
+    bindparam("device_name", type_=String)
+)
+# The SQL conditions on the needs that a worker's hardware meets, which `hardware` says.
+MET: tuple[ColumnElement[bool], ...] = (
+    or_(Need.device.is_(None), Need.device == bindparam("device", type_=String)),
+    or_(Need.name.is_(None), NAMED),
+    or_(Need.bytes.is_(None), Need.bytes <= bindparam("memory_bytes", type_=Float)),
+    or_(Need.fingerprint.is_(None), Need.fingerprint == bindparam("fingerprint", type_=String)),
+)
+
+
+def hardware(worker: Worker) -> dict[str, Any]:
+    """The parameters of MET."""
     facts = worker.facts
-    named = text(r"lower(:name) LIKE '%' || needs.name || '%' ESCAPE '\'").bindparams(name=facts["name"])
-    return (
-        or_(Need.device.is_(None), Need.device == facts["device"]),
-        or_(Need.name.is_(None), named),
-        or_(Need.bytes.is_(None), Need.bytes <= facts["memory_bytes"]),
-        or_(Need.fingerprint.is_(None), Need.fingerprint == worker.fingerprint),
-    )
+    named = {"device": facts["device"], "device_name": facts["name"], "memory_bytes": float(facts["memory_bytes"])}
+    return named | {"fingerprint": worker.fingerprint}

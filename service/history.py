@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
 from service.contract.hardware import HardwareFacts
@@ -22,10 +22,14 @@ from service.contract.task import (
     VerifyClaim,
     VerifyRequest,
 )
-from service.errors import NotFound
+from service.leases import job_of
 from service.models import Job, Task, Worker
 
 EARLIER_JOBS, EARLIER_TRIALS = 5, 60  # the last ones, which order the trials of a job on the same hardware
+# A job's finished trials, in the order in which they finished, and its finished verifications.
+ENDED = (Task.job_id == bindparam("job"), Task.state == TaskState.done)
+ENDED_TRIALS = select(Task).where(*ENDED, Task.kind == TaskKind.trial).order_by(Task.finish_order)
+ENDED_VERIFICATIONS = select(Task).where(*ENDED, Task.kind == TaskKind.verify)
 ALIVE_SECONDS = 30.0  # since its last sign of life, for which a worker counts as alive
 
 
@@ -60,9 +64,7 @@ class JobHistory:
 
 def load(session: Session, job_id: str) -> JobHistory:
     """The job's history as this transaction sees it; NotFound when there is no such job."""
-    job = session.scalars(select(Job).where(Job.id == job_id)).one_or_none()
-    if job is None:
-        raise NotFound(f"There is no job {job_id!r}.")
+    job = job_of(session, job_id, lock=False)
     return JobHistory(
         version=job.history_version,
         job_id=job_id,
@@ -76,11 +78,7 @@ def load(session: Session, job_id: str) -> JobHistory:
 
 def trials(session: Session, job_id: str) -> tuple[TrialRecord, ...]:
     """The job's finished trials, in the order in which they finished."""
-    rows = session.scalars(
-        select(Task)
-        .where(Task.job_id == job_id, Task.kind == TaskKind.trial, Task.state == TaskState.done)
-        .order_by(Task.finish_order)
-    )
+    rows = session.scalars(ENDED_TRIALS, {"job": job_id})
     return tuple(
         TrialRecord(
             request=TrialRequest.model_validate(row.payload), measurement=Measurement.model_validate(row.result)
@@ -91,9 +89,7 @@ def trials(session: Session, job_id: str) -> tuple[TrialRecord, ...]:
 
 def verifications(session: Session, job_id: str) -> dict[str, Verification | None]:
     """The job's finished verifications by method; None for one that could not be carried out."""
-    rows = session.scalars(
-        select(Task).where(Task.job_id == job_id, Task.kind == TaskKind.verify, Task.state == TaskState.done)
-    )
+    rows = session.scalars(ENDED_VERIFICATIONS, {"job": job_id})
     return {
         VerifyRequest.model_validate(row.payload).method: (
             Verification.model_validate(row.result) if row.result else None

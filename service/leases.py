@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, cast
 
 from sqlalchemy import (
     ColumnElement,
     CompoundSelect,
     CursorResult,
+    Float,
     Select,
+    String,
+    bindparam,
     func,
     literal_column,
     or_,
@@ -21,7 +25,7 @@ from sqlalchemy.orm import Session
 from service.contract.states import TaskState
 from service.contract.task import Claim, TaskKind
 from service.counters import STALE_WRITES
-from service.enqueue import servable
+from service.enqueue import MET, hardware
 from service.errors import LeaseLost, NotFound
 from service.models import Job, Need, Task, Worker
 
@@ -29,12 +33,17 @@ QUEUED = Task.state == literal_column("'queued'")
 ORDER = (Task.rank, Task.place, Task.seq)
 TRIES = 5  # of a claim: on PostgreSQL, others may take the very tasks that it has just seen
 RUNNING = Task.state == literal_column("'running'")
+# Statements are made once: to make one takes longer than SQLite takes to carry it out.
+JOB = select(Job).where(Job.id == bindparam("job"))
+LOCKED_JOB = JOB.with_for_update()
+# The condition that a task need not wait any longer after a worker's death.
+READY = or_(Task.not_before.is_(None), Task.not_before <= bindparam("now", type_=Float))
+UNSYNCHRONISED = {"synchronize_session": False}
 
 
 def job_of(session: Session, job_id: str, lock: bool = True) -> Job:
     """The job's row, with `lock` locked until the transaction ends; NotFound when there is no such job."""
-    query = select(Job).where(Job.id == job_id)
-    job = session.scalars(query.with_for_update() if lock else query).one_or_none()
+    job = session.scalars(LOCKED_JOB if lock else JOB, {"job": job_id}).one_or_none()
     if job is None:
         raise NotFound(f"There is no job {job_id!r}.")
     return job
@@ -42,37 +51,37 @@ def job_of(session: Session, job_id: str, lock: bool = True) -> Job:
 
 def take(session: Session, worker: Worker, kinds: tuple[TaskKind, ...], now: float, lease_until: float) -> Task | None:
     """Lease the next task that the worker's hardware can serve: a job's if there is one, else an estimate."""
-    order = (Task.job_id.is_(None), *ORDER)
+    mine = {"now": now, "worker": worker.id, "until": lease_until}
     for _ in range(TRIES):
-        firsts = select(Task.need, Task.kind).where(Task.seq.in_(heads(worker, kinds, now).subquery().select()))
-        found = session.execute(firsts.order_by(*order)).all()
+        found = session.execute(_firsts(kinds), hardware(worker) | {"now": now}).all()
         if not found:
             return None
         for need, kind in found:
-            task = _lease(session, waiting(need, kind, now), worker, now, lease_until)
+            task: Task | None = session.scalars(_lease(kind), mine | {"needed": need}).one_or_none()
             if task is not None:
                 return task
     return None
 
 
-def heads(worker: Worker, kinds: tuple[TaskKind, ...], now: float) -> CompoundSelect[Any]:
+@cache
+def _firsts(kinds: tuple[TaskKind, ...]) -> Any:
+    """(need, kind) of the tasks that `heads` finds, the next one first."""
+    order = (Task.job_id.is_(None), *ORDER)
+    return select(Task.need, Task.kind).where(Task.seq.in_(heads(kinds).subquery().select())).order_by(*order)
+
+
+def heads(kinds: tuple[TaskKind, ...]) -> CompoundSelect[Any]:
     """For each need that the worker meets, and each kind, the number of the first task that waits, or NULL."""
     firsts = (
-        select(Task.seq).where(QUEUED, Task.need == Need.key, Task.kind == kind, ready(now)).order_by(*ORDER).limit(1)
+        select(Task.seq).where(QUEUED, Task.need == Need.key, Task.kind == kind, READY).order_by(*ORDER).limit(1)
         for kind in kinds
     )
-    meets = servable(worker)
-    return union_all(*(select(first.correlate(Need).scalar_subquery()).where(*meets) for first in firsts))
+    return union_all(*(select(first.correlate(Need).scalar_subquery()).where(*MET) for first in firsts))
 
 
-def ready(now: float) -> ColumnElement[bool]:
-    """The condition that a task need not wait any longer after a worker's death."""
-    return or_(Task.not_before.is_(None), Task.not_before <= now)
-
-
-def waiting(need: str, kind: TaskKind, now: float) -> Select[Any]:
+def waiting(kind: TaskKind) -> Select[Any]:
     """The next task of a need and a kind, locked; one that another worker claims in this moment is passed over."""
-    first = select(Task.seq).where(QUEUED, Task.need == need, Task.kind == kind, ready(now))
+    first = select(Task.seq).where(QUEUED, Task.need == bindparam("needed", type_=String), Task.kind == kind, READY)
     wanted = first.order_by(*ORDER).limit(1)
     if kind is TaskKind.estimate:
         return wanted.with_for_update(skip_locked=True)
@@ -81,22 +90,24 @@ def waiting(need: str, kind: TaskKind, now: float) -> Select[Any]:
     return wanted.join(Job, Job.id == Task.job_id).with_for_update(skip_locked=True, of=(Task, Job))
 
 
-def _lease(session: Session, wanted: Select[Any], worker: Worker, now: float, lease_until: float) -> Task | None:
-    picked = wanted.cte("picked")
-    return session.scalars(
+@cache
+def _lease(kind: TaskKind) -> Any:
+    """Lease the task that `waiting` finds to the worker."""
+    picked = waiting(kind).cte("picked")
+    return (
         update(Task)
         .where(Task.seq.in_(select(picked.c.seq)), QUEUED)
         .values(
             state=TaskState.running,
             attempt=Task.attempt + 1,
-            worker_id=worker.id,
-            lease_until=lease_until,
-            started_at=func.coalesce(Task.started_at, now),
+            worker_id=bindparam("worker", type_=String),
+            lease_until=bindparam("until", type_=Float),
+            started_at=func.coalesce(Task.started_at, bindparam("now", type_=Float)),
             progress=None,
         )
         .returning(Task)
-        .execution_options(synchronize_session=False)
-    ).one_or_none()
+        .execution_options(**UNSYNCHRONISED)
+    )
 
 
 def claimed(task: Task, job: Job | None) -> dict[str, Any]:
@@ -112,7 +123,7 @@ def claimed(task: Task, job: Job | None) -> dict[str, Any]:
 def write(session: Session, claim: Claim, values: dict[str, Any], *also: ColumnElement[bool]) -> None:
     """Write `values` to the claimed task; LeaseLost unless it still runs at the claim's attempt and `also` is true."""
     mine = (Task.id == claim.task_id, Task.attempt == claim.attempt, RUNNING, *also)
-    changed = session.execute(update(Task).where(*mine).values(**values).execution_options(synchronize_session=False))
+    changed = session.execute(update(Task).where(*mine).values(**values).execution_options(**UNSYNCHRONISED))
     if cast("CursorResult[Any]", changed).rowcount == 0:
         STALE_WRITES.inc()
         raise LeaseLost(f"task {claim.task_id} is no longer held at attempt {claim.attempt}")

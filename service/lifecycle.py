@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import String, bindparam, update
 from sqlalchemy.orm import Session
 
 from service import events, messages
@@ -13,8 +13,12 @@ from service.contract.states import JobPhase, JobStatus, TaskState
 from service.contract.task import Wish
 from service.enqueue import need_of
 from service.errors import NotYet
-from service.leases import QUEUED
+from service.leases import QUEUED, UNSYNCHRONISED
 from service.models import Job, Task, Worker
+
+OF_JOB = update(Task).where(Task.job_id == bindparam("job")).execution_options(**UNSYNCHRONISED)
+NEEDS = OF_JOB.values(need=bindparam("needed", type_=String))
+CANCEL = OF_JOB.where(QUEUED).values(state=TaskState.cancelled)
 
 
 def start(session: Session, job: Job, worker: Worker, now: float) -> None:
@@ -24,7 +28,7 @@ def start(session: Session, job: Job, worker: Worker, now: float) -> None:
     job.status, job.phase, job.started_at = JobStatus.running, JobPhase.baseline, now
     job.fingerprint, job.facts = worker.fingerprint, worker.facts
     need = need_of(session, HardwareSpec.model_validate(job.spec["hardware"]), worker.fingerprint)
-    session.execute(update(Task).where(Task.job_id == job.id).values(need=need))
+    session.execute(NEEDS, {"job": job.id, "needed": need})
     events.append(session, job.id, "started", now, worker=worker.id, device=worker.facts["name"])
 
 
@@ -40,7 +44,7 @@ def end(
     """End a job with its last recommendation, and cancel its tasks that nobody has begun."""
     job.status, job.phase, job.finished_at, job.error = status, JobPhase.done, now, error
     job.recommendation, job.wish = recommendation, wish
-    session.execute(update(Task).where(Task.job_id == job.id, QUEUED).values(state=TaskState.cancelled))
+    session.execute(CANCEL, {"job": job.id})
     events.append(session, job.id, status, now, error=error)
     messages.announce(session, job, now)
 

@@ -6,17 +6,23 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import String, bindparam, or_, select
 from sqlalchemy.orm import Session
 
 from service.enqueue import new_id
 from service.models import Delivery, Job, Webhook
 
+# Those that are told of an owner's jobs.
+TOLD = select(Webhook.id).where(
+    or_(Webhook.sees.is_(None), Webhook.sees == bindparam("owner", type_=String)), Webhook.disabled_at.is_(None)
+)
+
 
 def announce(session: Session, job: Job, now: float) -> None:
     """Write a message about the end of a job for every webhook whose owner sees the job."""
-    mine = or_(Webhook.sees.is_(None), Webhook.sees == job.owner)
-    wanted = session.scalars(select(Webhook.id).where(mine, Webhook.disabled_at.is_(None))).all()
+    wanted = session.scalars(TOLD, {"owner": job.owner}).all()
+    if not wanted:
+        return
     labels = job.spec.get("labels") or {}
     data = {"id": job.id, "name": job.name, "status": job.status, "error": job.error, "labels": labels}
     session.add_all(message(webhook_id, f"job.{job.status}", data, now) for webhook_id in wanted)

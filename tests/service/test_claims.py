@@ -14,6 +14,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.states import TaskState
 from service.contract.task import PlanClaim, TaskKind
+from service.enqueue import hardware
 from service.models import Job, Need, Task, Worker
 from service.queue import Queue
 
@@ -91,8 +92,9 @@ def test_a_claim_reads_no_task_that_it_cannot_serve(crowded: Queue, engine: Engi
         worker = session.get(Worker, "w")
         assert worker is not None
         unfit = session.query(Need).filter(Need.name == "h200").one().key
-        for statement in (leases.heads(worker, PLANS, 0.0), leases.waiting(unfit, TaskKind.plan, 0.0)):
-            plan = plan_of(session, statement)
+        known = {**hardware(worker), "now": 0.0, "needed": unfit}
+        for statement in (leases.heads(PLANS), leases.waiting(TaskKind.plan)):
+            plan = plan_of(session, statement.params(known))
             assert "ix_tasks_claimable" in plan, plan
             assert "SCAN tasks" not in plan and "Seq Scan on tasks" not in plan and "Sort" not in plan, plan
             assert "TEMP B-TREE" not in plan, plan
