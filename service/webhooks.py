@@ -29,7 +29,7 @@ from sqlalchemy import Engine, delete, func, select, update
 from sqlalchemy.orm import Session
 from standardwebhooks.webhooks import Webhook as Signer
 
-from service import messages
+from service import __version__, messages
 from service.access import Caller
 from service.contract.webhook import WebhookView
 from service.db import now as time_of
@@ -190,6 +190,7 @@ def post(message: Message, key: bytes, private: bool) -> int:
     signature = Signer(secret(key, message.webhook_id)).sign(message.message_id, at, message.body)
     headers = {
         "host": url.netloc.rpartition("@")[2],
+        "user-agent": f"dynotune/{__version__}",
         "content-type": "application/json",
         "webhook-id": message.message_id,
         "webhook-timestamp": str(int(at.timestamp())),
