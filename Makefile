@@ -25,7 +25,8 @@ test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone"
 	$(BIN)/python -m pytest -q -m alone
 
-# The tests of what survives, for longer: 1,200 trials under 40 SIGKILLs and 20 SIGSTOPs, 6,250 calls against a model.
+# The tests of what survives, for longer: 1,200 trials under 40 SIGKILLs and 20 SIGSTOPs, 120 under 3 crashes of
+# PostgreSQL, 6,250 calls against a model.
 chaos: install
 	DYNOTUNE_CHAOS=1 $(BIN)/python -m pytest -q tests/service/test_machine.py tests/runner/test_storm.py
 

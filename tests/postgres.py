@@ -8,11 +8,13 @@ and also when the process that started it dies, however it dies.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,6 +70,15 @@ class Server:
     def drop_database(self, name: str) -> None:
         """Drops it if it is there, also with clients still connected (they are cut off)."""
         self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def crash(self) -> None:
+        """Kills a process of the server: it cuts off everybody, and is back once it has replayed its log."""
+        with psycopg.connect(self._where, autocommit=True) as connection:
+            os.kill(connection.info.backend_pid, signal.SIGKILL)
+            with contextlib.suppress(psycopg.OperationalError):
+                while True:
+                    connection.execute("SELECT pg_sleep(0.01)")
+        self._wait(60)
 
     def stop(self) -> None:
         """Stops the server and removes its files; a second call does nothing."""

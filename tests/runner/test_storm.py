@@ -1,7 +1,8 @@
-"""Many trials, workers that are killed or stopped for longer than a lease: no result is lost, none counts twice.
+"""Many trials, workers that are killed or stopped for longer than a lease, a database that crashes: no result is lost,
+none counts twice.
 
-60 trials, 4 workers, 5 SIGKILLs and a SIGSTOP on each database; under `make chaos` 600 trials, 6 workers, 20 SIGKILLs
-and 10 SIGSTOPs.
+60 trials, 4 workers, 5 SIGKILLs and a SIGSTOP on each database, and 24 trials, 3 workers and a crash of PostgreSQL;
+under `make chaos` 600 trials, 6 workers, 20 SIGKILLs and 10 SIGSTOPs, and 120 trials and 3 crashes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ import pytest
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
+from service.contract.hardware import HardwareFacts
+from service.db import connect, upgrade
 from service.models import Event, Job, Task, Worker
 from service.queue import Queue
+from tests import postgres
 from tests.processes import ours, start_worker, until
 
 LONG = os.environ.get("DYNOTUNE_CHAOS") == "1"
@@ -51,6 +56,56 @@ def fall_silent(engine: Engine, worker: subprocess.Popen[bytes]) -> None:
     worker.send_signal(signal.SIGCONT)
 
 
+class Storm:
+    """A job of so many trials, with workers on a device each, and what happens to them at which count of trials."""
+
+    def __init__(self, queue: Queue, url: str, folder: Path, devices: list[HardwareFacts]) -> None:
+        self.engine, self._url, self._folder, self._devices = queue.engine, url, folder, devices
+        self.workers = [self._started(device) for device in devices]
+
+    def _started(self, device: HardwareFacts) -> subprocess.Popen[bytes]:
+        return start_worker(self._folder, self._url, device, "quick", LEASE_SECONDS)
+
+    def kill(self, victim: int) -> None:
+        """Kill a worker, and start another on its device."""
+        self.workers[victim].send_signal(signal.SIGKILL)
+        self.workers[victim].wait()
+        self.workers[victim] = self._started(self._devices[victim])
+
+    def run(self, happens: dict[int, Callable[[], None]]) -> None:
+        """Let things happen in their order, wait for the end of the job, and end the workers in order."""
+        try:
+            for moment, what in happens.items():
+                until(lambda moment=moment: finished(self.engine) >= moment, 120, f"{moment} trials")  # type: ignore[misc]
+                what()
+            until(self._ended, 600 if LONG else 180, "the end of the job")
+            # A worker that has only just been started is told to end once it has a loop that can be told.
+            until(lambda: {worker.pid for worker in self.workers} <= present(self.engine), 60, "all workers")
+            for worker in self.workers:
+                worker.send_signal(signal.SIGTERM)
+            assert [worker.wait(30) for worker in self.workers] == [0] * len(self.workers)
+        finally:
+            for worker in self.workers:
+                worker.kill()
+                worker.wait()
+        assert ours(self._folder) == []
+
+    def _ended(self) -> bool:
+        with Session(self.engine) as session:
+            return session.scalars(select(Job.status)).one() not in ("queued", "running")
+
+    def check(self, trials: int) -> None:
+        """Every trial has one result."""
+        with Session(self.engine) as session:
+            job = session.scalars(select(Job)).one()
+            tasks = session.scalars(select(Task).where(Task.kind == "trial")).all()
+            told = session.scalars(select(Event.data).where(Event.kind == "trial")).all()
+        assert job.status == "succeeded", job.error
+        assert len(tasks) == trials and {task.outcome for task in tasks} == {"ok"}
+        assert len({task.key for task in tasks}) == len({task.finish_order for task in tasks}) == trials
+        assert len(told) == trials and len({one["task"] for one in told}) == trials
+
+
 @pytest.mark.timeout(1800 if LONG else 300)
 def test_no_result_is_lost_or_counted_twice(
     queue: Queue, engine: Engine, database_url: str, tmp_path: Path, facts: Callable[..., Any], spec: Callable[..., Any]
@@ -59,41 +114,37 @@ def test_no_result_is_lost_or_counted_twice(
     moments = sorted(rng.sample(range(5, TRIALS - 5), KILLS + STOPS))
     stops = set(rng.sample(moments, STOPS))
     devices = [facts(index=number, bf16_native=True) for number in range(WORKERS)]
-    job_id = queue.submit(spec(search={"trials": TRIALS, "minutes": 1000, "verify": "quick"}))
-    workers = [start_worker(tmp_path, database_url, device, "quick", LEASE_SECONDS) for device in devices]
-    try:
-        for moment in moments:
-            until(lambda moment=moment: finished(engine) >= moment, 120, f"{moment} trials")  # type: ignore[misc]
-            victim = rng.randrange(WORKERS)
-            if moment in stops:
-                fall_silent(engine, workers[victim])
-                continue
-            workers[victim].send_signal(signal.SIGKILL)
-            workers[victim].wait()
-            workers[victim] = start_worker(tmp_path, database_url, devices[victim], "quick", LEASE_SECONDS)
-
-        def ended() -> bool:
-            with Session(engine) as session:
-                return session.scalars(select(Job.status)).one() not in ("queued", "running")
-
-        until(ended, 600 if LONG else 180, "the end of the job")
-        # A worker that has only just been started is told to end once it has a loop that can be told.
-        until(lambda: {worker.pid for worker in workers} <= present(engine), 60, "all workers")
-        for worker in workers:
-            worker.send_signal(signal.SIGTERM)
-        assert [worker.wait(30) for worker in workers] == [0] * WORKERS
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    queue.submit(spec(search={"trials": TRIALS, "minutes": 1000, "verify": "quick"}))
+    storm = Storm(queue, database_url, tmp_path, devices)
+    happens: dict[int, Callable[[], None]] = {}
+    for moment in moments:
+        victim = rng.randrange(WORKERS)
+        if moment in stops:
+            happens[moment] = lambda victim=victim: fall_silent(engine, storm.workers[victim])  # type: ignore[misc]
+        else:
+            happens[moment] = partial(storm.kill, victim)
+    storm.run(happens)
+    storm.check(TRIALS)
     with Session(engine) as session:
-        job = session.scalars(select(Job)).one()
-        tasks = session.scalars(select(Task).where(Task.kind == "trial")).all()
-        told = session.scalars(select(Event.data).where(Event.kind == "trial")).all()
         left = session.scalars(select(Worker).where(Worker.state != "idle")).all()
-    assert job.id == job_id and job.status == "succeeded", job.error
-    assert len(tasks) == TRIALS and {task.outcome for task in tasks} == {"ok"}
-    assert len({task.key for task in tasks}) == len({task.finish_order for task in tasks}) == TRIALS
-    assert len(told) == TRIALS and len({one["task"] for one in told}) == TRIALS
     assert len(left) <= KILLS  # killed workers cannot say that they left
-    assert ours(tmp_path) == []
+
+
+@pytest.mark.timeout(1800 if LONG else 300)
+def test_a_database_that_crashes_loses_nothing(
+    tmp_path: Path, facts: Callable[..., Any], spec: Callable[..., Any]
+) -> None:
+    """A process of the server is killed, so that it ends all connections and recovers from its log."""
+    trials, crashes = (120, 3) if LONG else (24, 1)
+    server = postgres.start(tmp_path / "server", synchronous_commit="on")
+    try:
+        url = server.url("postgres")
+        upgrade(url)
+        queue = Queue(connect(url), retry_seconds=0.0)
+        queue.submit(spec(search={"trials": trials, "minutes": 1000, "verify": "quick"}))
+        storm = Storm(queue, url, tmp_path, [facts(index=number, bf16_native=True) for number in range(3)])
+        storm.run({(number + 1) * trials // (crashes + 1): server.crash for number in range(crashes)})
+        storm.check(trials)
+        queue.engine.dispose()
+    finally:
+        server.stop()
