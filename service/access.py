@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from service.db import now
 from service.errors import BadQuery, NotFound
-from service.models import ApiKey
+from service.models import ApiKey, Webhook
 
 PREFIX = "dyno"
 KEY = re.compile(rf"{PREFIX}_([0-9a-f]{{8}})_([A-Za-z0-9_-]{{43}})")
@@ -102,12 +102,23 @@ def create(engine: Engine, owner: str, scopes: Iterable[Scope], most_open_jobs: 
 
 
 def revoke(engine: Engine, key_id: str) -> None:
-    """Make a key invalid from now on; NotFound when there is no such key."""
+    """Make a key invalid from now on, and end webhooks that no other key of its owner could make; NotFound."""
     with Session(engine) as session, session.begin():
         row = session.get(ApiKey, key_id) if re.fullmatch("[0-9a-f]{8}", key_id) else None
         if row is None:
             raise NotFound(f"There is no key {key_id!r}; `dynotune keys ls` shows the ids.")
         row.revoked_at = row.revoked_at or now(session)
+        session.flush()
+        _disable_webhooks(session, row.owner)
+
+
+def _disable_webhooks(session: Session, owner: str) -> None:
+    """End the webhooks that tell of more than the owner's keys may still see: of all jobs, or of the owner's own."""
+    left = session.scalars(select(ApiKey).where(ApiKey.owner == owner, ApiKey.revoked_at.is_(None))).all()
+    if any(Scope.admin in row.scopes for row in left):
+        return
+    ended = update(Webhook).where(Webhook.owner == owner, Webhook.disabled_at.is_(None))
+    session.execute((ended.where(Webhook.sees.is_(None)) if left else ended).values(disabled_at=now(session)))
 
 
 def listed(session: Session) -> list[ApiKey]:

@@ -30,7 +30,7 @@ from service.errors import Refused, Unreachable
 
 __all__ = ["Client", "Refused", "Unreachable"]
 Answer = TypeVar("Answer", bound=Contract)
-TRIALS_A_PAGE = 200  # of the API
+TRIALS_A_PAGE = 200  # that are asked for
 UNAVAILABLE = 503  # the status of an answer that another time may be another
 
 
@@ -155,7 +155,9 @@ class Client:
     def trials(self, job_id: str) -> tuple[views.ListedTrial, ...]:
         """A job's trials, page by page."""
         found: tuple[views.ListedTrial, ...] = ()
-        while page := self._get(views.TrialList, f"/v1/jobs/{_part(job_id)}/trials", after=_last(found)).items:
+        while page := self._get(
+            views.TrialList, f"/v1/jobs/{_part(job_id)}/trials", after=_last(found), limit=TRIALS_A_PAGE
+        ).items:
             found += page
             if len(page) < TRIALS_A_PAGE:
                 break

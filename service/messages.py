@@ -12,9 +12,11 @@ from sqlalchemy.orm import Session
 from service.enqueue import new_id
 from service.models import Delivery, Job, Webhook
 
-# Those that are told of an owner's jobs.
-TOLD = select(Webhook.id).where(
-    or_(Webhook.sees.is_(None), Webhook.sees == bindparam("owner", type_=String)), Webhook.disabled_at.is_(None)
+# Those that are told of an owner's jobs. They are locked, or a webhook that is deleted in this moment would be told.
+TOLD = (
+    select(Webhook.id)
+    .where(or_(Webhook.sees.is_(None), Webhook.sees == bindparam("owner", type_=String)), Webhook.disabled_at.is_(None))
+    .with_for_update(read=True, key_share=True)
 )
 
 

@@ -24,6 +24,7 @@ from service.settings import Settings
 from service.tasks import TASKS, untrainable
 
 Asked = TypeVar("Asked", bound=Contract)
+LONGEST_PATTERN = 500  # characters of a regular expression
 LOOKED_AT = 200  # rows of a dataset's file that are checked here; the worker checks all of them
 LARGEST = 64 << 20  # bytes of a .json file that is one array, which can only be read as a whole
 
@@ -63,12 +64,16 @@ def validate_model(spec: JobSpec, settings: Settings) -> None:
 
 def _adapter(spec: JobSpec) -> list[dict[str, str]]:
     """The mistake in the adapter's modules: peft takes a text as a regular expression of their names."""
-    try:
-        re.compile(spec.lora.target_modules if isinstance(spec.lora.target_modules, str) else "")
-    except (re.error, OverflowError, RecursionError) as error:
-        said = f"lora.target_modules: is no regular expression ({error}); a list takes names as they are"
-        return [_mistake("/lora/target_modules", said)]
-    return []
+    pattern = spec.lora.target_modules if isinstance(spec.lora.target_modules, str) else ""
+    if len(pattern) > LONGEST_PATTERN:  # what takes minutes to compile is longer
+        said = f"has {len(pattern)} characters, and {LONGEST_PATTERN} is the most"
+    else:
+        try:
+            re.compile(pattern)
+            return []
+        except (re.error, OverflowError, RecursionError) as error:
+            said = f"is no regular expression ({error}); a list takes names as they are"
+    return [_mistake("/lora/target_modules", f"lora.target_modules: {said}")]
 
 
 def _lines(spec: JobSpec) -> list[dict[str, str]]:

@@ -9,23 +9,26 @@ id and the control plane's own (DYNOTUNE_WEBHOOK_KEY, or a file in DYNOTUNE_HOME
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import ipaddress
+import os
 import random
 import secrets
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-from sqlalchemy import Engine, delete, func, select, update
+from sqlalchemy import ColumnElement, Engine, delete, func, select, update
 from sqlalchemy.orm import Session
 from standardwebhooks.webhooks import Webhook as Signer
 
@@ -35,7 +38,7 @@ from service.contract.webhook import WebhookView
 from service.db import now as time_of
 from service.db import reading
 from service.enqueue import new_id
-from service.errors import BadWebhook, NotFound, TooMany
+from service.errors import BadWebhook, Misconfigured, NotFound, TooMany
 from service.models import Delivery, Webhook
 from service.transactions import Transactions
 
@@ -43,9 +46,13 @@ RESTS = (5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0
 JITTER = 0.2  # of a rest, so that receivers that were away are not asked for everything at once
 SENDING_SECONDS = 120.0  # for which no other control plane sends a message that one has begun to send
 TIMEOUT_SECONDS = 15.0  # of an attempt
-AT_ONCE = 4  # messages that are sent at the same time
+AT_ONCE = 20  # messages that are sent at the same time
+TRIES = 100  # of reading the key's file, a hundredth of a second apart
 MOST = 20  # webhooks of one owner
 NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses as a gateway translates them (RFC 6052)
+IPV6 = ipaddress.ip_network("2000::/3")  # all that is given out on the internet
+# Addresses within a network that Python takes for public ones: protocols' own, relays, Azure's host, documentation.
+WITHIN = [ipaddress.ip_network(one) for one in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "3fff::/20")]
 GONE = 410  # the receiver wants no further messages
 MOST_REASON = 200  # characters
 
@@ -65,12 +72,20 @@ class Message:
 class Webhooks(Transactions):
     """Makes, lists and deletes webhooks, and sends their messages.
 
-    Their secrets are derived from `key`; with `private`, addresses of private networks are sent to as well.
+    Their secrets are derived from what `key` gives, which is asked for once there is a webhook; with `private`,
+    addresses of private networks are sent to as well.
     """
 
-    def __init__(self, engine: Engine, key: bytes, private: bool, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, engine: Engine, key: Callable[[], bytes], private: bool, clock: Callable[[], float] = time.time
+    ) -> None:
         super().__init__(engine, clock)
-        self.key, self._private = key, private
+        self._made_key, self._private = key, private
+
+    @cached_property
+    def key(self) -> bytes:
+        """The control plane's own secret."""
+        return self._made_key()
 
     def create(self, url: str, caller: Caller) -> str:
         """Make a webhook; its id. BadWebhook where the URL cannot be sent to, TooMany where the owner has enough."""
@@ -110,46 +125,47 @@ class Webhooks(Transactions):
     def delete(self, webhook_id: str, caller: Caller) -> None:
         """Delete a webhook and its messages; NotFound."""
         with self.writing() as (session, _):
-            row = session.get(Webhook, webhook_id)
-            if row is None or caller.sees not in (None, row.owner):
-                raise NotFound(f"There is no webhook {webhook_id!r}.")
-            session.execute(delete(Webhook).where(Webhook.id == webhook_id))
+            session.execute(delete(Webhook).where(Webhook.id == _own(session, webhook_id, caller).id))
 
     def test(self, webhook_id: str, caller: Caller) -> None:
-        """Queue a message of the type `webhook.test`; NotFound. A webhook that was disabled is tried again."""
+        """Queue a message of the type `webhook.test`; NotFound, or TooMany while another message waits.
+
+        A webhook that was disabled is used again.
+        """
         with self.writing() as (session, now):
-            row = session.get(Webhook, webhook_id)
-            if row is None or caller.sees not in (None, row.owner):
-                raise NotFound(f"There is no webhook {webhook_id!r}.")
+            row = _own(session, webhook_id, caller)
+            if session.scalar(select(func.count()).select_from(Delivery).where(*_waiting(webhook_id))):
+                raise TooMany(f"Another message to the webhook {webhook_id} is still to be delivered.")
             row.disabled_at = None
             session.add(messages.message(webhook_id, "webhook.test", {"id": webhook_id}, now))
 
-    def send(self) -> None:
-        """Send all messages that are due, a few at the same time, so that one slow receiver holds up few others."""
-        while messages := self.due():
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                list(pool.map(self._send, messages))
+    async def send(self) -> None:
+        """Send messages that are due, at the same time: one of each webhook, so that none holds up the others'."""
+        found = await asyncio.to_thread(self.due)
+        await asyncio.gather(*map(self._send, found))
 
-    def _send(self, message: Message) -> None:
+    async def _send(self, message: Message) -> None:
+        status, error = None, None
         try:
-            status = post(message, self.key, self._private)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, BadWebhook) as error:
-            self.sent(message, None, str(error) or type(error).__name__)
-        else:
-            self.sent(message, status, None)
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                status = await post(message, self.key, self._private)
+        except TimeoutError:
+            error = f"it did not answer within {TIMEOUT_SECONDS:.0f} s"
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the message must not be tried for ever
+            error = str(problem) or type(problem).__name__
+        await asyncio.to_thread(self.sent, message, status, error)
 
     def due(self) -> list[Message]:
-        """A few messages to be sent now, the oldest first; for a while no other control plane is given them."""
+        """The next message of some webhooks; for a while no other control plane is given them."""
         with reading(self.engine) as session:  # nothing is written, and nobody kept waiting, where none is due
             if session.scalar(select(Delivery.seq).where(Delivery.due_at <= time_of(session)).limit(1)) is None:
                 return []
         with self.writing() as (session, now):
+            firsts = select(func.min(Delivery.seq)).where(Delivery.due_at <= now).group_by(Delivery.webhook_id)
             wanted = (
                 select(Delivery, Webhook.url)
                 .join(Webhook, Webhook.id == Delivery.webhook_id)
-                .where(Delivery.due_at <= now)
-                .order_by(Delivery.due_at, Delivery.seq)
-                .limit(AT_ONCE)
+                .where(Delivery.seq.in_(firsts.limit(AT_ONCE)), Delivery.due_at <= now, Webhook.disabled_at.is_(None))
                 .with_for_update(skip_locked=True, of=Delivery)
             )
             found = []
@@ -161,8 +177,9 @@ class Webhooks(Transactions):
     def sent(self, message: Message, status: int | None, error: str | None) -> None:
         """Note an attempt: delivered, to be tried again after a rest, or given up; 410 disables the webhook."""
         delivered = status is not None and 200 <= status < 300
-        last = message.attempts >= len(RESTS) or status == GONE
         with self.writing() as (session, now):
+            hook = session.get(Webhook, message.webhook_id, with_for_update=True)
+            last = message.attempts >= len(RESTS) or status == GONE or hook is None or hook.disabled_at is not None
             rest = None if delivered or last else RESTS[message.attempts] * random.uniform(1 - JITTER, 1 + JITTER)
             session.execute(
                 update(Delivery)
@@ -174,22 +191,33 @@ class Webhooks(Transactions):
                     error=None if delivered else (error or f"it answered {status}")[:MOST_REASON],
                 )
             )
-            if status == GONE:
-                session.execute(update(Webhook).where(Webhook.id == message.webhook_id).values(disabled_at=now))
-                waiting = (Delivery.webhook_id == message.webhook_id, Delivery.due_at.is_not(None))
-                session.execute(update(Delivery).where(*waiting).values(due_at=None))
+            if status == GONE and hook is not None:
+                hook.disabled_at = now
+                session.execute(update(Delivery).where(*_waiting(hook.id)).values(due_at=None))
 
 
-def post(message: Message, key: bytes, private: bool) -> int:
+def _own(session: Session, webhook_id: str, caller: Caller) -> Webhook:
+    """The webhook, locked, where the caller may see it; else NotFound."""
+    row = session.get(Webhook, webhook_id, with_for_update=True)
+    if row is None or caller.sees not in (None, row.owner):
+        raise NotFound(f"There is no webhook {webhook_id!r}.")
+    return row
+
+
+def _waiting(webhook_id: str) -> tuple[ColumnElement[bool], ...]:
+    return Delivery.webhook_id == webhook_id, Delivery.due_at.is_not(None)
+
+
+async def post(message: Message, key: bytes, private: bool) -> int:
     """Send a message; the status of the answer. BadWebhook where its host has an address that is not sent to.
 
     The connection goes to the address that was checked, so that a name cannot point to another one a moment later.
     """
-    address, url = check(message.url, private), urlsplit(message.url)
+    address, url = await asyncio.to_thread(check, message.url, private), urlsplit(message.url)
     host, at = f"[{address}]" if ":" in address else address, datetime.now(UTC)
     signature = Signer(secret(key, message.webhook_id)).sign(message.message_id, at, message.body)
     headers = {
-        "host": url.netloc.rpartition("@")[2],
+        "host": url.netloc,
         "user-agent": f"dynotune/{__version__}",
         "content-type": "application/json",
         "webhook-id": message.message_id,
@@ -197,14 +225,16 @@ def post(message: Message, key: bytes, private: bool) -> int:
         "webhook-signature": signature,
     }
     target = url._replace(netloc=host if url.port is None else f"{host}:{url.port}", fragment="").geturl()
-    with httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False, follow_redirects=False) as client:
+    async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False, follow_redirects=False) as client:
         named = {"sni_hostname": url.hostname}
-        with client.stream("POST", target, content=message.body, headers=headers, extensions=named) as answer:
+        async with client.stream("POST", target, content=message.body, headers=headers, extensions=named) as answer:
             return answer.status_code
 
 
 def check(url: str, private: bool) -> str:
     """The address that the URL's host has; BadWebhook where it cannot be sent to."""
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        raise BadWebhook("url must be of plain ASCII characters; write other names of hosts in Punycode (xn--...).")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -213,7 +243,7 @@ def check(url: str, private: bool) -> str:
     if parts.scheme not in ("http", "https") or not host or parts.username or parts.password:
         raise BadWebhook("url must be http:// or https:// and a host, without a name or a password in it.")
     try:
-        found = socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise BadWebhook(f"url: the host {host!r:.100} is not known ({error}).") from error
     addresses = [str(one[4][0]) for one in found]
@@ -231,7 +261,8 @@ def _is_public(address: str) -> bool:
     if isinstance(found, ipaddress.IPv6Address):
         translated = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in NAT64 else None
         found = found.ipv4_mapped or found.sixtofour or translated or found
-    return found.is_global and not found.is_multicast
+    given_out = found.version == 4 or found in IPV6
+    return given_out and found.is_global and not found.is_multicast and not any(found in one for one in WITHIN)
 
 
 def secret(key: bytes, webhook_id: str) -> str:
@@ -242,16 +273,14 @@ def secret(key: bytes, webhook_id: str) -> str:
 def own_key(given: str | None, home: Path) -> bytes:
     """The control plane's own secret: the setting's, or that of a file which only its user can read."""
     if given is not None:
-        return given.encode()
+        return given.strip().encode()
     file = home / "webhook.key"
-    if not file.exists():
-        partial = file.with_suffix(f".{secrets.token_hex(4)}")
-        partial.touch(mode=0o600)
-        partial.write_text(secrets.token_urlsafe(32))
-        try:
-            file.hardlink_to(partial)  # fails where another process was first, whose key then counts
-        except FileExistsError:
-            pass
-        finally:
-            partial.unlink()
-    return file.read_text().encode()
+    with contextlib.suppress(FileExistsError):  # another process was first, whose key then counts
+        made = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        os.write(made, secrets.token_urlsafe(32).encode())
+        os.close(made)
+    for _ in range(TRIES):
+        if key := file.read_bytes():
+            return key
+        time.sleep(0.01)  # the other process is about to write it
+    raise Misconfigured(f"{file} is empty; delete it, and webhooks get new secrets.")

@@ -158,10 +158,11 @@ class Analytic(Surface):
             "trainable_parameters": int(model.trained),
             "dataset": self.dataset,
             "weights_dtype": self._dtype(configuration),
+            "lacks": self.lacks,
         }
         load = {"start": START, "load": model.load_seconds}
         if lacked := self.lacked(configuration):
-            values |= {"outcome": Outcome.invalid, "reason": lacked, "lacks": self.lacks}
+            values |= {"outcome": Outcome.invalid, "reason": lacked}
             return Measurement(**values, time_spent={"start": START})
         if corner is not None:
             values |= {"outcome": corner[0], "reason": corner[1], "time_spent": {**load, "probe": 2.0}}
@@ -215,7 +216,6 @@ class Analytic(Surface):
             "check_grad_norm": 1.0,
             "losses": (2.5, 2.4),
             "grad_norms": (1.0, 1.0),
-            "lacks": self.lacks,
             "time_spent": spent,
         }
         return Measurement(**values)

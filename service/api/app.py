@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
@@ -44,6 +44,7 @@ from service.webhooks import Webhooks, own_key
 
 log = logs.logger("dynotune.service")
 REAP_SECONDS, PRUNE_SECONDS, SEND_SECONDS = 5.0, 600.0, 1.0
+LAST_SECONDS = 5.0  # for messages to webhooks, when the control plane ends
 MAX_BODY_BYTES, MAX_WORKER_BODY_BYTES = 1 << 20, 32 << 20
 LEAST_ZIPPED_BYTES = 1000
 # These ask for a key.
@@ -59,18 +60,21 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
     engine = connect(settings.database_url)
     queue, watch = Queue(engine), EventWatch(engine)
     key = settings.webhook_key.get_secret_value() if settings.webhook_key else None
-    hooks = Webhooks(engine, own_key(key, settings.home), settings.webhook_private)
+    hooks = Webhooks(engine, lambda: own_key(key, settings.home), settings.webhook_private)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         tasks = (
-            asyncio.create_task(_every(REAP_SECONDS, queue.reap)),
-            asyncio.create_task(_every(PRUNE_SECONDS, lambda: queue.prune(settings.keep_seconds))),
+            asyncio.create_task(_every(REAP_SECONDS, lambda: asyncio.to_thread(queue.reap))),
+            asyncio.create_task(_every(PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune, settings.keep_seconds))),
             asyncio.create_task(_every(SEND_SECONDS, hooks.send)),
         )
         yield
         for task in tasks:
             task.cancel()
+        # The end of a job that `dynotune tune` has waited for is told before the control plane ends as well.
+        with contextlib.suppress(TimeoutError, SQLAlchemyError):
+            await asyncio.wait_for(hooks.send(), LAST_SECONDS)
         await watch.close()
         engine.dispose()
 
@@ -105,12 +109,12 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
     return app
 
 
-async def _every(seconds: float, work: Callable[[], object]) -> None:
+async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
     """Do the work again and again, whatever happens: while the database is away, and after a mistake of ours."""
     while True:
         await asyncio.sleep(seconds)
         try:
-            await asyncio.to_thread(work)
+            await work()
         except SQLAlchemyError as error:
             log.warning("the database does not answer", reason=str(error).partition("\n")[0])
         except Exception:  # noqa: BLE001 - the next round must come

@@ -39,14 +39,14 @@ def _create(body: bytes, here: Context, who: Caller) -> WebhookMade:
 
 @router.get("", dependencies=READS, summary="List webhooks")
 def listed(here: InContext, who: Called) -> WebhookList:
-    """The caller's webhooks, the oldest first, with what became of the last message."""
+    """The webhooks of the caller's owner, an admin's of all, the oldest first, with what became of the last message."""
     return WebhookList(items=here.webhooks.listed(who))
 
 
 @router.post(
     "/{webhook_id}/test",
     status_code=202,
-    responses=responses(NotFound, ForeignOrigin),
+    responses=responses(NotFound, ForeignOrigin, TooMany),
     dependencies=SUBMITS,
     summary="Send a test message",
 )

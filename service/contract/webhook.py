@@ -21,12 +21,18 @@ class WebhookView(View):
 
     id: str
     url: str = Field(examples=[URL])
-    owner: str | None = Field(description="Of the API key that made it, whose jobs it tells of; null without keys.")
+    owner: str | None = Field(
+        description="Of the API key that made it. It tells of the owner's jobs, of an admin's and without keys of all."
+    )
     created_at: float
-    disabled_at: float | None = Field(description="When its receiver answered 410, which ends all messages.")
+    disabled_at: float | None = Field(
+        description="When its receiver answered 410, or its owner's keys were revoked, which ends all messages."
+    )
     waiting: int = Field(description="Messages that are still to be delivered.")
     last_tried_at: float | None
-    last_error: str | None = Field(description="Why the last attempt failed; null where it was delivered.")
+    last_error: str | None = Field(
+        description="Why the last attempt failed; null where it was delivered, or none was made."
+    )
 
 
 class WebhookMade(View):

@@ -81,6 +81,7 @@ BODIES: list[Body] = [
     ("an upload that is none", J, of("upload:../../etc/passwd"), INVALID),
     ("an upload that is not there", J, of("upload:" + "0" * 64 + ".jsonl"), INVALID),
     ("a wrong regular expression", J, plus('"lora": {"target_modules": "(("}'), INVALID),
+    ("one that takes minutes", J, plus('"lora": {"target_modules": "(?i)' + "[a-\\uffff]" * 20_000 + '"}'), INVALID),
     ("an adapter of 10^12", J, plus('"lora": {"r": 1000000000000}'), INVALID),
     ("no epochs", J, plus('"training": {"epochs": 0}'), INVALID),
     ("a negative rate", J, plus('"training": {"learning_rate": -1}'), INVALID),

@@ -157,5 +157,5 @@ def test_trials_come_in_pages(
     assert [one["fastest"] for page in pages for one in page] == [False, False, True], "of all trials, not of a page"
     with Client() as client:
         client._http = api  # type: ignore[assignment]
-        monkeypatch.setattr("service.client.TRIALS_A_PAGE", 1)
+        monkeypatch.setattr("service.client.TRIALS_A_PAGE", 2)
         assert [one.number for one in client.trials(job_id)] == [1, 2, 3]

@@ -145,7 +145,7 @@ def test_a_row_that_cannot_be_read_keeps_no_other_waiting(
 def test_the_reaper_outlives_a_mistake() -> None:
     rounds: list[int] = []
 
-    def work() -> None:
+    async def work() -> None:
         rounds.append(1)
         raise ValueError("a mistake")
 

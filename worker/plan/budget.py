@@ -78,9 +78,13 @@ class Budget:
         return self._known.spec.search.trials - len(self._known.history) - len(self._known.open_trials) - planned
 
     def affords(self, configuration: Configuration) -> bool:
-        """Whether there is time for this configuration; one that compiles takes longer to try and to verify."""
+        """Whether there is time for this configuration; one that compiles takes longer to try and to verify.
+
+        Where the job fixes that code is compiled, the first one may begin in any case.
+        """
         if is_compiled(configuration.levers):
-            return self.left() > (self._typical or self._longest) + COMPILES * self.compiling(configuration)
+            enough = self.left() > (self._typical or self._longest) + COMPILES * self.compiling(configuration)
+            return enough or (self._is_first and is_compiled(self._known.spec.search.fixed))
         return self._has_time() or self._is_first
 
     def compiling(self, configuration: Configuration) -> float:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from worker.plan.grid import Floats, Rows
 
 SHARED = 20.0  # times likelier is what two failures have in common than what only one of them had
+MOST_SHARED = 50.0  # failures that count as having something in common: more would be as sure
 SINGLE = 3.0  # times likelier is a choice that cannot run at all than one that cannot run with a certain other one
 
 
@@ -27,7 +28,7 @@ class Culprits:
             self._cleared[np.ix_(places, places)] = True
         self._suspects = [self._suspected(places) for places in failed + self._first]
         failures = np.sum(self._suspects, axis=0) if self._suspects else np.zeros((count, count))
-        self._weights = SHARED ** np.maximum(failures - 1.0, 0.0)
+        self._weights = SHARED ** np.clip(failures - 1.0, 0.0, MOST_SHARED)
         self._weights[np.diag_indices(count)] *= SINGLE
 
     def unseen(self, rows: Rows) -> Floats:

@@ -12,7 +12,8 @@ def nothing_worked(history: tuple[TrialRecord, ...]) -> str:
         return "There was no time for a single trial; raise search.minutes."
     measurements = [record.measurement for record in history if record.measurement.outcome is not Outcome.ok]
     if not measurements:
-        return "Only the baseline ran, which does not have what search.fixed asks for; raise search.trials."
+        more = "search.trials or search.minutes"
+        return f"Only the baseline ran, which does not have what search.fixed asks for; raise {more}."
     if any(one.outcome is not Outcome.infeasible for one in measurements):
         reasons = list(dict.fromkeys(f"{one.outcome}: {one.reason}" for one in measurements))
         return "No configuration ran to its end. " + "; ".join(reasons[:3]) + "."
