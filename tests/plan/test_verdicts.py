@@ -77,6 +77,28 @@ def test_overlapping_intervals_are_a_tie(spec: Spec) -> None:
     assert found.tied and "tied" in found.note
 
 
+@pytest.mark.parametrize(
+    ("simpler", "more", "first"),
+    [((5.0, 5.1, 5.0), (5.0, 4.95, 4.9), "simpler"), ((5.0, 5.0, 5.0), (4.8, 4.8, 4.8), "more")],
+)
+def test_a_lever_that_does_not_surely_bring_a_gain_is_left_out(
+    spec: Spec, simpler: tuple[float, ...], more: tuple[float, ...], first: str
+) -> None:
+    plain = measured(configuration(batching="sorted"), 5.0)
+    made = {"simpler": plain, "more": measured(configuration(batching="sorted", padding="multiple-8"), 5.0)}
+    request = REQUEST.model_copy(update={"finalists": tuple(made.values())})
+    seconds = {"simpler": simpler, "more": more}
+    blocks = tuple(block(made[name], seconds[name][number], number) for number in range(3) for name in made)
+    blocks += tuple(block(BASE, 10.0, number) for number in range(3))
+    assert judge(spec(), request, blocks, {}, {}).ranking[0] == made[first].configuration.key
+
+
+def test_another_candidate_is_not_simpler(spec: Spec) -> None:
+    """A tie with one that has other levers is for the measured order."""
+    blocks = (block(BASE, 10.0), block(FAST, 5.0), block(SLOW, 5.1))
+    assert judge(spec(), REQUEST, blocks, {}, {}).ranking[0] == FAST.configuration.key
+
+
 def test_compile_time_counts_in_the_order(spec: Spec) -> None:
     compiled = FAST.model_copy(update={"compile_seconds": 1e6})
     request = REQUEST.model_copy(update={"finalists": (compiled, SLOW)})

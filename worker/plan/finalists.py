@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement
+from service.contract.measurement import NORMAL, Measurement
 from service.contract.task import VerifyRequest
 from service.levers import taken_back
 from worker.plan.budget import verification_seconds
@@ -14,8 +16,10 @@ FINALISTS = 3
 # How many finalists are chosen by their trials' speed alone (docs/decisions/0013).
 NEAREST = {"quick": 1, "standard": 2, "strict": 2}
 BLOCKS = {"quick": 4, "standard": 8, "strict": 12}  # at most: a verification ends when it is settled
-ABOUT = 1.02  # how much slower one without a lever may be in its trial, for blocks to tell what the lever brings
-CLOSE = 1.1  # how much slower another micro batch may be in its trial, for blocks to tell which is faster
+# How much slower one without a lever may be in its trial, for blocks to tell what the lever brings: as much at least,
+# and as the trials' intervals leave open. Another micro batch may be slower by CLOSE.
+ABOUT = 1.02
+CLOSE = 1.1
 RESERVES = 3  # candidates that are verified if no finalist is stable
 DRIFT = 1.25  # by how much a shared machine's pace may differ between two trials (docs/decisions/0013)
 
@@ -47,8 +51,14 @@ def _simpler(view: View, best: Measurement) -> list[Measurement]:
     """
     reference = view.baseline_request()
     taken = taken_back(view.spec, best.configuration, reference.configuration).values() if reference else ()
-    keys, most = {one.key for one in taken}, view.score(best) * ABOUT
-    return [one for one in view.near() if one.configuration.key in keys and view.score(one) <= most][:1]
+    keys = {one.key for one in taken}
+
+    def is_about_as_fast(one: Measurement) -> bool:
+        unsure = math.hypot(*(made.timing.log_error for made in (one, best) if made.timing))
+        most = min(max(ABOUT, math.exp(NORMAL * unsure)), CLOSE)
+        return view.score(one) <= view.score(best) * most
+
+    return [one for one in view.near() if one.configuration.key in keys and is_about_as_fast(one)][:1]
 
 
 def _other_sizes(view: View, best: Measurement) -> list[Measurement]:

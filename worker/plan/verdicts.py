@@ -10,6 +10,8 @@ from service.contract.task import VerifyRequest
 from service.levers import LEVERS, as_fixed
 from worker.plan.ratios import ratio, relative_costs
 
+UNSURE_WITHIN = 1.03  # how much slower a simpler one may seem that is not surely slower
+
 
 def judge(
     spec: JobSpec,
@@ -23,11 +25,13 @@ def judge(
     candidates = [*([baseline] if baseline else []), *_run(request, blocks)]
     verdicts = [_verdict(spec, candidate, request, blocks, soaks, proofs) for candidate in candidates]
     cost = relative_costs(spec, blocks, candidates)
+    known = {one.configuration.key: one for one in candidates}
     asked = {one.configuration.key for one in candidates if as_fixed(spec, one.configuration)}
     stable = [verdict.key for verdict in verdicts if verdict.stable and verdict.key in asked]
     order = sorted(stable, key=lambda key: cost[key])
     order = smallest_within(order, cost, {one.configuration.key: _size(spec, one, baseline) for one in candidates})
-    tied = _tied(spec, blocks, [one for key in order[:2] for one in candidates if one.configuration.key == key])
+    order = _simpler_first(spec, blocks, [known[key] for key in order], baseline)
+    tied = _tied(spec, blocks, [known[key] for key in order[:2]])
     return Verification(
         baseline_key=baseline.configuration.key if baseline else None,
         blocks=blocks,
@@ -38,12 +42,36 @@ def judge(
     )
 
 
+def _simpler_first(
+    spec: JobSpec, blocks: tuple[Block, ...], order: list[Measurement], baseline: Measurement | None
+) -> list[str]:
+    """The keys, with the simplest first that is the first without some of its levers, unless these surely bring a gain.
+
+    A lever that does nothing is measured as a gain as often as not.
+    """
+    if not order:
+        return []
+    first, changes = order[0], {id(one): _changes(one, baseline) for one in order}
+    for one in sorted(order[1:], key=lambda one: len(changes[id(one)])):
+        same = one.configuration.effective_batch_size == first.configuration.effective_batch_size
+        if same and changes[id(one)].items() < changes[id(first)].items():
+            gain = ratio(spec, blocks, first, one)
+            if gain is not None and gain[1] <= 1.0 and gain[0] <= UNSURE_WITHIN:
+                order = [one, *(other for other in order if other is not one)]
+                break
+    return [one.configuration.key for one in order]
+
+
 def _size(spec: JobSpec, candidate: Measurement, baseline: Measurement | None) -> tuple[int, int]:
     """What makes one of two equally fast candidates the better answer: a smaller batch, then fewer changed levers."""
     given, configuration = spec.training.effective_batch_size, candidate.configuration
+    return (0 if given else configuration.effective_batch_size, len(_changes(candidate, baseline)))
+
+
+def _changes(candidate: Measurement, baseline: Measurement | None) -> dict[str, str]:
+    """The candidate's choices that differ from the baseline's."""
     usual = baseline.configuration.levers if baseline else {name: one.baseline for name, one in LEVERS.items()}
-    changed = sum(choice != usual[name] for name, choice in configuration.levers.items())
-    return (0 if given else configuration.effective_batch_size, changed)
+    return {name: choice for name, choice in candidate.configuration.levers.items() if choice != usual[name]}
 
 
 def _run(request: VerifyRequest, blocks: tuple[Block, ...]) -> list[Measurement]:
