@@ -45,7 +45,7 @@ def listed(here: InContext, who: Called) -> WebhookList:
 
 @router.post(
     "/{webhook_id}/test",
-    status_code=202,
+    status_code=204,
     responses=responses(NotFound, ForeignOrigin, TooMany),
     dependencies=SUBMITS,
     summary="Send a test message",
