@@ -92,7 +92,7 @@ def waiting(kind: TaskKind) -> Select[Any]:
 
 @cache
 def _lease(kind: TaskKind) -> Any:
-    """Lease the task that `waiting` finds to the worker."""
+    """The statement that leases the task which `waiting` finds to a worker."""
     picked = waiting(kind).cte("picked")
     return (
         update(Task)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from service.enqueue import new_id
 from service.models import Delivery, Job, Webhook
 
-# Those that are told of an owner's jobs. They are locked, or a webhook that is deleted in this moment would be told.
+# Those that are told of an owner's jobs. Their rows are locked, so that none is deleted before its message is there.
 TOLD = (
     select(Webhook.id)
     .where(or_(Webhook.sees.is_(None), Webhook.sees == bindparam("owner", type_=String)), Webhook.disabled_at.is_(None))

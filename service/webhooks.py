@@ -108,16 +108,15 @@ class Webhooks(Transactions):
             ]
 
     def _view(self, session: Session, row: Webhook) -> WebhookView:
-        mine = Delivery.webhook_id == row.id
-        waiting = session.scalar(select(func.count()).select_from(Delivery).where(mine, Delivery.due_at.is_not(None)))
-        last = session.scalars(select(Delivery).where(mine).order_by(Delivery.tried_at.desc().nulls_last())).first()
+        mine = select(Delivery).where(Delivery.webhook_id == row.id)
+        last = session.scalars(mine.order_by(Delivery.tried_at.desc().nulls_last()).limit(1)).first()
         return WebhookView(
             id=row.id,
             url=row.url,
             owner=row.owner,
             created_at=row.created_at,
             disabled_at=row.disabled_at,
-            waiting=waiting or 0,
+            waiting=_count_waiting(session, row.id),
             last_tried_at=last.tried_at if last else None,
             last_error=last.error if last else None,
         )
@@ -134,7 +133,7 @@ class Webhooks(Transactions):
         """
         with self.writing() as (session, now):
             row = _own(session, webhook_id, caller)
-            if session.scalar(select(func.count()).select_from(Delivery).where(*_waiting(webhook_id))):
+            if _count_waiting(session, webhook_id):
                 raise TooMany(f"Another message to the webhook {webhook_id} is still to be delivered.")
             row.disabled_at = None
             session.add(messages.message(webhook_id, "webhook.test", {"id": webhook_id}, now))
@@ -208,6 +207,10 @@ def _waiting(webhook_id: str) -> tuple[ColumnElement[bool], ...]:
     return Delivery.webhook_id == webhook_id, Delivery.due_at.is_not(None)
 
 
+def _count_waiting(session: Session, webhook_id: str) -> int:
+    return session.scalar(select(func.count()).select_from(Delivery).where(*_waiting(webhook_id))) or 0
+
+
 async def post(message: Message, key: bytes, private: bool) -> int:
     """Send a message; the status of the answer. BadWebhook where its host has an address that is not sent to.
 
@@ -225,7 +228,8 @@ async def post(message: Message, key: bytes, private: bool) -> int:
         "webhook-signature": signature,
     }
     target = url._replace(netloc=host if url.port is None else f"{host}:{url.port}", fragment="").geturl()
-    async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False, follow_redirects=False) as client:
+    # httpx's timeout is one of each read, which a slow receiver never meets; the caller's is one of the whole attempt.
+    async with httpx.AsyncClient(timeout=None, trust_env=False, follow_redirects=False) as client:
         named = {"sni_hostname": url.hostname}
         async with client.stream("POST", target, content=message.body, headers=headers, extensions=named) as answer:
             return answer.status_code

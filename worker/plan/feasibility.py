@@ -21,7 +21,7 @@ from service.levers import LEVERS
 from service.recipe import arithmetic
 from worker.plan.culprits import Culprits
 from worker.plan.grid import Floats, Grid, Rows, look_up
-from worker.plan.view import View, was_given_too_much
+from worker.plan.view import View, is_lacked, was_given_too_much
 
 UNSEEN = 0.001  # probability that a pair of choices which was in no trial that ran makes one fail
 SURE = 0.98  # probability that what made a trial fail does so again
@@ -115,8 +115,7 @@ def _is_explained(failed: Measurement, view: View) -> bool:
     The model lacks one of its choices, which is then not tried again; or it was given its micro batch, as the baseline
     is, and may fit at a smaller one.
     """
-    levers = failed.configuration.levers
-    return was_given_too_much(failed) or any(f"{name}={choice}" in view.lacks for name, choice in levers.items())
+    return was_given_too_much(failed) or is_lacked(failed.configuration, view.lacks)
 
 
 def _capacity(view: View) -> float:

@@ -51,10 +51,10 @@ def _simpler_first(
     """
     if not order:
         return []
-    first, changes = order[0], {id(one): _changes(one, baseline) for one in order}
-    for one in sorted(order[1:], key=lambda one: len(changes[id(one)])):
+    first, changes = order[0], {one.configuration.key: _changes(one, baseline) for one in order}
+    for one in sorted(order[1:], key=lambda one: len(changes[one.configuration.key])):
         same = one.configuration.effective_batch_size == first.configuration.effective_batch_size
-        if same and changes[id(one)].items() < changes[id(first)].items():
+        if same and changes[one.configuration.key].items() < changes[first.configuration.key].items():
             gain = ratio(spec, blocks, first, one)
             if gain is not None and gain[1] <= 1.0 and gain[0] <= UNSURE_WITHIN:
                 order = [one, *(other for other in order if other is not one)]

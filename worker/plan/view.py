@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from service.contract.configuration import Configuration
 from service.contract.job import Method
@@ -98,7 +98,10 @@ class View:
         it was given: another takes its place.
         """
         held = (
-            one.request for one in self.known.history if not _lacked(one) and not was_given_too_much(one.measurement)
+            one.request
+            for one in self.known.history
+            if not is_lacked(one.request.configuration, one.measurement.lacks)
+            and not was_given_too_much(one.measurement)
         )
         requests = (*held, *self.under_way)
         return next((one for one in requests if self._is_baseline(one)), None)
@@ -165,10 +168,9 @@ def completed(known: PlanInput) -> PlanInput:
     return known.model_copy(update={"history": history})
 
 
-def _lacked(record: TrialRecord) -> bool:
-    """Whether a trial failed because the model lacks a choice of its configuration."""
-    levers = record.request.configuration.levers
-    return any(f"{name}={choice}" in record.measurement.lacks for name, choice in levers.items())
+def is_lacked(configuration: Configuration, lacks: Mapping[str, str]) -> bool:
+    """Whether the model lacks a choice of a configuration, by its `lacks` (as in a Measurement)."""
+    return any(f"{name}={choice}" in lacks for name, choice in configuration.levers.items())
 
 
 def was_given_too_much(failed: Measurement) -> bool:
