@@ -57,10 +57,21 @@ def start_worker(
 def ours(tmp_path: Path) -> list[psutil.Process]:
     """Processes of this test that are still alive."""
     found = []
-    for process in psutil.process_iter(["environ", "status"]):
-        home = (process.info["environ"] or {}).get("DYNOTUNE_HOME")
-        keeper = "-S" in process.cmdline() if process.is_running() and home else False  # the tests' PostgreSQL
-        mine = home == str(tmp_path / "home") and process.pid != os.getpid() and not keeper
-        if mine and process.info["status"] != psutil.STATUS_ZOMBIE:
+    for process in psutil.process_iter(["environ", "status", "cmdline"]):
+        seen = process.info
+        keeper = "-S" in (seen["cmdline"] or ())  # the tests' PostgreSQL
+        mine = (seen["environ"] or {}).get("DYNOTUNE_HOME") == str(tmp_path / "home") and process.pid != os.getpid()
+        if mine and not keeper and seen["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
+
+
+def none_left(tmp_path: Path) -> None:
+    """Wait until no process of this test is alive; AssertionError that names those that stay.
+
+    A fork server and its children end by themselves once their worker is gone, a moment after it.
+    """
+    deadline = time.monotonic() + 20
+    while left := ours(tmp_path):
+        assert time.monotonic() < deadline, [(process.pid, process.info["cmdline"]) for process in left]
+        time.sleep(LOOK_SECONDS)

@@ -23,7 +23,7 @@ from service.models import Task
 from service.queue import Queue
 from tests import tiny
 from tests.conftest import ROOT
-from tests.processes import ours, start_worker, until
+from tests.processes import none_left, ours, start_worker, until
 from worker.runner.lock import DeviceLock
 
 
@@ -58,7 +58,7 @@ def test_tune_ends_with_an_answer_that_trains(tmp_path: Path) -> None:
     trained = subprocess.run(train, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert list((tmp_path / "model").glob("*.safetensors"))
-    assert ours(tmp_path) == []
+    none_left(tmp_path)
 
 
 def test_when_nothing_fits_the_job_says_so(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_ctrl_c_leaves_the_best_so_far_and_no_process(tmp_path: Path) -> None:
     assert process.wait(60) == 130, rest
     assert "stopped with its best so far" in rest and "Traceback" not in rest
     assert (tmp_path / "dynotune-out" / "recommendation.json").exists()
-    assert ours(tmp_path) == []
+    none_left(tmp_path)
 
 
 def test_a_killed_worker_leaves_no_process_and_a_free_device(tmp_path: Path, facts: Callable[..., Any]) -> None:
@@ -122,8 +122,7 @@ def test_a_killed_worker_leaves_no_process_and_a_free_device(tmp_path: Path, fac
     assert ours(tmp_path)
     worker.send_signal(signal.SIGKILL)
     worker.wait()
-    _, left = psutil.wait_procs(ours(tmp_path), timeout=20)
-    assert [process for process in left if process in ours(tmp_path)] == []
+    none_left(tmp_path)
     lock = DeviceLock(tmp_path / "locks", here.lock_name)
     assert lock.acquire()
     lock.release()

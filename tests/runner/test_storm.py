@@ -26,7 +26,7 @@ from service.db import connect, upgrade
 from service.models import Event, Job, Task, Worker
 from service.queue import Queue
 from tests import postgres
-from tests.processes import ours, start_worker, until
+from tests.processes import none_left, start_worker, until
 
 LONG = os.environ.get("DYNOTUNE_CHAOS") == "1"
 TRIALS, WORKERS, KILLS, STOPS = (600, 6, 20, 10) if LONG else (60, 4, 5, 1)
@@ -88,7 +88,7 @@ class Storm:
             for worker in self.workers:
                 worker.kill()
                 worker.wait()
-        assert ours(self._folder) == []
+        none_left(self._folder)
 
     def _ended(self) -> bool:
         with Session(self.engine) as session:
