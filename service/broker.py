@@ -51,8 +51,11 @@ class Broker(Protocol):
         Drained when the worker was told to end.
         """
 
-    def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
-        """Extend the lease; return what the user has asked of the claim's job since, if anything."""
+    def renew(self, claim: Claim, progress: str | None = None, log: str | None = None) -> Wish | None:
+        """Extend the lease; return what the user has asked of the claim's job since, if anything.
+
+        `progress` says what the task is doing, `log` is the end of what it has printed so far.
+        """
 
     def plan_input(self, claim: PlanClaim) -> PlanInput:
         """The input of the claimed plan: all that it may know of its job."""

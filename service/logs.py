@@ -11,10 +11,13 @@ from typing import Any, Literal, cast
 
 import structlog
 
+from service import tracing
+
 Form = Literal["text", "json"]
 Level = Literal["debug", "info", "warning"]
 SHARED: tuple[structlog.typing.Processor, ...] = (
     structlog.contextvars.merge_contextvars,
+    lambda _logger, _method, event: {**tracing.context(), **event},
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
     structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -110,12 +110,14 @@ class Queue(Requests):
                 task.state = TaskState.cancelled if over else TaskState.queued
                 task.worker_id = task.lease_until = task.started_at = None
 
-    def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
+    def renew(self, claim: Claim, progress: str | None = None, log: str | None = None) -> Wish | None:
         """Extend the lease and ask what the user wishes; LeaseLost when it is no longer held."""
         with self.writing() as (session, now):
             values: dict[str, Any] = {"lease_until": now + self._lease}
             if progress is not None:
                 values["progress"] = progress[:200]
+            if log is not None:
+                values["log"] = storable(log)
             leases.write(session, claim, values)
             session.execute(update(Worker).where(Worker.task_id == claim.task_id).values(seen_at=now))
             if claim.kind is TaskKind.estimate:

@@ -91,9 +91,9 @@ class RemoteBroker:
         self._unanswered = False
         return answer.claim
 
-    def renew(self, claim: Claim, progress: str | None = None) -> Wish | None:
+    def renew(self, claim: Claim, progress: str | None = None, log: str | None = None) -> Wish | None:
         """Extend the lease; return what the user has asked of the claim's job since, if anything."""
-        return self._ask(RenewalAnswer, "renew", Renewal(claim=claim, progress=progress)).wish
+        return self._ask(RenewalAnswer, "renew", Renewal(claim=claim, progress=progress, log=log)).wish
 
     def plan_input(self, claim: PlanClaim) -> PlanInput:
         """The input of the claimed plan."""

@@ -121,6 +121,15 @@ def segfault(_request: bytes, messages: Connection, lifeline: Connection, scratc
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def talking(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Prints a line, and then another for each file that appears beside the locks; never ends."""
+    isolate(lifeline, scratch)
+    for number in range(1000):
+        while number and not (Path(os.environ["DYNOTUNE_LOCKS"]) / f"say-{number}").exists():
+            time.sleep(0.02)
+        print(f"line {number}", flush=True)
+
+
 def hang(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Never ends, and has a child of its own. Says its pids first."""
     isolate(lifeline, scratch)

@@ -12,7 +12,7 @@ from fastapi_offline import FastAPIOffline
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.middleware.gzip import GZipMiddleware
 
-from service import __version__, logs
+from service import __version__, logs, tracing
 from service.api import (
     datasets,
     estimates,
@@ -106,6 +106,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
     for module in KEYED:
         app.include_router(module.router, responses=problems.responses(BadQuery, Unauthorized, Forbidden, TooMany))
     app.openapi = problems.described(app)  # type: ignore[method-assign]
+    tracing.trace_requests(app)
     return app
 
 

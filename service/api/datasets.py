@@ -13,7 +13,7 @@ from service.api.context import InContext
 from service.api.problems import responses
 from service.contract.paths import UPLOAD
 from service.contract.views import Upload
-from service.errors import BadUpload, ForeignOrigin, UnsupportedType
+from service.errors import BadUpload
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 BODY = {"required": True, "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}}
@@ -23,7 +23,7 @@ BODY = {"required": True, "content": {OCTETS: {"schema": {"type": "string", "for
     "",
     status_code=201,
     openapi_extra={"requestBody": BODY},
-    responses=responses(BadUpload, ForeignOrigin, UnsupportedType),
+    responses=responses(BadUpload),
     dependencies=SUBMITS,
     summary="Send a dataset",
 )

@@ -13,7 +13,7 @@ from service.api.context import Context, InContext, Reading
 from service.api.problems import SUBMITTED, responses
 from service.contract.estimate import EstimateRequest
 from service.contract.views import EstimateState, EstimateView
-from service.errors import ForeignOrigin, NotFound
+from service.errors import NotFound
 from service.validate import parse, validate_model
 
 router = APIRouter(prefix="/v1/estimates", tags=["estimates"])
@@ -55,7 +55,7 @@ def show(estimate_id: str, session: Reading, who: Called) -> EstimateView:
 @router.post(
     "/{estimate_id}/cancel",
     status_code=202,
-    responses=responses(NotFound, ForeignOrigin),
+    responses=responses(NotFound),
     dependencies=SUBMITS,
     summary="Cancel an estimate",
 )

@@ -89,7 +89,7 @@ def claim(asked: Annotated[ClaimRequest, Depends(sent(ClaimRequest))], here: InC
 @router.post("/renew")
 def renew(asked: Annotated[Renewal, Depends(sent(Renewal))], here: InContext) -> RenewalAnswer:
     """Extend a lease."""
-    return RenewalAnswer(wish=here.queue.renew(asked.claim, asked.progress))
+    return RenewalAnswer(wish=here.queue.renew(asked.claim, asked.progress, asked.log))
 
 
 @router.post("/plan-input")

@@ -20,7 +20,7 @@ from service.contract.job import JobSpec
 from service.contract.states import JobStatus
 from service.contract.views import JobCheck, JobPage, JobState, JobView
 from service.db import now, reading
-from service.errors import BadQuery, ForeignOrigin, KeyReused, NotFound, NotYet, TooMany
+from service.errors import BadQuery, KeyReused, NotFound, NotYet, TooMany
 from service.foresight import foresee
 from service.jobtext import merged, read
 from service.validate import check as well_formed
@@ -37,7 +37,7 @@ EXAMPLE = {
 }
 CHANGES = {"name": "functions-lora, longer", "search": {"minutes": 60}}
 MOST_WAIT_SECONDS = 60.0
-ACTED = responses(NotFound, NotYet, ForeignOrigin)
+ACTED = responses(NotFound, NotYet)
 Key = Annotated[
     str | None,
     Header(

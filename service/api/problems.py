@@ -22,11 +22,13 @@ from service.errors import (
     BadQuery,
     BodyTooLarge,
     DynotuneError,
+    ForeignHost,
     ForeignOrigin,
     InvalidJob,
     MalformedBody,
     NotAllowed,
     NotFound,
+    SlowBody,
     TooMany,
     Unauthorized,
     Unavailable,
@@ -37,6 +39,7 @@ from service.errors import (
 MEDIA = "application/problem+json"
 PROBLEM = {"$ref": "#/components/schemas/Problem"}
 RETRY_SECONDS = 5
+BEFORE_A_CHANGE = (ForeignHost, ForeignOrigin, UnsupportedType, BodyTooLarge, SlowBody)
 
 
 def answer(error: DynotuneError) -> JSONResponse:
@@ -64,18 +67,26 @@ def responses(*errors: type[DynotuneError]) -> dict[int | str, dict[str, Any]]:
 
 
 def described(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """The application's own description, with the problem that `responses` refers to."""
+    """The application's own description, with the problem that `responses` refers to, and what each route may answer.
+
+    The application looks at every request before a route does (service/api/guard.py, bodies.py).
+    """
     plain = app.openapi
 
     def document() -> dict[str, Any]:
         found = plain()
         found["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
+        for path in found["paths"].values():
+            for method, operation in path.items():
+                errors = (ForeignHost,) if method == "get" else BEFORE_A_CHANGE
+                for status, response in responses(*errors).items():
+                    operation["responses"].setdefault(str(status), response)
         return found
 
     return document
 
 
-SUBMITTED = responses(InvalidJob, MalformedBody, BodyTooLarge, UnsupportedType, ForeignOrigin)
+SUBMITTED = responses(InvalidJob, MalformedBody)
 
 
 def install(app: FastAPI) -> None:

@@ -12,7 +12,7 @@ from service.api.bodies import body_of
 from service.api.context import Context, InContext
 from service.api.problems import SUBMITTED, responses
 from service.contract.webhook import URL, WebhookList, WebhookMade, WebhookRequest
-from service.errors import BadWebhook, ForeignOrigin, NotFound, TooMany
+from service.errors import BadWebhook, NotFound, TooMany
 from service.validate import parse
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
@@ -46,7 +46,7 @@ def listed(here: InContext, who: Called) -> WebhookList:
 @router.post(
     "/{webhook_id}/test",
     status_code=204,
-    responses=responses(NotFound, ForeignOrigin, TooMany),
+    responses=responses(NotFound, TooMany),
     dependencies=SUBMITS,
     summary="Send a test message",
 )
@@ -58,7 +58,7 @@ def test(webhook_id: str, here: InContext, who: Called) -> None:
 @router.delete(
     "/{webhook_id}",
     status_code=204,
-    responses=responses(NotFound, ForeignOrigin),
+    responses=responses(NotFound),
     dependencies=SUBMITS,
     summary="Delete a webhook",
 )

@@ -10,7 +10,7 @@ from service.api.context import InContext, Reading
 from service.api.problems import responses
 from service.contract.views import WorkerList
 from service.db import now
-from service.errors import ForeignOrigin, NotFound
+from service.errors import NotFound
 
 router = APIRouter(prefix="/v1/workers", tags=["workers"])
 
@@ -25,7 +25,7 @@ def workers(session: Reading) -> WorkerList:
     "/{worker_id}/drain",
     status_code=204,
     dependencies=ADMINISTERS,
-    responses=responses(NotFound, ForeignOrigin),
+    responses=responses(NotFound),
     summary="End a worker in order",
 )
 def drain(worker_id: str, here: InContext) -> None:

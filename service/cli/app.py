@@ -235,6 +235,7 @@ def watch(job: str, url: Url = LOCAL, json_: Json = False) -> None:
 def trials(
     job: str,
     log: Annotated[int | None, typer.Option(help="Print the output of the trial with this number.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="With --log: go on until the trial has ended.")] = False,
     url: Url = LOCAL,
     json_: Json = False,
 ) -> None:
@@ -245,8 +246,9 @@ def trials(
             numbers = {trial.number: trial.id for trial in found}
             if log not in numbers:
                 fail(f"job {job} has no trial {log}", USAGE)
-            trial = client.trial(numbers[log])
-            emit(trial) if json_ else screen().print(trial.log or "(it printed nothing)", soft_wrap=True)
+            from service.cli import trial_log
+
+            emit(client.trial(numbers[log])) if json_ else trial_log.show(client, numbers[log], follow)
             return
     if json_:
         emit(found)

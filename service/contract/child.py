@@ -206,6 +206,13 @@ REQUEST: TypeAdapter[ChildRequest] = TypeAdapter(ChildRequest)
 MESSAGE: TypeAdapter[ChildMessage] = TypeAdapter(ChildMessage)
 
 
+def doing(message: ChildMessage) -> str | None:
+    """What the child is doing now, as text for the job's user, or None where the message does not say."""
+    if isinstance(message, Progress):
+        return message.text
+    return f"probing micro batch {message.micro_batch_size}" if isinstance(message, ProbeStarted) else None
+
+
 class EndingKind(StrEnum):
     """How a child ended: by its own last message (the first three), or as its worker saw from outside.
 

@@ -52,6 +52,7 @@ class Renewal(Contract):
 
     claim: Claim
     progress: str | None
+    log: str | None = None
 
 
 class RenewalAnswer(Contract):

@@ -144,7 +144,7 @@ class ListedTrial(TrialView):
 
 
 class LoggedTrial(TrialView):
-    """A single trial, with the end of what its process printed."""
+    """A single trial, with the end of what its process has printed, which grows while the trial runs."""
 
     log: str | None
 

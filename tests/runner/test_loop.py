@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,7 +82,8 @@ def work(tmp_path: Path, facts: Callable[..., Any], monkeypatch: pytest.MonkeyPa
 
     def go(queue: FakeQueue) -> FakeQueue:
         place = Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path)
-        bench = Bench(None, facts(), tmp_path, place)  # type: ignore[arg-type] # nothing in here starts a child
+        sandbox: Any = SimpleNamespace(printed=lambda: "")  # nothing in here starts a child
+        bench = Bench(sandbox, facts(), tmp_path, place)
         queue.loop = Loop(queue, "w", bench, DeviceLock(tmp_path / "locks", "cpu-0"), 0)  # type: ignore[arg-type]
         queue.loop.run()
         return queue

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,32 @@ def test_cancel_frees_the_device_and_the_worker_goes_on(
     finally:
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(30) == 0
+
+
+def test_what_a_running_trial_prints_is_seen(
+    queue: Queue, engine: Engine, database_url: str, tmp_path: Path, facts: Callable[..., Any], spec: Callable[..., Any]
+) -> None:
+    """From the worker through the control plane to `dynotune trials --log --follow`, which ends with the trial."""
+    job = queue.submit(spec())
+
+    def log() -> str:
+        return next((task.log or "" for task in trials(engine, "running")), "")
+
+    with control_plane(Settings(home=tmp_path / "plane", database_url=database_url)) as url:
+        worker = start_worker(tmp_path, url, facts(), "talking")
+        try:
+            until(lambda: "line 0" in log(), 60, "the first line")
+            follow = [sys.executable, "-m", "service.cli", "trials", job, "--log", "1", "--follow", "--url", url]
+            reader = subprocess.Popen(follow, stdout=subprocess.PIPE, text=True)
+            assert reader.stdout is not None and reader.stdout.readline() == "line 0\n"
+            (tmp_path / "locks" / "say-1").touch()
+            assert reader.stdout.readline() == "line 1\n"
+            queue.cancel(job)
+            assert reader.wait(30) == 0 and reader.stdout.read().strip() == ""
+            reader.stdout.close()
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(30) == 0
 
 
 def test_a_second_sigterm_hands_the_trial_back(

@@ -52,7 +52,7 @@ def run_trial(queue: Queue, seconds: float, number: int, **levers: Any) -> str:
     queue.finish_plan(plan, PlanDecision(trials=(request,), phase=JobPhase.searching, planned_trials=9))
     trial = queue.claim("w", (TaskKind.trial,))
     assert isinstance(trial, TrialClaim)
-    queue.renew(trial, "timing")
+    queue.renew(trial, "timing", "so far")
     queue.finish_trial(trial, measured(made, seconds), "its output")
     return trial.task_id
 

@@ -118,10 +118,12 @@ def test_a_lost_lease_drops_the_result(queue: Queue, engine: Engine, started: st
     assert status(engine, started).status == "running"
 
 
-def test_reaping_leaves_the_living_alone(queue: Queue, started: str) -> None:
+def test_reaping_leaves_the_living_alone(queue: Queue, engine: Engine, started: str) -> None:
     claim = queue.claim("w", TRIAL)
     assert isinstance(claim, TrialClaim)
-    assert queue.renew(claim, "probing") is None
+    assert queue.renew(claim, "probing", "a line\0") is None and queue.renew(claim) is None
+    with Session(engine) as session:
+        assert session.scalars(select(Task.log).where(Task.id == claim.task_id)).one() == "a line\\x00"
     assert queue.reap() == 0
 
 
@@ -378,10 +380,8 @@ def test_the_claim_uses_the_partial_index(engine: Engine) -> None:
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SET enable_seqscan = off"))  # a handful of rows would be scanned
-            plan = connection.execute(text(f"EXPLAIN {query}")).all()
-        else:
-            plan = connection.execute(text(f"EXPLAIN QUERY PLAN {query}")).all()
-    assert "ix_tasks_claimable" in str(plan)
+        explain = "EXPLAIN" if engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
+        assert "ix_tasks_claimable" in str(connection.execute(text(f"{explain} {query}")).all())
 
 
 def test_what_is_read_is_of_one_moment(queue: Queue, engine: Engine, started: str) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -43,8 +44,14 @@ def main(request: bytes, messages: Connection, lifeline: Connection, scratch: st
     # An empty cache of compiled code, because a warm cache would make compiling look free.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(scratch) / "compile")
 
+    from service.contract.child import doing
+
+    began = time.monotonic()
+
     def tell(message: ChildMessage) -> None:
         messages.send_bytes(message.model_dump_json().encode())
+        if (what := doing(message)) is not None:  # into the trial's log, with the seconds since its process began
+            sys.stderr.write(f"{time.monotonic() - began:7.1f} s  {what}\n")
 
     def hear() -> Turn:
         from service.contract.child import Turn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 from service.broker import Broker, BrokerUnavailable
@@ -14,11 +15,13 @@ class Lease:
     """A context around one claimed task.
 
     The event `over` is set when the task must end: because the user cancels or stops the job, because the lease is
-    lost, because `end` was called, or because a renewal raised an error, which `failure` then is.
+    lost, because `end` was called, or because a renewal raised an error, which `failure` then is. Each renewal hands on
+    what the task is doing and, where that is more than the last one had, what it has `printed`.
     """
 
-    def __init__(self, broker: Broker, claim: Claim) -> None:
-        self._broker, self._claim = broker, claim
+    def __init__(self, broker: Broker, claim: Claim, printed: Callable[[], str] = lambda: "") -> None:
+        self._broker, self._claim, self._printed = broker, claim, printed
+        self._sent = ""  # of what was printed
         self._stop = threading.Event()
         self.over = threading.Event()
         self.lost = False
@@ -49,7 +52,7 @@ class Lease:
         """Renew the lease every WISH_SECONDS until the context ends; the same write reads what the user wishes."""
         while not self._stop.wait(WISH_SECONDS):
             try:
-                self.wish = self._broker.renew(self._claim, self.progress)
+                self.wish = self._renew()
             except LeaseLost:
                 self.lost = True
             except BrokerUnavailable:
@@ -59,3 +62,9 @@ class Lease:
             if self.lost or self.wish is not None or self.failure is not None:
                 self.over.set()
                 return
+
+    def _renew(self) -> Wish | None:
+        log = self._printed()
+        wish = self._broker.renew(self._claim, self.progress, log if log not in ("", self._sent) else None)
+        self._sent = log or self._sent
+        return wish

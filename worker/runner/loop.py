@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from service import logs
+from service import logs, tracing
 from service.broker import Broker, BrokerUnavailable
 from service.contract.task import Claim, TaskKind
 from service.errors import Drained, LeaseLost, OtherVersion
@@ -155,7 +155,8 @@ class Loop:
         known = {"task": claim.task_id, "kind": str(claim.kind), "attempt": claim.attempt, "worker": self.worker_id}
         if claim.kind is not TaskKind.estimate:
             known["job"] = claim.job_id
-        with logs.bound(**known), Lease(self.broker, claim) as lease:
+        held = Lease(self.broker, claim, self.bench.sandbox.printed)
+        with tracing.span(claim.kind, **known), logs.bound(**known), held as lease:
             log.info("claimed")
             self._lease = lease
             if self._now.is_set():

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from service.contract.hardware import HardwareFacts
     from worker.runner.loop import Loop
 
-SECRETS = ("DYNOTUNE_DATABASE_URL", "DYNOTUNE_KEY", "DYNOTUNE_ADMIN_KEY")
+SECRETS = (
+    "DYNOTUNE_DATABASE_URL",
+    "DYNOTUNE_KEY",
+    "DYNOTUNE_ADMIN_KEY",
+    "OTEL_EXPORTER_OTLP_HEADERS",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+)
 DEFAULT_ENTRY = "worker.child.entry:main"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -166,7 +172,7 @@ def serve(
     passed. At the second, at SIGINT, or when the lifeline ends, it hands the task back at once and ends. With a grace
     period the exit code is that of a process ended by SIGTERM, which tells a scheduler that this one is to be replaced.
     """
-    from service import logs
+    from service import logs, tracing
     from service.broker import BrokerUnavailable, connect
     from service.contract.child import Workplace
     from service.ownkey import own_key
@@ -178,6 +184,7 @@ def serve(
 
     settings = Settings.from_environment()
     logs.show(settings.log, settings.log_level)
+    tracing.start("worker")
     broker = connect(server or settings.database_url, lease, own_key())
     for name in SECRETS:  # a model may bring code of its own, which runs in the children of this process
         os.environ.pop(name, None)

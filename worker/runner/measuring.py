@@ -11,16 +11,15 @@ from typing import Any
 
 from service.contract.child import (
     Built,
-    ChildMessage,
     EndingKind,
     Failed,
     OutOfMemory,
     ProbeDone,
     ProbeStarted,
-    Progress,
     Result,
     RunTrial,
     Workplace,
+    doing,
 )
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
@@ -85,7 +84,7 @@ def measure(
         ending = bench.sandbox.run(
             request,
             trial.seconds_limit,
-            lambda message: _show(message, on_progress),
+            lambda message: on_progress(what) if (what := doing(message)) is not None else None,
             ended,
             lock_fd,
             bench.host_cap(spec),
@@ -136,13 +135,6 @@ def outcome_of(ending: Ending) -> Outcome:
     if isinstance(ending.last, Failed):
         return ending.last.outcome
     return Outcome.timed_out if ending.kind is EndingKind.timed_out else Outcome.crashed
-
-
-def _show(message: ChildMessage, on_progress: Callable[[str], None]) -> None:
-    if isinstance(message, Progress):
-        on_progress(message.text)
-    elif isinstance(message, ProbeStarted):
-        on_progress(f"probing micro batch {message.micro_batch_size}")
 
 
 def _probes(ending: Ending) -> tuple[Probe | None, list[Probe]]:

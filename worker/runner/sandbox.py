@@ -180,6 +180,7 @@ class Sandbox:
         log: Path | None = None,
     ) -> None:
         self._entry, self._messages = entry, messages
+        self._output: Path | None = None  # of the child that was started last
         self._context = multiprocessing.get_context("forkserver")
         if preload is None:
             preload = () if not entry.startswith("worker.") else PRELOAD if own_memory else PRELOAD_CPU
@@ -210,6 +211,7 @@ class Sandbox:
         pipe, theirs = self._context.Pipe()
         their_lifeline, lifeline = self._context.Pipe(duplex=False)
         scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
+        self._output = scratch / OUTPUT
         inherited = _Inherited(lock_fd) if lock_fd is not None else None
         asked = request.model_dump_json().encode()
         process = self._context.Process(
@@ -225,6 +227,10 @@ class Sandbox:
             pipe.close()
             lifeline.close()
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def printed(self) -> str:
+        """The end of what the child that was started last has printed so far; empty once it has ended."""
+        return _tail(self._output) if self._output is not None else ""
 
     def close(self) -> None:
         """End the fork server, so that nothing outlives the worker."""
@@ -268,9 +274,10 @@ def _kill_group(process: Any) -> None:
 
 
 def _tail(path: Path) -> str:
-    if not path.exists():  # the child ended before it had opened the file
+    try:
+        with path.open("rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, stream.tell() - TAIL_BYTES))
+            return stream.read().decode(errors="replace").replace("\x00", "")  # PostgreSQL's text holds no NUL
+    except FileNotFoundError:  # the child has not opened it yet, or has ended and its folder is gone
         return ""
-    with path.open("rb") as stream:
-        stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, stream.tell() - TAIL_BYTES))
-        return stream.read().decode(errors="replace").replace("\x00", "")  # PostgreSQL's text holds no NUL
