@@ -25,16 +25,28 @@ from service.errors import Misconfigured, OtherVersion, Unavailable
 
 MIGRATIONS = Path(migrations.__file__).parent
 POOL = {"pool_size": 5, "max_overflow": 20}
+# Of connections to PostgreSQL, in seconds and, the last, milliseconds: a network that swallows packets is noticed within
+# a lease. libpq would wait for two hours.
+# https://www.postgresql.org/docs/current/libpq-connect.html
+PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
 
 
 def connect(url: str) -> Engine:
     """An engine for the URL; Misconfigured when the URL cannot be understood. Opens no connection yet."""
     try:
-        kind = make_url(url).get_backend_name()
+        parsed = make_url(url)
+        kind = parsed.get_backend_name()
         if kind == "sqlite":
             return _sqlite(url)
         if kind == "postgresql":
-            return create_engine(url, pool_pre_ping=True, **POOL)
+            patience = {name: value for name, value in PATIENCE.items() if name not in parsed.query}
+            return create_engine(url, pool_pre_ping=True, connect_args=patience, **POOL)
         problem = f"dynotune has no {kind}"
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError) as error:
         problem = str(error)

@@ -36,9 +36,18 @@ RUNNING = Task.state == literal_column("'running'")
 # Statements are made once: to make one takes longer than SQLite takes to carry it out.
 JOB = select(Job).where(Job.id == bindparam("job"))
 LOCKED_JOB = JOB.with_for_update()
+FARTHEST_SECONDS = (
+    600.0  # no task waits and no lease lasts longer: a later time was written before the clock was set back
+)
+NOW: ColumnElement[float] = bindparam("now", type_=Float)
 # The condition that a task need not wait any longer after a worker's death.
-READY = or_(Task.not_before.is_(None), Task.not_before <= bindparam("now", type_=Float))
+READY = or_(Task.not_before.is_(None), Task.not_before <= NOW, Task.not_before > NOW + FARTHEST_SECONDS)
 UNSYNCHRONISED = {"synchronize_session": False}
+
+
+def expired(now: float) -> ColumnElement[bool]:
+    """The condition that a running task's lease has run out."""
+    return or_(Task.lease_until < now, Task.lease_until > now + FARTHEST_SECONDS)
 
 
 def job_of(session: Session, job_id: str, lock: bool = True) -> Job:

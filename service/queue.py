@@ -202,7 +202,7 @@ class Queue(Requests):
         """Requeue the tasks whose lease ran out; the third death of a task poisons it."""
         with self.writing() as (session, now):
             session.execute(delete(Worker).where(Worker.seen_at < now - FORGOTTEN_SECONDS))
-            expired = Task.lease_until < now
+            expired = leases.expired(now)
             tasks = session.scalars(select(Task).where(RUNNING, expired)).all()
             jobs = {
                 job.id: job for job in session.scalars(select(Job).where(Job.id.in_({one.job_id for one in tasks})))

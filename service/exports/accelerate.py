@@ -51,7 +51,7 @@ WORDS: Words = {
         *("flash-attention-2", "flash-attention-3"),
     )
     | {"sdpa": says("it is what transformers does unasked")},
-    "kernels": {"off": says(), **alike(SCRIPT, "liger", "liger-rope", "liger-rms-norm", "liger-swiglu")},
+    "kernels": {"off": says(), **alike(SCRIPT, "liger", "liger-rope", "liger-rms-norm", "liger-swiglu", "hub")},
     "experts": {"as-is": says(), **alike(SCRIPT, "eager", "batched", "grouped")},
     "normalisation": {"as-is": says(), **alike(SCRIPT, "low-precision", "apex-fused")},
     "head": {"logits": says(), **alike(SCRIPT, "chunked", "cut-cross-entropy", "liger")},

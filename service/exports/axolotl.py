@@ -95,6 +95,7 @@ WORDS: Words = {
         "liger-rope": liger("liger_rope"),
         "liger-rms-norm": liger("liger_rms_norm"),
         "liger-swiglu": liger("liger_glu_activation"),
+        "hub": says(use_kernels=True),
     },
     "experts": {
         "as-is": says(experts_implementation=None),
@@ -212,6 +213,7 @@ NEUTRAL: dict[str, Any] = {
     "plugins": {},
     **{key: False for keys in KEYS_OF.values() for key in keys},
     "chunked_cross_entropy": False,
+    "use_kernels": False,
     "experts_implementation": None,
     "optimizer": "adamw_torch_fused",
     "gradient_checkpointing": False,

@@ -72,6 +72,7 @@ WORDS: Words = {
     "kernels": {
         "off": says(enable_liger_kernel=False),
         **alike(LIGER, "liger", "liger-rope", "liger-rms-norm", "liger-swiglu"),
+        "hub": cannot("it has no key for transformers' use_kernels"),
     },
     "experts": {
         "as-is": says(),

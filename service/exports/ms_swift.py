@@ -41,6 +41,7 @@ WORDS: Words = {
     "kernels": {
         "off": says(use_liger_kernel=False),
         **alike(LIGER, "liger", "liger-rope", "liger-rms-norm", "liger-swiglu"),
+        "hub": cannot("it has no key for transformers' use_kernels"),
     },
     "experts": {
         "as-is": says(experts_impl=None),

@@ -52,6 +52,7 @@ WORDS: Words = {
         "liger-rope": says(**switched_on("rope")),
         "liger-rms-norm": says(**switched_on("rms_norm")),
         "liger-swiglu": says(**switched_on("swiglu")),
+        "hub": CODE,
     },
     "experts": alike(CODE, "as-is", "eager", "batched", "grouped"),
     "normalisation": alike(CODE, "as-is", "low-precision", "apex-fused"),

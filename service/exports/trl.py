@@ -22,7 +22,6 @@ WORDS: Words = {
     **TRAINER_WORDS,
     "attention": {**TRAINER_WORDS["attention"], "varlen": MASKED},
     "head": SHARED["head"],
-    "kernels": SHARED["kernels"],
     "vocabulary": {
         "as-is": says(),
         **alike(cannot("TRL computes logits by a fused output layer of its own"), "multiple-8", "multiple-64"),

@@ -62,6 +62,7 @@ SHARED: Words = {
         "liger-rope": says(**switched_on("rope")),
         "liger-rms-norm": says(**switched_on("rms_norm")),
         "liger-swiglu": says(**switched_on("swiglu")),
+        "hub": says(model_init_kwargs={"use_kernels": True}),
     },
     "head": {
         "logits": FUSED_HEAD,

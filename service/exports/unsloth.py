@@ -81,7 +81,7 @@ WORDS: Words = {
         "flash-attention-3",
     )
     | {"flash-attention-2": says("where flash-attn is installed")},
-    "kernels": alike(OWN_KERNELS, "off", "liger", "liger-rope", "liger-rms-norm", "liger-swiglu"),
+    "kernels": alike(OWN_KERNELS, "off", "liger", "liger-rope", "liger-rms-norm", "liger-swiglu", "hub"),
     "experts": alike(OWN_KERNELS, "as-is", "eager", "batched", "grouped"),
     "head": alike(
         nearest(f"{OWN}, its cross-entropy in chunks among them"), "logits", "chunked", "cut-cross-entropy", "liger"

@@ -226,10 +226,10 @@ def host(why: str) -> Need:
     return Need(lambda facts: facts.capability is None, f"is not searched on an NVIDIA GPU: {why}", soft=True)
 
 
-def package(name: str, why: str) -> Need:
-    """A package that imports on the worker."""
-    sentence = f"needs {name} ({why}): pip install {name} on the worker"
-    return Need(lambda facts: facts.has(name), sentence, package=name)
+def package(name: str, why: str, instead: str | None = None) -> Need:
+    """A package that imports on the worker; another one will do in its place where `instead` names it."""
+    sentence = f"needs {name} ({why}): pip install {name}{f' or {instead}' if instead else ''} on the worker"
+    return Need(lambda facts: facts.has(name) or (instead is not None and facts.has(instead)), sentence, package=name)
 
 
 def native_bf16() -> Need:

@@ -31,7 +31,7 @@ def liger(name: str, summary: str, *operations: str) -> Choice:
 
 LEVER = Lever(
     name="kernels",
-    summary="Liger's Triton kernels in place of the model's operations (Hsu et al. 2024, arXiv 2410.10989).",
+    summary="Liger's Triton kernels (Hsu et al. 2024, arXiv 2410.10989) or the hub's, for the model's operations.",
     baseline="off",
     source="https://github.com/linkedin/Liger-Kernel",
     order=40,
@@ -43,5 +43,15 @@ LEVER = Lever(
         liger("liger-rope", "the rotary embedding only", "rope"),
         liger("liger-rms-norm", "RMSNorm only", "rms_norm"),
         liger("liger-swiglu", "SwiGLU only", "swiglu"),
+        Choice(
+            "hub",
+            "the hub's kernels for the layers that have one; compiled code is loaded, so it is not searched",
+            needs=(cuda(), package("kernels", "which loads them")),
+            changes_numerics=True,
+            searched=False,
+            function="hub_kernels",
+            effect=Effect(0.94, 0.07),
+            not_expressible="TrainingArguments do not load the model; train.py asks for the kernels",
+        ),
     ),
 )

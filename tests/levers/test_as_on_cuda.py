@@ -136,6 +136,7 @@ def test_selective_checkpointing_keeps_what_attention_computed() -> None:
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten.mm.default,
         SimpleNamespace(name=lambda: "flash_attn::_flash_attn_varlen_forward"),
+        SimpleNamespace(name=lambda: "_flash_attn2_3f9a::_flash_attn_forward"),
     ]
     assert {keep_what_is_dear(None, one) for one in kept} == {CheckpointPolicy.MUST_SAVE}
     assert keep_what_is_dear(None, torch.ops.aten.gelu.default) is CheckpointPolicy.PREFER_RECOMPUTE

@@ -57,6 +57,15 @@ def test_packages_are_known_by_what_needs_them() -> None:
     assert found["bitsandbytes"][0] == "method qlora" and set(METHOD_NEEDS) >= {"qlora"}
 
 
+def test_another_package_will_do(facts: Facts) -> None:
+    """transformers takes FlashAttention from the hub where the package itself is not installed."""
+    hopper = {"device": "cuda", "capability": (9, 0), "bf16_native": True}
+    for name in ("flash-attention-2", "flash-attention-3"):
+        choice = LEVERS["attention"].choice(name)
+        assert "or kernels" in (choice.missing(facts(**hopper)) or "")
+        assert choice.missing(facts(**hopper, packages={"kernels": Package(version="1")})) is None
+
+
 def test_facts_of_an_earlier_version_still_parse(facts: Facts) -> None:
     old: dict[str, Any] = facts(packages={"peft": Package(version="1")}).model_dump(exclude={"has_own_memory"})
     assert not HardwareFacts.model_validate(old).has_own_memory

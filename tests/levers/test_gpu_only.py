@@ -108,6 +108,24 @@ def test_liger_patches_only_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         kernels.liger_kernels(SimpleNamespace(config=SimpleNamespace(model_type="bert")), ["rope"])
 
 
+def test_the_hub_s_kernels_are_there_or_the_choice_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers keeps a layer's own code without a word where it can load no kernel."""
+    install(monkeypatch, "kernels", Mode=SimpleNamespace(TRAINING="training"))
+    model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
+    model.config = SimpleNamespace(model_type="llama")
+    model[0].forward = model[0].forward  # as others may have given it before
+
+    def found(use: bool, mode: str) -> None:
+        assert use and mode == "training"
+        model[1].forward = lambda rows: rows
+
+    model.set_use_kernels = lambda *_, **__: None
+    with pytest.raises(ValueError, match="no kernel for any layer of a llama model"):
+        kernels.hub_kernels(model)
+    model.set_use_kernels = found
+    kernels.hub_kernels(model)
+
+
 @pytest.mark.parametrize("which", ["cut", "liger"])
 def test_fused_cross_entropies_get_labelled_positions_only(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     model = tiny.draw("llama")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -79,7 +80,8 @@ def stay(
     def go(terms: Terms, *claims: Claim, away: int = 0) -> Office:
         office = Office(clock, *claims, away=away)
         place = Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path)
-        bench = Bench(None, facts(), tmp_path, place)  # type: ignore[arg-type] # nothing in here starts a child
+        sandbox: Any = SimpleNamespace(printed=lambda: "")  # nothing in here starts a child
+        bench = Bench(sandbox, facts(), tmp_path, place)
         lock = DeviceLock(tmp_path / "locks", "cpu-0")
         office.loop = Loop(office, "w", bench, lock, 0, Stay(terms, clock, lambda: NOON))  # type: ignore[arg-type]
         office.loop.run()

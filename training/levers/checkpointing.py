@@ -40,16 +40,15 @@ DEAR = (
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "torch_attn::_varlen_attn",
-    "flash_attn::_flash_attn_forward",
-    "flash_attn::_flash_attn_varlen_forward",
 )
+FLASH = ("_flash_attn_forward", "_flash_attn_varlen_forward")  # flash_attn's, and the hub's in a namespace of its own
 
 
 def keep_what_is_dear(_context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
     """Keep the results of matmuls and attention, and compute everything else again."""
-    return (
-        CheckpointPolicy.MUST_SAVE if operation.name().partition(".")[0] in DEAR else CheckpointPolicy.PREFER_RECOMPUTE
-    )
+    name = operation.name().partition(".")[0]
+    dear = name in DEAR or name.partition("::")[2] in FLASH
+    return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def checkpoint_selectively(model: Any) -> None:

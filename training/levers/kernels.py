@@ -1,4 +1,4 @@
-"""Puts Liger's kernels into a model."""
+"""Puts Liger's kernels, or those of the Hugging Face hub, into a model."""
 
 from __future__ import annotations
 
@@ -23,3 +23,17 @@ def liger_kernels(model: Any, operations: list[str]) -> None:
         raise ValueError(f"Liger has no {', '.join(missing)} for {kind} models")
     every = ("rope", "rms_norm", "swiglu", "geglu", "layer_norm", "cross_entropy", "fused_linear_cross_entropy")
     patch._apply_liger_kernel_to_instance(model=model, **{one: one in operations for one in every if one in known})
+
+
+def hub_kernels(model: Any) -> None:
+    """Put the hub's kernels for training into the model's layers; ValueError when there is none for any of them.
+
+    transformers keeps a layer's own code without a word where a kernel cannot be loaded, as without network. A layer
+    that was given a kernel has a `forward` of its own instead of its class's.
+    https://huggingface.co/docs/transformers/kernel_doc/overview
+    """
+    before = {name for name, layer in model.named_modules() if "forward" in vars(layer)}
+    model.set_use_kernels(True, mode=import_module("kernels").Mode.TRAINING)
+    if {name for name, layer in model.named_modules() if "forward" in vars(layer)} <= before:
+        kind = model.config.model_type
+        raise ValueError(f"the hub has no kernel for any layer of a {kind} model here, or it could not be loaded")

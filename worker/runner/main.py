@@ -44,7 +44,7 @@ def work(
     facts: Annotated[
         Path | None, typer.Option(help="Read the device's facts from this JSON file, not from the device.")
     ] = None,
-    lease: Annotated[float, typer.Option(help="Seconds of silence that lose a task.")] = LEASE_SECONDS,
+    lease: Annotated[float, typer.Option(min=1, max=300, help="Seconds of silence that lose a task.")] = LEASE_SECONDS,
     exit_when_idle: Annotated[
         float | None,
         typer.Option(min=0, metavar="[MINUTES]", help="End after so many minutes without a task; 5 if not said."),

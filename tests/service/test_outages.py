@@ -1,0 +1,78 @@
+"""What the queue stands on fails: the disk is full, the clock is set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+
+from service.contract.states import TaskState
+from service.contract.task import TaskKind
+from service.models import Task
+from service.queue import Queue
+
+PLAN = (TaskKind.plan,)
+
+
+FULL = """
+CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$
+"""
+
+
+def _do(engine: Engine, *statements: str) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def _fill(engine: Engine) -> str:
+    """Have the database find no room for a job; returns the statement that makes room again."""
+    if engine.dialect.name == "postgresql":  # which says it with this code
+        _do(engine, FULL, "CREATE TRIGGER full_disk BEFORE INSERT ON jobs EXECUTE FUNCTION full_disk()")
+        return "DROP TRIGGER full_disk ON jobs"
+    with engine.begin() as connection:
+        pages = connection.execute(text("PRAGMA page_count")).scalar_one()
+    _do(engine, f"PRAGMA max_page_count = {pages}")
+    return "PRAGMA max_page_count = 4294967294"
+
+
+def test_a_full_disk_loses_nothing(api: TestClient, job: Callable[..., dict[str, Any]]) -> None:
+    """Submissions are refused with 503 and Retry-After, reads go on, and with room again everything does."""
+    kept = api.post("/v1/jobs", json=job()).json()["id"]
+    engine = api.app.state.context.engine  # type: ignore[attr-defined]
+    room = _fill(engine)
+    statuses = []
+    for _ in range(200):  # a file has some room left inside
+        answer = api.post("/v1/jobs", json=job(name="x" * 200))
+        statuses.append(answer.status_code)
+        if answer.status_code != 202:
+            break
+    assert statuses[-1] == 503 and "Retry-After" in answer.headers and "does not answer" in answer.json()["detail"]
+    assert api.get(f"/v1/jobs/{kept}").json()["status"] == "queued"
+    _do(engine, room)
+    assert api.post("/v1/jobs", json=job()).status_code == 202
+    assert len(api.get("/v1/jobs?limit=200").json()["items"]) == statuses.count(202) + 2
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # PostgreSQL's clock is its own
+@pytest.mark.parametrize("seconds", [-86_400.0, 86_400.0])
+def test_a_clock_that_is_set_strands_no_task(
+    engine: Engine, spec: Callable[..., Any], facts: Callable[..., Any], seconds: float
+) -> None:
+    now = [1e9]
+    queue = Queue(engine, clock=lambda: now[0])
+    queue.submit(spec())
+    queue.register("w", 1, facts())
+    lost = queue.claim("w", PLAN)
+    assert lost is not None
+    now[0] += seconds  # and the worker is gone
+    assert queue.reap() == 1, "the lease is over, whichever way the clock was set"
+    with Session(engine) as session:
+        assert session.scalars(select(Task.state)).one() is TaskState.queued
+    now[0] -= 2 * seconds  # set again, while the task waits for its second attempt
+    assert queue.claim("w", PLAN) is not None
