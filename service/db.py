@@ -25,9 +25,8 @@ from service.errors import Misconfigured, OtherVersion, Unavailable
 
 MIGRATIONS = Path(migrations.__file__).parent
 POOL = {"pool_size": 5, "max_overflow": 20}
-# Of connections to PostgreSQL, in seconds and, the last, milliseconds: a network that swallows packets is noticed within
-# a lease. libpq would wait for two hours.
-# https://www.postgresql.org/docs/current/libpq-connect.html
+# Of connections to PostgreSQL, in seconds and, the last, in milliseconds: a network that swallows packets is noticed
+# within a lease, for which libpq would wait for two hours (https://www.postgresql.org/docs/current/libpq-connect.html).
 PATIENCE = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
