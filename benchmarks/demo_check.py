@@ -1,11 +1,12 @@
-"""Is the demo's recommendation any good? It against six hand-made configurations, its baseline, and its own train.py.
+"""Is the demo's recommendation any good? It against six hand-made configurations, its baseline, and its own scripts.
 
-    python -m benchmarks.demo_check [--recommendation FILE] [--blocks 5] [--quick] [--script] [--json FILE]
+    python -m benchmarks.demo_check [--recommendation FILE] [--blocks 5] [--quick] [--script] [--exports NAME ...]
+                                    [--json FILE]
 
 Runs `make demo`'s job first when no recommendation is given. In every block the recommendation takes turns of about two
 seconds with each of the others, both alive at once, on the same samples with the block's seed: machines are shared, and
-what slows one slows the other. A ratio is the median over the blocks. `--script` compares with train.py only
-(benchmarks/script_turns.py).
+what slows one slows the other. A ratio is the median over the blocks. `--script` compares with exported scripts only:
+train.py, and with `--exports` also `trainer` and, where TRL is installed, `trl` (benchmarks/script_turns.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.script_turns import compared
+from benchmarks.script_turns import TRAIN, compared
 from service.contract.child import Result, RunBlock, Workplace
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
@@ -79,7 +80,7 @@ def candidates(found: Recommendation, facts: HardwareFacts) -> dict[str, Measure
     return made
 
 
-def run(found: Recommendation, blocks: int, only_script: bool) -> dict[str, Any]:
+def run(found: Recommendation, blocks: int, exports: list[str], only_scripts: bool) -> dict[str, Any]:
     """All blocks; the result as JSON."""
     spec = JobSpec.model_validate(found.spec)
     facts = discover()[0]
@@ -91,11 +92,12 @@ def run(found: Recommendation, blocks: int, only_script: bool) -> dict[str, Any]
     lock = DeviceLock(settings.lock_folder, facts.lock_name)
     if not lock.acquire():
         sys.exit("a worker is measuring on this device; stop it first")
-    ours, others = found.evidence.measurement, {} if only_script else candidates(found, facts)
-    script = home / "train.py"
-    script.write_text(EXPORTS["train.py"].write(found), encoding="utf-8")
+    ours, others = found.evidence.measurement, {} if only_scripts else candidates(found, facts)
+    scripts = {name: home / EXPORTS[name].file for name in exports}
+    for name, script in scripts.items():
+        script.write_text(EXPORTS[name].write(found), encoding="utf-8")
     seen: dict[str, list[Block]] = {name: [] for name in others}
-    of_script: list[dict[str, float]] = []
+    of_scripts: list[dict[str, dict[str, float]]] = []
     rng = random.Random(0)
 
     def asked(candidate: Measurement, number: int) -> RunBlock:
@@ -110,11 +112,11 @@ def run(found: Recommendation, blocks: int, only_script: bool) -> dict[str, Any]
             seen[name] += made if len(made) == 2 else []
             said = " / ".join(f"{speed(block):,.0f}" for block in made) if len(made) == 2 else endings[1].reason
             print(f"block {number + 1}  recommended / {name:32} {said} tokens/s", flush=True)
-        of_script.append(compared(bench, asked(ours, number), script, ROOT, lock.fd))
-        both = " / ".join(f"{value:,.0f}" for value in of_script[-1].values())
-        print(f"block {number + 1}  recommended / {'train.py':32} {both} tokens/s", flush=True)
+        of_scripts.append(compared(bench, asked(ours, number), scripts, ROOT, lock.fd))
+        speeds = " / ".join(f"{value:,.0f}" for value in of_scripts[-1]["tokens_per_second"].values())
+        print(f"block {number + 1}  recommended / {' / '.join(scripts):32} {speeds} tokens/s", flush=True)
     lock.release()
-    return summary(found, facts, others, seen, of_script)
+    return summary(found, facts, others, seen, of_scripts)
 
 
 def speed(block: Block) -> float:
@@ -127,13 +129,12 @@ def summary(
     facts: HardwareFacts,
     others: dict[str, Measurement],
     seen: dict[str, list[Block]],
-    of_script: list[dict[str, float]],
+    of_scripts: list[dict[str, dict[str, float]]],
 ) -> dict[str, Any]:
     """The recommendation's speed over each of the others, and whether the claimed speed-up holds."""
     spec, ours = JobSpec.model_validate(found.spec), found.evidence.measurement
     spec = spec.model_copy(update={"search": spec.search.model_copy(update={"objective": "throughput"})})
     ratios = {name: ratio(spec, tuple(seen[name]), ours, other) for name, other in others.items()}
-    shares = [one["train.py"] / one["recommended"] for one in of_script]
     result = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"name": facts.name, "cores": facts.cores, "os": platform.platform(), "versions": facts.versions},
@@ -142,11 +143,7 @@ def summary(
         "times_as_fast_as": {name: found and list(found) for name, found in ratios.items()},
         "tokens_per_second": {name: [speed(block) for block in blocks] for name, blocks in seen.items()},
         "failed": [name for name, one in ratios.items() if one is None],
-        "script_of_recommended": {
-            "median": statistics.median(shares),
-            "blocks": shares,
-            "tokens_per_second": of_script,
-        },
+        "scripts": {name: of_script(name, found, of_scripts) for name in of_scripts[0]["first_loss"]},
     }
     by_hand = {name: one[0] for name, one in ratios.items() if one and name in HAND_MADE}
     against = ratios.get("baseline")
@@ -166,23 +163,41 @@ def summary(
     }
 
 
+def of_script(name: str, found: Recommendation, blocks: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """A script's share of the recommendation's own speed, that which its file foretells, and its first step's loss."""
+    target = EXPORTS[name].target
+    speeds = [block["tokens_per_second"] for block in blocks]
+    shares = [one[name] / one["recommended"] for one in speeds]
+    return {
+        "median": statistics.median(shares),
+        "blocks": shares,
+        "foretold": 1.0 / target.slower(found) if target is not None else 1.0,
+        "tokens_per_second": [one[name] for one in speeds],
+        "tokens_per_second_of_recommended": [one["recommended"] for one in speeds],
+        "first_loss": [block["first_loss"][name] for block in blocks],
+    }
+
+
 def main() -> None:
     """Run, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--recommendation", type=Path, help="recommendation.json of the demo")
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="two blocks")
-    parser.add_argument("--script", action="store_true", help="the recommendation and its exported train.py only")
+    parser.add_argument("--script", action="store_true", help="the recommendation and its exported scripts only")
+    parser.add_argument("--exports", nargs="+", default=[TRAIN], choices=(TRAIN, "trainer", "trl"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ.update(environment())
-    result = run(recommendation(options.recommendation), 2 if options.quick else options.blocks, options.script)
+    found = recommendation(options.recommendation)
+    exports = list(dict.fromkeys([TRAIN, *options.exports]))
+    result = run(found, 2 if options.quick else options.blocks, exports, options.script)
     print(f"\n{result['machine']['name']}, {result['date']}: the recommendation is so many times as fast as")
     for name, times in result["times_as_fast_as"].items():
         print(f"  {name:32} " + ("failed" if times is None else f"{times[0]:.2f} ({times[1]:.2f}-{times[2]:.2f})"))
-    script = result["script_of_recommended"]
-    blocks = ", ".join(f"{share:.2f}" for share in script["blocks"])
-    print(f"exported train.py / recommended: {script['median']:.3f} ({blocks}; 0.9 to 1.1 wanted)")
+    for name, script in result["scripts"].items():
+        blocks = ", ".join(f"{share:.2f}" for share in script["blocks"])
+        print(f"exported {name} / recommended: {script['median']:.3f} ({blocks}; {script['foretold']:.2f} foretold)")
     if speedup := result.get("speedup"):
         print(f"best by hand: {result['best_hand_made']}: {result['of_best_hand_made']:.3f} (0.97 wanted)")
         claimed, low, high = speedup["claimed"]

@@ -1,7 +1,8 @@
-"""An exported train.py takes turns with the trial of its recommendation: does a user's run reach what was claimed?
+"""Exported scripts take turns with the trial of their recommendation: does a user's run reach what was claimed?
 
-The script is a process of its own, stopped (SIGSTOP) while the trial's child trains and continued for its turns of one
-optimizer step, which it reports in its log. So both see the same minutes of a shared machine.
+Each script is a process of its own, stopped (SIGSTOP) while others train, and continued for its turns of one optimizer
+step, which it reports in its log. So all see the same minutes of a shared machine. A step has the same samples in all
+of them; how many tokens that are, train.py says.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +24,35 @@ from worker.runner.measuring import Bench
 WARM_STEPS, TURNS = 3, 12
 LOOK_SECONDS = 0.02  # between two looks at the log, which take time from the cores that train
 LIMIT = 900.0
+TRAIN = "train.py"  # whose log has each step's tokens
 
 
 class Script:
-    """A running train.py that is stopped between its turns."""
+    """A running script that is stopped between its turns."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self._process, self._log, self._seen = process, log, 0
+        self._process, self._log = process, log
+        self.seconds = 0.0
 
-    def turn(self, steps: int) -> tuple[int, float]:
-        """Let it train so many steps more; (non-padding tokens of these steps, seconds)."""
-        before = self._lines()
+    def turn(self, steps: int) -> None:
+        """Let it train so many steps more."""
+        wanted = len(self.lines()) + steps
         began = time.perf_counter()
         self._process.send_signal(signal.SIGCONT)
-        while self._count() < len(before) + steps:
-            assert self._process.poll() is None, f"train.py ended: {self._log.with_suffix('.txt').read_text()[-500:]}"
+        while self._count() < wanted:
+            said = self._log.with_suffix(".txt")
+            assert self._process.poll() is None, f"{said.stem} ended: {said.read_text()[-500:]}"
             time.sleep(LOOK_SECONDS)
         self._process.send_signal(signal.SIGSTOP)
-        seconds = time.perf_counter() - began
-        return self._lines()[-1]["tokens"] - (before[-1]["tokens"] if before else 0), seconds
+        self.seconds += time.perf_counter() - began
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Its log: a line a step."""
+        text = self._log.read_text() if self._log.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def _count(self) -> int:
         return self._log.read_bytes().count(b"\n") if self._log.exists() else 0
-
-    def _lines(self) -> list[dict[str, Any]]:
-        text = self._log.read_text() if self._log.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 @contextmanager
@@ -70,26 +74,40 @@ def running(script: Path, cwd: Path) -> Iterator[Script]:
     try:
         made = Script(process, log)
         made.turn(WARM_STEPS)
+        made.seconds = 0.0
         yield made
     finally:
         process.kill()
         process.wait()
 
 
-def compared(bench: Bench, request: RunBlock, script: Path, cwd: Path, lock_fd: int | None) -> dict[str, float]:
-    """Non-padding tokens/s of the trial's child and of the script, in turns."""
+def compared(
+    bench: Bench, request: RunBlock, scripts: Mapping[str, Path], cwd: Path, lock_fd: int | None
+) -> dict[str, dict[str, float]]:
+    """Non-padding tokens/s of the trial's child (`recommended`) and of each script by name, and first steps' losses.
+
+    One of the scripts is train.py.
+    """
     timing = request.candidate.timing
     assert timing is not None
     passes = max(1, round(TURNS / timing.steps))
-    tokens, seconds = 0, 0.0
-    with running(script, cwd) as process, bench.sandbox.started(request, lock_fd) as child:
+    with ExitStack() as stack, bench.sandbox.started(request, lock_fd) as child:
+        processes = {name: stack.enter_context(running(script, cwd)) for name, script in scripts.items()}
         ending = child.until_paused(LIMIT, lambda: False)
         for turn in range(1, TURNS + 1):
             assert ending is None, ending
-            more = process.turn(1)
-            tokens, seconds = tokens + more[0], seconds + more[1]
+            for process in processes.values():
+                process.turn(1)
             child.order(Turn(passes=passes * turn / TURNS, last=turn == TURNS))
             ending = child.until_paused(LIMIT, lambda: False)
+        lines = {name: process.lines() for name, process in processes.items()}
     assert ending is not None and isinstance(ending.last, Result) and ending.last.block and ending.last.block.timing
     ours = sum(one.seconds for one in ending.last.block.slices)
-    return {"recommended": passes * ending.last.block.timing.tokens / ours, "train.py": tokens / seconds}
+    tokens = lines[TRAIN][WARM_STEPS + TURNS - 1]["tokens"] - lines[TRAIN][WARM_STEPS - 1]["tokens"]
+    return {
+        "tokens_per_second": {
+            "recommended": passes * ending.last.block.timing.tokens / ours,
+            **{name: tokens / process.seconds for name, process in processes.items()},
+        },
+        "first_loss": {name: one[0]["loss"] for name, one in lines.items()},
+    }
