@@ -133,7 +133,7 @@ class Task(Base):
     result: Mapped[dict[str, Any] | None]
     outcome: Mapped[Outcome | None]
     error: Mapped[str | None] = mapped_column(Text)
-    log: Mapped[str | None] = mapped_column(Text)
+    log: Mapped[str | None] = mapped_column(Text, deferred=True)  # long, and read of one task only
     progress: Mapped[str | None] = mapped_column(String(200))
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     deaths: Mapped[int] = mapped_column(Integer, default=0)

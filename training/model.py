@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,15 @@ def build_model(source: str | Path, tokenizer: Any, samples: list[Sample], devic
 
 
 def before_loading(recipe: Recipe) -> None:
-    """Set the precision of float32 matmuls, and apply the levers that have to act before the model is loaded."""
+    """Set the precision of float32 matmuls, and apply the levers that have to act before the model is loaded.
+
+    On a CPU, oneDNN and torch's layer over it each keep 1,024 kernels for the shapes that they met with 16 bits, unless
+    they are told otherwise before their first call. Batches of many lengths bring new shapes for hours, and between so
+    many small blocks that stay, the memory of large ones falls to pieces. 128 serve all layers of a micro batch.
+    https://uxlfoundation.github.io/oneDNN/dev_guide_primitive_cache.html, pytorch issue 29893
+    """
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(cache, "128")
     if recipe.matmul != "highest":
         torch.set_float32_matmul_precision(recipe.matmul)
     for choice in recipe.before_loading:

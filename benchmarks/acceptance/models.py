@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.acceptance.place import ROOT, Place
+from service.contract.measurement import Measurement
 
 EXAMPLE = ROOT / "examples" / "llama-13m"
 IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -41,6 +42,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": LLAMA
     | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "tie_word_embeddings": False},
 }
+# FLOP a matmul's parameter and token: forward, and backward to the input, and without an adapter to the weights too.
+TRAINED = {"full": 6, "lora": 4, "qlora": 4}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 # For `python -c`: drawn where it is fast, kept as a checkpoint keeps it, so that loading is as a user's.
 DRAW = (
@@ -131,3 +134,21 @@ def varying(place: Place, folder: Path, rng: random.Random) -> list[dict[str, An
 def longest(place: Place, folder: Path, rng: random.Random) -> list[dict[str, Any]]:
     """Source code that fills rows of 4,096 tokens."""
     return [{"text": _functions(folder, rng, place.pick(24_000, 1200))} for _ in range(place.pick(500, 96))]
+
+
+def flops_a_token(place: Place, name: str, method: str, task: str, measured: Measurement) -> float:
+    """FLOP that training takes for a token: of the matmuls, the embedding left out, and of attention's products.
+
+    As in PaLM's MFU (Chowdhery et al. 2022, appendix B), with the mean length of the rows, of which a token of a causal
+    model sees half. What is computed again is not counted.
+    """
+    shape = json.loads((place.home / "models" / name / "config.json").read_text())
+    hidden, layers, heads = shape["hidden_size"], shape["num_hidden_layers"], shape["num_attention_heads"]
+    causal = task == "causal-lm"
+    keys = hidden // heads * shape.get("num_key_value_heads", heads)
+    matrices = 3 if shape["model_type"] == "llama" else 2  # of an MLP
+    matmuls = layers * (2 * hidden * (hidden + keys) + matrices * hidden * shape["intermediate_size"])
+    matmuls += hidden * shape["vocab_size"] if task != "sequence-classification" else 0
+    facts = measured.dataset
+    length = facts.tokens / facts.rows if facts is not None and facts.rows else 0.0
+    return float(TRAINED[method] * matmuls + 12 * layers * hidden * length * (0.5 if causal else 1.0))

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from benchmarks.acceptance.models import data, model
+from benchmarks.acceptance.models import data, flops_a_token, model
 from benchmarks.acceptance.place import Part, Place, Step, against
 from benchmarks.store import Row
 from service.contract.recommendation import Recommendation
 
 MOST_MINUTES = 7.5
 OUTSIDE_SECONDS = 60  # starting, ending and a first tokenising are not in a job's minutes
-TRAINED_FLOPS = {"full": 6, "lora": 4, "qlora": 4}  # FLOP a parameter and token: no weight gradients under an adapter
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def tuned(place: Place, job: Job) -> Row:
             "tokens_per_second": one.evidence.tokens_per_second,
             "levers": one.configuration.levers,
             "micro_batch_size": one.configuration.micro_batch_size,
-            "flops_a_token": TRAINED_FLOPS[name] * (one.evidence.measurement.parameters or 0),
+            "flops_a_token": flops_a_token(place, job.model, name, job.task, one.evidence.measurement),
             "stable": one.stability.stable,
         }
         for name, one in (best.methods or {best.configuration.method: best}).items()
@@ -125,9 +124,9 @@ def lines_of(place: Place, job: Job, row: Row) -> list[str]:
     if row["stable"] is not True:
         lines.append(f"{job.name}: NOT SEEN STABLE: {row['statement'][:100]}")
     for name, one in row["methods"].items():
-        factor, rate = TRAINED_FLOPS[name], one["tokens_per_second"] * one["flops_a_token"]
+        rate = one["tokens_per_second"] * one["flops_a_token"]
         shares = ", ".join(f"{rate / peak:.0%} of the {kind} peak" for kind, peak in place.peak_flops().items())
-        mfu = f", MFU ({factor}N) {shares}" if shares else ""
+        mfu = f", MFU {shares}" if shares else ""
         lines.append(f"{job.name} {name}: {one['tokens_per_second']:,.0f} tokens/s{mfu}")
     if job.tokens:
         lines.append(against(row["methods"].get("lora", row)["tokens_per_second"], job.tokens, f"{job.name}: tokens/s"))

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from benchmarks.acceptance.conformance import FILES
+from benchmarks.acceptance.models import SHAPES, flops_a_token
 from benchmarks.acceptance.place import Place
 from benchmarks.acceptance.tuning import BERT, EIGHT, ONE
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
+from service.contract.measurement import DatasetFacts
 from tests.conftest import ROOT
+from tests.factory import configuration, measured
 
 # The other two parts of whole jobs differ from tune-bert in what they submit only, which has a test of its own.
 PARTS = ("facts", "peak", "lora-kernels", "attention", "conformance", "overhead", "memory", "tune-bert", "seed-tables")
@@ -74,6 +77,20 @@ def test_the_larger_jobs_are_valid(home: Path, facts: Callable[..., HardwareFact
     for job in (*BERT, ONE, EIGHT):
         spec = JobSpec.model_validate(job.body(place))
         assert Path(spec.model.source, "config.json").is_file() and Path(spec.dataset.source).stat().st_size > 1000
+
+
+def test_flops_leave_the_embedding_out_and_count_attention(home: Path, facts: Callable[..., HardwareFacts]) -> None:
+    place = Place(facts(), home, False, time.monotonic())
+    folder = home / "models" / "llama-8b"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(SHAPES["llama-8b"]))
+    rows = DatasetFacts.model_construct(rows=10, tokens=40_960)
+    measurement = measured(configuration()).model_copy(update={"dataset": rows})
+    matmuls = 8_030_261_248 - 128_256 * 4096 - (2 * 32 + 1) * 4096  # of Llama 3 8B, without its embedding and norms
+    attention = 2 * 2 * 4096 * 4096 / 2 * 32  # two products, a multiplication and an addition, half of the row
+    found = flops_a_token(place, "llama-8b", "lora", "causal-lm", measurement)
+    assert found == pytest.approx(4 * matmuls + 3 * attention)
+    assert flops_a_token(place, "llama-8b", "full", "causal-lm", measurement) - found == pytest.approx(2 * matmuls)
 
 
 def test_the_conformance_part_names_files_that_exist() -> None:

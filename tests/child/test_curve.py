@@ -80,6 +80,13 @@ def test_the_unit_is_whole_groups_of_steps_with_enough_samples_and_tokens(
     assert unit_size(job, facts) <= samples, "rows of one length need no whole groups"
 
 
+def test_a_unit_of_long_rows_is_one_step(spec: Callable[..., JobSpec]) -> None:
+    """An 8B job's 32 rows of 4,096 tokens take ten seconds a pass, which is enough to time."""
+    job = spec(training={"effective_batch_size": 32}, search={"verify": "standard"})
+    facts: Any = SimpleNamespace(rows=5000, tokens=5000 * 4000, longest=4096)
+    assert unit_size(job, facts) == 32
+
+
 @pytest.fixture
 def timing(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """(a curve of a real bundle whose probe ran 2 of the 8 that it predicts, the sizes whose worst case it runs)."""

@@ -84,7 +84,8 @@ def test_what_a_running_trial_prints_is_seen(
     job = queue.submit(spec())
 
     def log() -> str:
-        return next((task.log or "" for task in trials(engine, "running")), "")
+        with Session(engine) as session:
+            return session.scalar(select(Task.log).where(Task.kind == "trial", Task.state == "running")) or ""
 
     with control_plane(Settings(home=tmp_path / "plane", database_url=database_url)) as url:
         worker = start_worker(tmp_path, url, facts(), "talking")

@@ -24,6 +24,7 @@ from worker.devices import Device
 
 CHECK_SAMPLES = 8  # of the step that is compared with the baseline's
 UNIFORM = 0.9  # times the longest row: what rows have on average that count as uniform
+MOST_UNIFORM_TOKENS = 65_536  # of a unit of rows of one length: long rows would take a large model minutes a pass
 MOST_SAMPLES = 1024  # of a work unit, where the least number of steps does not ask for more
 # Relative differences between a trial's step 0 and the baseline's (of the loss, of the gradient norm) that rounding
 # explains: in fp32 throughout, and where either of the two rounds to fewer bits.
@@ -55,10 +56,14 @@ def unit_size(spec: JobSpec, facts: DatasetFacts) -> int:
     samples, the baseline was 1.5 times as fast under one seed as under another.
     """
     effective = spec.training.effective_batch_size or 64
-    # Where rows are about as long as each other, no batching groups them, and one step is like the next.
-    span = 1 if facts.tokens / facts.rows >= UNIFORM * facts.longest else GROUP_STEPS[spec.search.verify]
+    mean = facts.tokens / facts.rows
     least, tokens = (48, 10_000) if spec.search.verify == "quick" else (64, 48_000)
-    enough = min(MOST_SAMPLES, tokens * facts.rows // facts.tokens)
+    enough = min(MOST_SAMPLES, int(tokens / mean))
+    if mean >= UNIFORM * facts.longest:
+        # Rows are about as long as each other: no batching groups them, and one step is like the next under any seed.
+        samples = min(max(least, enough), int(MOST_UNIFORM_TOKENS / mean))
+        return effective * max(1, samples // effective)
+    span = GROUP_STEPS[spec.search.verify]
     wanted = max(span, -(-least // effective), enough // effective)
     return effective * span * -(-wanted // span)  # whole groups, so that what is timed is what runs
 
