@@ -36,9 +36,8 @@ RUNNING = Task.state == literal_column("'running'")
 # Statements are made once: to make one takes longer than SQLite takes to carry it out.
 JOB = select(Job).where(Job.id == bindparam("job"))
 LOCKED_JOB = JOB.with_for_update()
-FARTHEST_SECONDS = (
-    600.0  # no task waits and no lease lasts longer: a later time was written before the clock was set back
-)
+# No task waits and no lease lasts longer: a time further ahead was written before the clock was set back.
+FARTHEST_SECONDS = 600.0
 NOW: ColumnElement[float] = bindparam("now", type_=Float)
 # The condition that a task need not wait any longer after a worker's death.
 READY = or_(Task.not_before.is_(None), Task.not_before <= NOW, Task.not_before > NOW + FARTHEST_SECONDS)
