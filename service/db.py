@@ -34,6 +34,7 @@ PATIENCE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
 }
+IDLE_MILLISECONDS = 15_000  # of a transaction; ours compute nothing
 
 
 def connect(url: str) -> Engine:
@@ -45,7 +46,7 @@ def connect(url: str) -> Engine:
             return _sqlite(url)
         if kind == "postgresql":
             patience = {name: value for name, value in PATIENCE.items() if name not in parsed.query}
-            return create_engine(url, pool_pre_ping=True, connect_args=patience, **POOL)
+            return _postgresql(create_engine(url, pool_pre_ping=True, connect_args=patience, **POOL))
         problem = f"dynotune has no {kind}"
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError) as error:
         problem = str(error)
@@ -53,6 +54,17 @@ def connect(url: str) -> Engine:
         f"DYNOTUNE_DATABASE_URL is not a database URL that can be used ({problem}); "
         "it is sqlite:////folder/file.db or postgresql+psycopg://user:password@host/database"
     )
+
+
+def _postgresql(engine: Engine) -> Engine:
+    """Have the server end transactions whose client has fallen silent, or their locks would stop all others."""
+
+    @event.listens_for(engine, "connect")
+    def _set(connection: Any, _record: Any) -> None:
+        connection.execute(f"SET idle_in_transaction_session_timeout = {IDLE_MILLISECONDS}")
+        connection.commit()
+
+    return engine
 
 
 def _sqlite(url: str) -> Engine:

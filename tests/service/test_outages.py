@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
+from service import db
 from service.contract.states import TaskState
 from service.contract.task import TaskKind
 from service.models import Task
@@ -76,3 +77,18 @@ def test_a_clock_that_is_set_strands_no_task(
         assert session.scalars(select(Task.state)).one() is TaskState.queued
     now[0] -= 2 * seconds  # set again, while the task waits for its second attempt
     assert queue.claim("w", PLAN) is not None
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_transaction_whose_client_is_silent_stops_nobody(
+    database_url: str, spec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends it, as after a cut network, of which the server itself would hear nothing for two hours."""
+    monkeypatch.setattr(db, "IDLE_MILLISECONDS", 200)
+    silent, other = db.connect(database_url), db.connect(database_url)
+    with silent.connect() as connection:
+        connection.execute(text("LOCK TABLE jobs"))
+        assert Queue(other).submit(spec())
+        connection.invalidate()
+    for engine in (silent, other):
+        engine.dispose()
