@@ -26,7 +26,7 @@ from worker.runner import lease, loop, main
 from worker.runner.sandbox import Child
 from worker.runner.stay import Terms
 
-LEASE_SECONDS, RENEW_SECONDS, REAP_SECONDS = 1.5, 0.02, 0.2
+LEASE_SECONDS, RENEW_SECONDS, REAP_SECONDS = 3.0, 0.02, 0.2
 TRIALS = 6
 DEATHS = 2  # a third one would give the task up
 JOB = {
