@@ -25,8 +25,9 @@ from service.errors import Misconfigured, OtherVersion, Unavailable
 
 MIGRATIONS = Path(migrations.__file__).parent
 POOL = {"pool_size": 5, "max_overflow": 20}
-# Of connections to PostgreSQL, in seconds and, the last, in milliseconds: a network that swallows packets is noticed
-# within a lease, for which libpq would wait for two hours (https://www.postgresql.org/docs/current/libpq-connect.html).
+# Time-outs of connections to PostgreSQL, in seconds, the last in milliseconds. With libpq's own, a network that drops
+# packets goes unnoticed for two hours; with these it is noticed before a lease runs out.
+# https://www.postgresql.org/docs/current/libpq-connect.html
 PATIENCE = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -34,7 +35,7 @@ PATIENCE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
 }
-IDLE_MILLISECONDS = 15_000  # of a transaction; ours compute nothing
+IDLE_MILLISECONDS = 15_000  # between two statements of a transaction; ours compute nothing there
 
 
 def connect(url: str) -> Engine:
@@ -57,7 +58,10 @@ def connect(url: str) -> Engine:
 
 
 def _postgresql(engine: Engine) -> Engine:
-    """Have the server end transactions whose client has fallen silent, or their locks would stop all others."""
+    """Have the server end transactions whose client has fallen silent, or their locks would stop all others.
+
+    By a statement, as poolers such as PgBouncer refuse most parameters of a connection's start.
+    """
 
     @event.listens_for(engine, "connect")
     def _set(connection: Any, _record: Any) -> None:

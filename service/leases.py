@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from service.contract.states import TaskState
-from service.contract.task import Claim, TaskKind
+from service.contract.task import MOST_LEASE_SECONDS, Claim, TaskKind
 from service.counters import STALE_WRITES
 from service.enqueue import MET, hardware
 from service.errors import LeaseLost, NotFound
@@ -36,8 +36,9 @@ RUNNING = Task.state == literal_column("'running'")
 # Statements are made once: to make one takes longer than SQLite takes to carry it out.
 JOB = select(Job).where(Job.id == bindparam("job"))
 LOCKED_JOB = JOB.with_for_update()
-# No task waits and no lease lasts longer: a time further ahead was written before the clock was set back.
-FARTHEST_SECONDS = 600.0
+# Leases, and the pauses after a worker's death, end earlier: a time further ahead was written before the clock was set
+# back.
+FARTHEST_SECONDS = 2 * MOST_LEASE_SECONDS
 NOW: ColumnElement[float] = bindparam("now", type_=Float)
 # The condition that a task need not wait any longer after a worker's death.
 READY = or_(Task.not_before.is_(None), Task.not_before <= NOW, Task.not_before > NOW + FARTHEST_SECONDS)

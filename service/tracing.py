@@ -56,7 +56,8 @@ def start(role: str) -> None:
 
 
 def trace_requests(app: FastAPI) -> None:
-    """Make a span of every request to the app, if traces are sent."""
+    """Make a span of every request to the app where a collector is named; Misconfigured as `start`."""
+    start("control-plane")
     if _tracer is not None:
         from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
 

@@ -17,7 +17,6 @@ from sqlalchemy.orm import Session
 
 import worker.plan
 from service.contract.job import JobSpec
-from service.contract.states import JobStatus
 from service.db import connect
 from service.models import Job
 from service.queue import Queue
@@ -104,10 +103,7 @@ def _ended(url: str, job: str) -> bool:
     engine = connect(url)  # a connection must not live through a fork
     try:
         with Session(engine) as session:
-            return session.scalars(select(Job.status).where(Job.id == job)).one() not in (
-                JobStatus.queued,
-                JobStatus.running,
-            )
+            return session.scalars(select(Job.status).where(Job.id == job)).one().ended
     finally:
         engine.dispose()
 

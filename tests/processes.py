@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 
+from service.client import Client, Unreachable
 from service.contract.hardware import HardwareFacts
 from tests.conftest import ROOT
 
@@ -45,13 +48,46 @@ def start_worker(
         command += ["--entry", f"tests.stubs:{entry}"]
     if facts:
         file = folder / f"facts-{facts.device}-{facts.index}.json"
-        file.write_text(facts.model_dump_json())
+        written = facts.model_dump_json()
+        if not file.exists() or file.read_text() != written:  # a worker that was started before may be reading it
+            file.write_text(written)
         command += ["--facts", str(file)]
     environment = os.environ | {"DYNOTUNE_DATABASE_URL": url, "PYTHONPATH": str(ROOT), "DYNOTUNE_DATA_ROOTS": "/"}
     environment["DYNOTUNE_KEY"] = key
     output = (folder / "workers.log").open("ab")
     with output:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
+
+
+def free_port() -> int:
+    """A port of the loopback address on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def served(folder: Path, data_root: Path) -> Iterator[str]:
+    """`dynotune serve` without a worker, in a process of its own; its URL. It has to end in order."""
+    port = free_port()
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), "--no-worker"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_DATA_ROOTS": str(data_root)}
+    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            with Client(url) as client:
+                return client.workers() == ()
+        except Unreachable:
+            return False
+
+    try:
+        until(answers, 60, "the control plane")
+        yield url
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
 
 
 def ours(tmp_path: Path) -> list[psutil.Process]:

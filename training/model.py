@@ -32,12 +32,11 @@ def build_model(source: str | Path, tokenizer: Any, samples: list[Sample], devic
 
 
 def before_loading(recipe: Recipe) -> None:
-    """Set the precision of float32 matmuls, and apply the levers that have to act before the model is loaded.
+    """What has to be set before a model is loaded: the caches of a CPU's kernels, matmuls' precision, and some levers.
 
-    On a CPU, oneDNN and torch's layer over it each keep 1,024 kernels for the shapes that they met with 16 bits, unless
-    they are told otherwise before their first call. Batches of many lengths bring new shapes for hours, and between so
-    many small blocks that stay, the memory of large ones falls to pieces. 128 serve all layers of a micro batch.
-    https://uxlfoundation.github.io/oneDNN/dev_guide_primitive_cache.html, pytorch issue 29893
+    oneDNN, and torch's layer over it, each keep the kernels of the last 1,024 shapes that they met in 16 bits. Batches
+    of many lengths bring new shapes at every step, and what is kept fragments the heap: a run takes twice the memory.
+    128 serve all layers of a micro batch (oneDNN's developer guide, "Primitive Cache"; pytorch issue 29893).
     """
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(cache, "128")

@@ -16,7 +16,7 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
-from service import logs, tracing
+from service import logs
 from service.access import has_admin
 from service.api import create_app
 from service.api.connections import PatientProtocol
@@ -137,7 +137,6 @@ class Supervisor:
 @contextlib.contextmanager
 def control_plane(settings: Settings) -> Iterator[str]:
     """Run the API in a thread, on a free port of the loopback address; yields its URL."""
-    tracing.start("control-plane")
     upgrade(settings.database_url)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -186,7 +185,6 @@ def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
     upgrade(settings.database_url)
     _must_have_a_key(settings, host)
     logs.show(settings.log, settings.log_level)
-    tracing.start("control-plane")
     # uvicorn raises the signal again after its own shutdown; sys.exit then runs the `finally` that ends the worker.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from service.client import Client
 
 LOOK_SECONDS = 1.0  # between two looks; a worker hands on what is printed every two seconds
-MARK_CHARACTERS = 200  # of the end of what was seen, by which it is found in what is kept later
+MARK_CHARACTERS = 200  # that were printed last: what follows them in the next answer is new
 
 
 def show(client: Client, trial_id: str, follow: bool) -> None:

@@ -52,7 +52,7 @@ class Renewal(Contract):
 
     claim: Claim
     progress: str | None
-    log: str | None = None
+    log: str | None
 
 
 class RenewalAnswer(Contract):

@@ -17,6 +17,7 @@ from service.contract.measurement import Measurement, MemoryLine
 from service.contract.states import JobPhase, Origin
 
 LEASE_SECONDS = 30.0  # without a renewal, after which a task is given to another worker
+MOST_LEASE_SECONDS = 300.0  # that a worker may ask for
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up
 # Seconds that the slowest candidate of a block is timed at least, in passes over the work unit, and these at most.
 LEAST_BLOCK_SECONDS, MOST_BLOCK_PASSES = 10.0, 5

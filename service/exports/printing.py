@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,11 +43,29 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Definition:
-    """A top-level function, class or constant: its text, and the names that it uses."""
+    """A top-level function, class or constant: the names that it binds, its text, and the names that it uses."""
 
+    names: tuple[str, ...]
     text: str
     uses: frozenset[str]
     is_value: bool
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Values of the recipe's fields. Two are equal when their texts are: a value need not be hashable."""
+
+    text: str
+    fields: Mapping[str, Any] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module's text specialised for a recipe: its imports, what it defines, and the fields that it still mentions."""
+
+    imports: tuple[str, ...]
+    definitions: tuple[Definition, ...]
+    constants: Mapping[str, Any]
 
 
 def fields_of(recommendation: Recommendation, levers: Mapping[str, str], micro_batch_size: int) -> dict[str, Any]:
@@ -81,23 +100,19 @@ def script(
     Of names that several modules define the last module's counts. `values` are the texts of values by name, in place of
     those that the modules have for them.
     """
-    specialiser = Specialiser({"recipe": SimpleNamespace(**fields)}, {})
     imports: list[str] = []
+    constants_of: dict[str, Any] = {}
     definitions: dict[str, Definition] = {}
     for name in (source for module in modules for source in _files(module, fields)):
-        tree = parsed(_source(name)).visit(specialiser)
-        for statement in tree.body[1:]:  # the first is the docstring
-            text = tree.code_for_node(statement).strip()
-            node = ast.parse(text).body[0]
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                imports += [] if _is_ours(node) else [text]
-            uses = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name))
-            is_value, names = isinstance(node, ast.Assign | ast.AnnAssign), _bound(node)
-            if values and names and names[0] in values:
-                text = f"{names[0]} = {values[names[0]]}"
-            definitions |= dict.fromkeys(names, Definition(text, uses, is_value))
+        made = _module(_source(name), fields)
+        imports += made.imports
+        constants_of |= made.constants
+        for one in made.definitions:
+            if values and one.names and one.names[0] in values:
+                one = replace(one, text=f"{one.names[0]} = {values[one.names[0]]}")
+            definitions |= dict.fromkeys(one.names, one)
     used = _reached({name: one.uses for name, one in definitions.items()}, {"main", "TrainingError"})
-    constants = [f"{name} = {value!r}" for name, value in sorted(specialiser.constants.items()) if name in used]
+    constants = [f"{name} = {value!r}" for name, value in sorted(constants_of.items()) if name in used]
     wanted = [one for name, one in definitions.items() if name in used]
     made_of_code = {name for name, one in definitions.items() if one.text.startswith(("def ", "class ", "@"))}
     first = [one.text for one in wanted if one.is_value and not one.uses & made_of_code]
@@ -106,6 +121,30 @@ def script(
     while body != before:
         body, before = tidied(inlined(body)), body
     return formatted("\n".join([quoted(head), FUTURE, *dict.fromkeys(imports), *body, GUARD.replace("<FILE>", file)]))
+
+
+def _module(source: str, fields: Mapping[str, Any]) -> Module:
+    """The module's text specialised for a recipe; made once for all recipes whose fields that it names are the same."""
+    named = set(re.findall(r"\w+", source))
+    mine = {name: value for name, value in fields.items() if name in named}
+    return _specialised(source, Decided(repr(mine), mine))
+
+
+@lru_cache(maxsize=1024)
+def _specialised(source: str, decided: Decided) -> Module:
+    specialiser = Specialiser({"recipe": SimpleNamespace(**decided.fields)}, {})
+    tree = parsed(source).visit(specialiser)
+    imports: list[str] = []
+    definitions: list[Definition] = []
+    for statement in tree.body[1:]:  # the first is the docstring
+        text = tree.code_for_node(statement).strip()
+        node = ast.parse(text).body[0]
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports += [] if _is_ours(node) else [text]
+        uses = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name))
+        is_value = isinstance(node, ast.Assign | ast.AnnAssign)
+        definitions.append(Definition(tuple(_bound(node)), text, uses, is_value))
+    return Module(tuple(imports), tuple(definitions), specialiser.constants)
 
 
 def _files(module: str, fields: dict[str, Any]) -> list[str]:

@@ -83,8 +83,8 @@ def packages() -> dict[str, list[str]]:
     needs += [(f"{lever.name}={choice.name}", choice.needs) for lever in LEVERS.values() for choice in lever.choices]
     for name, wanted in needs:
         for need in wanted:
-            if need.package:
-                found.setdefault(need.package, []).append(name)
+            for one in need.packages:
+                found.setdefault(one, []).append(name)
     return found
 
 

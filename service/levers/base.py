@@ -17,14 +17,14 @@ Stage = Literal[
 class Need:
     """Something that the worker must have; `sentence` says what is missing and what to do about it.
 
-    A soft need only keeps a choice out of the search: asked for by name, the choice still runs. `package` names the
-    Python package that the need is about, `device` the only kind of device that can ever meet it.
+    A soft need only keeps a choice out of the search: asked for by name, the choice still runs. `packages` names the
+    Python packages of which one meets the need, `device` the only kind of device that can ever meet it.
     """
 
     met: Callable[[HardwareFacts], bool]
     sentence: str
     soft: bool = False
-    package: str | None = None
+    packages: tuple[str, ...] = ()
     device: str | None = None
 
 
@@ -229,7 +229,8 @@ def host(why: str) -> Need:
 def package(name: str, why: str, instead: str | None = None) -> Need:
     """A package that imports on the worker; another one will do in its place where `instead` names it."""
     sentence = f"needs {name} ({why}): pip install {name}{f' or {instead}' if instead else ''} on the worker"
-    return Need(lambda facts: facts.has(name) or (instead is not None and facts.has(instead)), sentence, package=name)
+    names = (name, instead) if instead else (name,)
+    return Need(lambda facts: any(map(facts.has, names)), sentence, packages=names)
 
 
 def native_bf16() -> Need:

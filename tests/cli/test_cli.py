@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,10 +13,9 @@ from typing import Any
 import pytest
 
 from service.cli.jobfile import read_job
-from service.client import Client, Refused, Unreachable
-from tests import tiny
+from service.client import Client, Refused
+from tests import processes, tiny
 from tests.conftest import ROOT
-from tests.processes import until
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -36,28 +34,9 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
-    """`dynotune serve` without a worker, on a free port; its URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), "--no-worker"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_DATA_ROOTS": str(tmp_path)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        try:
-            with Client(url) as client:
-                return client.workers() == ()
-        except Unreachable:
-            return False
-
-    try:
-        until(answers, 60, "the control plane")
+    """The URL of a control plane without a worker."""
+    with processes.served(tmp_path, tmp_path) as url:
         yield url
-    finally:
-        process.terminate()
-        assert process.wait(30) == 0
 
 
 def test_nobody_there_is_3(run: Run) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from pathlib import Path
 from service.client import Client, Unreachable
 from service.contract.hardware import HardwareFacts
 from tests.conftest import ROOT
-from tests.processes import until
+from tests.processes import free_port, until
 
 
 def serve(folder: Path, port: int, *worker: str) -> subprocess.Popen[bytes]:
@@ -29,12 +28,6 @@ main()
     output = (folder / "output").open("w")
     with output:
         return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=environment, stderr=output)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_worker_that_was_killed_is_started_again(tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:

@@ -1,6 +1,6 @@
 """A worker dies after a claim, in the middle of a trial, before and after a commit, in its heartbeat, in its plan.
 
-One death a point here, 20 on both databases under `make chaos`. No result is lost, and none counts twice.
+One job a point here, and 20 of them on both databases under `make chaos`. No result is lost, and none counts twice.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
 import sys
 import threading
@@ -16,10 +14,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from service import tracing
-from service.client import Client, Unreachable
+from service.client import Client
 from service.errors import Misconfigured
 from tests.conftest import ROOT
-from tests.processes import start_worker, until
+from tests.processes import served, start_worker, until
 
 Span = tuple[str, str, dict[str, str]]  # service, name, attributes
 
@@ -66,42 +64,24 @@ def test_requests_and_tasks_are_spans(
     collector: Collector, tmp_path: Path, facts: Callable[..., Any], job: Callable[..., Any]
 ) -> None:
     """A worker's calls over HTTP belong to the trace of its task."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), "--no-worker"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_DATA_ROOTS": "/"}
-    serving = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
-    worker = None
-
-    def answers() -> bool:
+    with served(tmp_path, tmp_path) as url, Client(url) as client:
+        submitted = client.submit(job(dataset={"source": "org/data"}, model={"source": "org/model"}))
+        worker = start_worker(tmp_path, url, facts(), "quick")
         try:
-            with Client(url) as client:
-                return client.workers() == ()
-        except Unreachable:
-            return False
-
-    try:
-        until(answers, 60, "the control plane")
-        with Client(url) as client:
-            submitted = client.submit(job(dataset={"source": "org/data"}, model={"source": "org/model"}))
-            worker = start_worker(tmp_path, url, facts(), "quick")
             until(lambda: any(span[1] == "trial" for span in collector.spans), 60, "the span of a trial")
-        trial = next(span for span in collector.spans if span[1] == "trial")
-        assert trial[0] == "dynotune-worker" and trial[2]["dynotune.job"] == submitted
-        names = {(service, name) for service, name, _ in collector.spans}
-        assert ("dynotune-control-plane", "POST /v1/jobs") in names
+            trial = next(span for span in collector.spans if span[1] == "trial")
+            assert trial[0] == "dynotune-worker" and trial[2]["dynotune.job"] == submitted
+            names = {(service, name) for service, name, _ in collector.spans}
+            assert ("dynotune-control-plane", "POST /v1/jobs") in names
 
-        def told() -> bool:
-            inside = [one for one in collector.spans if one[2]["trace"] == trial[2]["trace"]]
-            return ("dynotune-control-plane", "POST /internal/v1/trial") in {one[:2] for one in inside}
+            def told() -> bool:
+                inside = [one for one in collector.spans if one[2]["trace"] == trial[2]["trace"]]
+                return ("dynotune-control-plane", "POST /internal/v1/trial") in {one[:2] for one in inside}
 
-        until(told, 30, "the request by which the trial was told, in the trial's trace")
-    finally:
-        for process in filter(None, (worker, serving)):
-            process.terminate()
-            assert process.wait(30) == 0
+            until(told, 30, "the request by which the trial was told, in the trial's trace")
+        finally:
+            worker.terminate()
+            assert worker.wait(30) == 0
 
 
 def test_a_process_without_a_collector_imports_nothing_of_it() -> None:

@@ -19,7 +19,7 @@ class Lease:
     what the task is doing and, where that is more than the last one had, what it has `printed`.
     """
 
-    def __init__(self, broker: Broker, claim: Claim, printed: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, broker: Broker, claim: Claim, printed: Callable[[], str]) -> None:
         self._broker, self._claim, self._printed = broker, claim, printed
         self._sent = ""  # of what was printed
         self._stop = threading.Event()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.contract.task import LEASE_SECONDS
+from service.contract.task import LEASE_SECONDS, MOST_LEASE_SECONDS
 from service.errors import DynotuneError, Misconfigured
 from worker.runner.stay import Stay, Terms, moment
 
@@ -44,7 +44,9 @@ def work(
     facts: Annotated[
         Path | None, typer.Option(help="Read the device's facts from this JSON file, not from the device.")
     ] = None,
-    lease: Annotated[float, typer.Option(min=1, max=300, help="Seconds of silence that lose a task.")] = LEASE_SECONDS,
+    lease: Annotated[
+        float, typer.Option(min=1, max=MOST_LEASE_SECONDS, help="Seconds of silence that lose a task.")
+    ] = LEASE_SECONDS,
     exit_when_idle: Annotated[
         float | None,
         typer.Option(min=0, metavar="[MINUTES]", help="End after so many minutes without a task; 5 if not said."),
