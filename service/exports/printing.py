@@ -101,18 +101,18 @@ def script(
     those that the modules have for them.
     """
     imports: list[str] = []
-    constants_of: dict[str, Any] = {}
+    mentioned: dict[str, Any] = {}
     definitions: dict[str, Definition] = {}
     for name in (source for module in modules for source in _files(module, fields)):
         made = _module(_source(name), fields)
         imports += made.imports
-        constants_of |= made.constants
+        mentioned |= made.constants
         for one in made.definitions:
             if values and one.names and one.names[0] in values:
                 one = replace(one, text=f"{one.names[0]} = {values[one.names[0]]}")
             definitions |= dict.fromkeys(one.names, one)
     used = _reached({name: one.uses for name, one in definitions.items()}, {"main", "TrainingError"})
-    constants = [f"{name} = {value!r}" for name, value in sorted(constants_of.items()) if name in used]
+    constants = [f"{name} = {value!r}" for name, value in sorted(mentioned.items()) if name in used]
     wanted = [one for name, one in definitions.items() if name in used]
     made_of_code = {name for name, one in definitions.items() if one.text.startswith(("def ", "class ", "@"))}
     first = [one.text for one in wanted if one.is_value and not one.uses & made_of_code]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,10 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
+from service.contract.measurement import Probe
+from service.contract.states import ProbePhase
 from tests.child import tiny
 from training.errors import TrainingError
-from worker.child import soak
+from worker.child import probe, soak
 from worker.child.arrange import plan_of
+from worker.child.build import Bundle
 from worker.child.timing import Unit, time_unit
 from worker.child.warmup import warm
 from worker.devices import discover, open_device
@@ -164,6 +169,52 @@ def test_a_soak_whose_memory_is_ever_full_does_not_pass(unit: Make, running: Any
     ever_larger(made)
     with pytest.raises(TrainingError, match="two steps running"):
         soak.soak(made.bundle, 4, 40, 0, 4, 600.0)
+
+
+@pytest.mark.parametrize(("batching", "mebibytes"), [("packed", 120), ("padded", 300)])
+def test_the_probe_finds_what_a_caching_allocator_holds(
+    llama: Path, functions: Path, batching: str, mebibytes: int
+) -> None:
+    """At most two samples below the truth, although segments are coarse beside so little memory; never above it."""
+    job = tiny.job(llama, functions, max_length=96, training={"effective_batch_size": 64})
+
+    @contextlib.contextmanager
+    def child() -> Iterator[Bundle]:
+        device = Simulated(world=SLOW)
+        device.limit(mebibytes * MIB)
+        try:
+            yield tiny.bundle(job, "lora", device, 64, batching=batching)
+        finally:
+            device.close()
+
+    probes: list[Probe] = []
+    begun: list[int] = []
+
+    def tell(message: ChildMessage) -> None:
+        if isinstance(message, ProbeStarted):
+            begun.append(message.micro_batch_size)
+        elif isinstance(message, ProbeDone):
+            probes.append(message.probe)
+
+    found = None
+    while found is None:  # a child that runs out of memory is followed by another, which knows its probes
+        with child() as bundle:
+            try:
+                found = probe.largest(bundle, tell, known=probe.Known(tuple(probes)))
+            except torch.OutOfMemoryError:
+                probes.append(Probe(micro_batch_size=begun[-1], peak_bytes=None, phase=ProbePhase.training))
+    assert found.limited_by == "memory" and len(probes) <= probe.MOST_SIZES
+
+    def steps_held(size: int) -> bool:
+        with child() as bundle:
+            try:
+                for micro in (1, size, size, size):
+                    probe.full_step(bundle, micro)
+            except torch.OutOfMemoryError:
+                return False
+        return True
+
+    assert steps_held(found.largest) and not steps_held(found.largest + 3)
 
 
 def test_the_allocator_keeps_blocks_and_splits_them() -> None:
