@@ -6,6 +6,7 @@ Each job is tuned for two minutes. Then the recommendation's trial and its scrip
 on text, `trl` take turns of a step on the same samples (benchmarks/script_turns.py). A script should reach the trial's
 tokens/s within 10%, or what its file foretells of what it cannot say. Its first step's loss is that of train.py within
 1e-3, which is the trial's (tests/exports/test_train_py.py).
+
 TRL is in the environment that `make test-exports` builds: run this with its Python.
 """
 
@@ -85,9 +86,9 @@ def recommended(name: str, home: Path) -> Recommendation:
 
 
 def judged(script: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """A script's row, with whether it is as fast as foretold and starts from the same loss as the trial's script."""
+    """A script's row, with whether it is as fast as foretold and starts from the same loss as `ours`, train.py's row."""
     away = max(abs(a / b - 1) for a, b in zip(script["first_loss"], ours["first_loss"], strict=True))
-    kept = script["median"] >= (1 - WITHIN) * min(1.0, script["foretold"])
+    kept = script["median"] >= (1 - WITHIN) * script["foretold"]
     return script | {"first_loss_away": away, "as_foretold": kept, "same_loss": away <= SAME_LOSS}
 
 
