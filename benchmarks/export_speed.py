@@ -86,7 +86,7 @@ def recommended(name: str, home: Path) -> Recommendation:
 
 
 def judged(script: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """A script's row, with whether it is as fast as foretold and starts from the same loss as `ours`, train.py's row."""
+    """A script's row, with whether it is as fast as foretold and starts from the loss of `ours`, train.py's row."""
     away = max(abs(a / b - 1) for a, b in zip(script["first_loss"], ours["first_loss"], strict=True))
     kept = script["median"] >= (1 - WITHIN) * script["foretold"]
     return script | {"first_loss_away": away, "as_foretold": kept, "same_loss": away <= SAME_LOSS}

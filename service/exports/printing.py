@@ -148,7 +148,7 @@ def _specialised(source: str, decided: Decided) -> Module:
 
 
 def _files(module: str, fields: dict[str, Any]) -> list[str]:
-    """The files behind an entry of MODULES: `tasks` is the recipe's task, `levers` are those of its chosen functions."""
+    """The files behind an entry of MODULES: `tasks` is the recipe's task, `levers` those of its chosen functions."""
     if module == "tasks":
         return [f"tasks/{fields['task'].replace('-', '_')}"]
     if module != "levers":
