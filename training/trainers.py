@@ -49,6 +49,31 @@ class Order(Sampler):  # type: ignore[misc]
         self.epoch = epoch
 
 
+class Measured:
+    """Makes a trainer take the samples in the measured order and the loss that was measured.
+
+    The loss of a step is divided by the number of its terms here: Trainer's own is a sum of means where a model takes
+    that number and does not use it, as BERT does. A trainer that orders the samples by itself gets no `order`.
+    """
+
+    accelerator: Any
+    order: Order | None
+    summed_loss: Callable[[Any, Any, Any], torch.Tensor]
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **more: Any
+    ) -> Any:
+        """The micro batch's share of the step's loss; in an evaluation what the trainer takes."""
+        if return_outputs or num_items_in_batch is None:
+            own = super().compute_loss  # type: ignore[misc]
+            return own(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **more)
+        return self.summed_loss(model, inputs, num_items_in_batch) * self.accelerator.num_processes
+
+    def _get_train_sampler(self, *data: Any) -> Any:
+        own = super()._get_train_sampler  # type: ignore[misc]
+        return own(*data) if self.order is None else self.order
+
+
 class Lines(TrainerCallback):  # type: ignore[misc]
     """Writes what the trainer logs to a file, a JSON line each."""
 

@@ -6,7 +6,6 @@ This file is not run itself: the export `trainer` prints it, with all functions 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,31 +17,13 @@ from training.model import build_model, compile_model
 from training.optimization import make_optimizer
 from training.recipe import Recipe, task_of
 from training.source import load_data
-from training.trainers import Lines, Order, arguments
+from training.trainers import Lines, Measured, Order, arguments
 
 ARGUMENTS: dict[str, Any] = {}  # of TrainingArguments; the export writes those of the recommendation
 
 
-class Arranged(Trainer):  # type: ignore[misc]
-    """Trainer that takes the samples in a given order, and divides a step's loss by the number of its terms.
-
-    Its own loss is a sum of means where a model takes the number of terms and does not use it, as BERT does.
-    """
-
-    order: Order
-    summed_loss: Callable[[Any, Any, Any], torch.Tensor]
-
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **more: Any
-    ) -> Any:
-        """The micro batch's share of the step's loss; in an evaluation what Trainer takes."""
-        if return_outputs or num_items_in_batch is None:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch, **more)
-        return self.summed_loss(model, inputs, num_items_in_batch) * self.accelerator.num_processes
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Order:
-        del train_dataset
-        return self.order
+class Arranged(Measured, Trainer):  # type: ignore[misc]
+    """Trainer with the measured order and loss."""
 
 
 def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:

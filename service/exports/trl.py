@@ -15,24 +15,21 @@ from service.exports.trainer import CODE, INSTEAD, in_code
 from service.exports.trainer import NEUTRAL as OF_TRAINER
 from service.exports.trainer import WORDS as TRAINER_WORDS
 from service.exports.trl_yaml import BF16_ADAPTERS, PACKING, ROW_BY_ROW, SHARED, size_of
-from service.exports.words import Target, Words, alike, cannot, nearest, says
+from service.exports.words import Target, Words, alike, nearest, says
 
-MASKED = nearest("sdpa with a mask, as TRL does not tell where the samples of padded rows end")
+UNPACKED = {"batching": ("padded", "sorted", "grouped", "token-budget")}
+MASKED = nearest("sdpa with a mask, as TRL does not tell where the samples of the rows end that it packs")
 WORDS: Words = {
     **TRAINER_WORDS,
-    "attention": {**TRAINER_WORDS["attention"], "varlen": MASKED},
-    "head": SHARED["head"],
-    "vocabulary": {
-        "as-is": says(),
-        **alike(cannot("TRL computes logits by a fused output layer of its own"), "multiple-8", "multiple-64"),
-    },
+    "attention": {**TRAINER_WORDS["attention"], "varlen": CODE.only(UNPACKED, MASKED)},
+    "head": alike(CODE, "logits", "chunked", "cut-cross-entropy", "liger"),
     "batching": {
         **alike(says(packing=False), "padded", "sorted", "grouped"),
         "token-budget": TRAINER_WORDS["batching"]["token-budget"],
         **alike(PACKING, "packed", "padding-free"),
         "packed-global": says(packing=True, packing_strategy="bfd").only({"attention": hf.FLASH}, ROW_BY_ROW),
     },
-    "padding": SHARED["padding"],
+    "padding": {**SHARED["padding"], "max": CODE.only(UNPACKED, SHARED["padding"]["max"])},
     "adapter": {
         **alike(CODE.only({"method": ("lora", "full")}, BF16_ADAPTERS), "as-asked", "attention-only", "rslora", "dora"),
         "base-dtype": CODE,
@@ -55,30 +52,29 @@ TARGET = Target(
     run="python trl_sft.py [--model M] [--data D] [--max-steps N] [--output DIR] [--resume] [--log FILE]",
     neutral=NEUTRAL,
     words=WORDS,
-    differs=("activation_checkpointing needs transformers 5.23 or newer",),
+    differs=(
+        "activation_checkpointing needs transformers 5.23 or newer",
+        "the loss is the measured one, so that its log has no entropy and token accuracy in training",
+    ),
 )
-REPLACED = {
-    "batching": {"token-budget": "sorted"},
-    "optimizer": INSTEAD["optimizer"],
-    "attention": {"varlen": "sdpa"},
-    "vocabulary": dict.fromkeys(("multiple-8", "multiple-64"), "as-is"),
-    "head": dict.fromkeys(("chunked", "cut-cross-entropy", "liger"), "logits"),
-}
+REPLACED = {"batching": {"token-budget": "sorted"}, "optimizer": INSTEAD["optimizer"]}
+WHERE_PACKED = {"attention": {"varlen": "sdpa"}, "padding": {"max": "longest"}}
 
 
 def write(recommendation: Recommendation) -> str:
     """The script; NotYet where TRL has nothing for the task."""
     if why := TARGET.refuses(recommendation):
         raise NotYet(why)
-    size = size_of(recommendation)
+    packed, size = was_packed(recommendation), size_of(recommendation)
     job = {
         **trainer_arguments(recommendation, size, between="no"),
         "max_length": spec_of(recommendation).dataset.max_length,
-        "dataset_kwargs": {"skip_prepare_dataset": not was_packed(recommendation)},
+        "dataset_kwargs": {"skip_prepare_dataset": not packed},
         "logging_nan_inf_filter": False,
         "report_to": "none",
     }
-    fields = fields_of(recommendation, in_code(TARGET, recommendation, REPLACED), size.micro)
+    levers = in_code(TARGET, recommendation, REPLACED | (WHERE_PACKED if packed else {}))
+    fields = fields_of(recommendation, levers, size.micro)
     values = {"ARGUMENTS": assigned([("the job", job), *by_lever(TARGET, recommendation)])}
     modules = (*MODULES, "trainers", "with_trl")
     return script(fields, head(TARGET, recommendation), "trl_sft.py", modules, values)

@@ -30,7 +30,7 @@ def kept(**options: Any) -> Word:
     return says(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False, **options})
 
 
-# The figure is of `python -m benchmarks.export_speed` (2026-11-23, benchmarks/results).
+# The figure is of `python -m benchmarks.export_speed` at commit b13c83d, where TRL's script had TRL's own loss.
 FUSED_HEAD = nearest(
     "TRL computes every loss with a fused output layer of its own, which never holds all logits, and entropy and "
     "accuracy beside it (on a CPU, a model of 13 million parameters trained with TRL at 0.55 of its speed)"

@@ -103,6 +103,8 @@ CASES: dict[str, dict[str, str]] = {
     "every second layer": {"method": "lora", "checkpointing": "every-2", "padding": "multiple-8"},
     "selective": {"method": "full", "checkpointing": "selective"},
     "bf16": {"method": "full", "precision": "bf16-mixed"},
+    "without a mask": {"method": "lora", "attention": "varlen", "batching": "grouped", "head": "chunked"},
+    "vocabulary": {"method": "full", "vocabulary": "multiple-64"},
 }
 
 
