@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -20,8 +20,8 @@ from service.contract.task import TaskKind, Wish
 from service.db import reading
 from service.enqueue import new_id, queue_estimate, queue_plan
 from service.errors import KeyReused, NotFound, NotYet, TooMany
-from service.leases import job_of
-from service.models import ApiKey, Delivery, Job, JobLabel, Submission, Task, Worker
+from service.leases import QUEUED, RUNNING, UNSYNCHRONISED, job_of
+from service.models import ApiKey, Delivery, Job, JobLabel, Need, Submission, Task, Worker
 from service.transactions import Transactions
 
 REMEMBERED_SECONDS = 24 * 3600.0  # for which a submission under an Idempotency-Key can be repeated
@@ -116,19 +116,30 @@ class Requests(Transactions):
             session.execute(delete(Job).where(Job.id == job_id))
 
     def prune(self, keep_seconds: float | None) -> int:
-        """Delete jobs that ended longer ago than that (None keeps all) and old estimates; how many jobs."""
+        """Delete jobs that ended longer ago than that (None keeps all), old estimates and the like; how many jobs."""
         with self.writing() as (session, now):
             session.execute(delete(Submission).where(Submission.created_at < now - REMEMBERED_SECONDS))
             answered = (Task.job_id.is_(None), Task.state.in_((TaskState.done, TaskState.cancelled)))
             session.execute(delete(Task).where(*answered, Task.created_at < now - ESTIMATES_SECONDS))
             told = (Delivery.due_at.is_(None), Delivery.created_at < now - MESSAGES_SECONDS)
             session.execute(delete(Delivery).where(*told))
+        self._forget_needs()
+        with self.writing() as (session, now):
             if keep_seconds is None:
                 return 0
             old = select(Job.id).where(Job.finished_at < now - keep_seconds).order_by(Job.finished_at).limit(100)
             gone = session.scalars(old).all()
             session.execute(delete(Job).where(Job.id.in_(gone)))
             return len(gone)
+
+    def _forget_needs(self) -> None:
+        """Delete what no open task needs: every claim looks at each need."""
+        with self.writing() as (session, _):
+            if self.engine.dialect.name == "postgresql":
+                # Waits for transactions that may queue a task of a need that is there already, and keeps others out.
+                session.execute(text("LOCK TABLE needs IN SHARE ROW EXCLUSIVE MODE"))
+            used = (select(Task.seq).where(Task.need == Need.key, state).exists() for state in (QUEUED, RUNNING))
+            session.execute(delete(Need).where(*(~one for one in used)).execution_options(**UNSYNCHRONISED))
 
     def drain(self, worker_id: str) -> None:
         """Have a worker take no further task, and end once its present one has ended; NotFound."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,12 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session
 
+from service import enqueue
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialClaim
 from service.errors import Drained, LeaseLost
-from service.models import Event, Job, JobLabel, Submission, Task
+from service.models import Event, Job, JobLabel, Need, Submission, Task
 from service.queue import Queue
 from tests.factory import configuration, measured
 from tests.service.test_api import run_trial, submit
@@ -152,6 +154,45 @@ def test_ended_jobs_are_kept_as_long_as_asked(api: TestClient, queue: Queue, eng
     assert queue.prune(None) == 0
     assert queue.prune(2 * 86400.0) == 1
     assert {one["id"] for one in api.get("/v1/jobs").json()["items"]} == {new, still_open}
+
+
+def test_what_no_open_task_needs_is_forgotten(queue: Queue, engine: Engine, job: Make, facts: Facts) -> None:
+    """A job waits, one was begun on a worker's hardware, and one was cancelled; each needed another memory."""
+    waits, begun, cancelled = (
+        queue.submit(JobSpec.model_validate(job(hardware={"memory_gib": gib}))) for gib in (3.0, 2.0, 5.0)
+    )
+    queue.cancel(cancelled)
+    queue.register("small", 1, facts(memory_bytes=2 << 30))
+    claim = queue.claim("small", PLANS)
+    assert isinstance(claim, PlanClaim) and claim.job_id == begun
+    queue.prune(None)
+    with Session(engine) as session:
+        left = session.execute(select(Need.bytes, Need.fingerprint)).all()
+    assert sorted(one.bytes / 2**30 for one in left) == [2.0, 3.0]
+    queue.release(claim)
+    queue.register("large", 2, facts(memory_bytes=4 << 30))
+    others = queue.claim("small", PLANS), queue.claim("large", PLANS)
+    assert [one.job_id for one in others if isinstance(one, PlanClaim)] == [begun, waits]
+
+
+def test_a_need_is_kept_for_a_submission_under_way(
+    queue: Queue, job: Make, facts: Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pruning comes when the submission has found the row of its need, and has not yet queued its task."""
+    spec = JobSpec.model_validate(job())
+    queue.cancel(queue.submit(spec))  # the row of what it needed stays until it is pruned
+    pruning = threading.Thread(target=lambda: queue.prune(None))
+
+    def late(*of_task: Any, plain: Any = enqueue._queue, **more: Any) -> Any:
+        pruning.start()
+        pruning.join(0.3)  # without the submission's task it would be over by now
+        return plain(*of_task, **more)
+
+    monkeypatch.setattr(enqueue, "_queue", late)
+    queue.submit(spec)
+    pruning.join()
+    queue.register("w", 1, facts())
+    assert queue.claim("w", PLANS) is not None
 
 
 def test_a_job_is_submitted_again_with_changes(api: TestClient, job: Make) -> None:
