@@ -23,6 +23,9 @@ _numbers = itertools.count()
 # Before torch is imported, here and in what the tests start: threads that wait must not use the cores that others need.
 # It is what a worker sets for its trials, and most of the time that the tests of training would take.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# The tests' own tensors are tiny: two threads take longer for them than one, and each core has a pytest process.
+# Trials and exported scripts set their number of threads themselves.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

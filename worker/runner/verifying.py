@@ -53,7 +53,7 @@ class Verifier:
     def run(self) -> Verification | None:
         """Run the blocks and soaks; the verification, or None when `ended` stopped it."""
         try:
-            self._run_blocks()
+            self.run_blocks()
             self._hold_fastest()
             for reserve in self._request.reserves:
                 if self._held() or self._left() <= 0:
@@ -63,9 +63,9 @@ class Verifier:
                 self._hold_fastest()
         except _Ended:
             return None
-        return self._judged().model_copy(update={"seconds": time.monotonic() - self._started})
+        return self.judged().model_copy(update={"seconds": time.monotonic() - self._started})
 
-    def _run_blocks(self) -> None:
+    def run_blocks(self) -> None:
         """Run blocks until the order and the speed-up are settled, or the time that is left is the soak's.
 
         Finalists that are certainly slower than another are left out of further blocks.
@@ -147,7 +147,7 @@ class Verifier:
         request = self._request
         known = {one.configuration.key: one for one in (*request.finalists, *request.reserves)}
         known |= {request.baseline.configuration.key: request.baseline} if request.baseline else {}
-        while ranking := self._judged().ranking:
+        while ranking := self.judged().ranking:
             key = ranking[0]
             if isinstance(self._soaks.get(key), Soak):
                 return
@@ -169,14 +169,15 @@ class Verifier:
         for number in range(0, self._numbers, 2):
             self._add(lower, number)
 
-    def _judged(self) -> Verification:
+    def judged(self) -> Verification:
+        """What has run so far comes to."""
         from worker.plan.verdicts import judge  # imported here because worker.plan imports Optuna, which takes a second
 
         return judge(self._spec, self._request, tuple(self._blocks), self._soaks, self._proofs)
 
     def _held(self) -> bool:
         """Whether a candidate other than the baseline is stable."""
-        judged = self._judged()
+        judged = self.judged()
         return any(key != judged.baseline_key for key in judged.ranking)
 
     def _left(self) -> float:
