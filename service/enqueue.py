@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session
 from service.contract.estimate import EstimateRequest
 from service.contract.job import HardwareSpec
 from service.contract.task import TaskKind, TrialRequest, VerifyRequest
-from service.models import Base, Job, Need, Task, Worker
+from service.models import Base, Need, Task
+from service.rows import JobRow, WorkerRow
 
 URGENT, ORDINARY = 0, 1  # ranks of tasks: lower ones are claimed first
 PRIORITY_SECONDS = 3600.0  # of waiting that one step of priority is worth
@@ -38,12 +39,15 @@ def _insert_if_new(table: type[Base], dialect: str) -> Any:
     return insert(table.__table__).on_conflict_do_nothing()  # type: ignore[arg-type]
 
 
-def queue_plan(session: Session, job: Job, now: float) -> None:
+def queue_plan(session: Session, job: JobRow, now: float) -> None:
     """Queue a plan, unless the job has one that is queued or running; a running plan notices new history itself."""
-    _queue(session, TaskKind.plan, now, rank=URGENT, payload={}, **_of_job(session, job))
+    seen = {"base_version": job.history_version}
+    _queue(session, TaskKind.plan, now, rank=URGENT, payload={}, **seen, **_of_job(session, job))
 
 
-def queue_task(session: Session, job: Job, kind: TaskKind, request: TrialRequest | VerifyRequest, now: float) -> None:
+def queue_task(
+    session: Session, job: JobRow, kind: TaskKind, request: TrialRequest | VerifyRequest, now: float
+) -> None:
     """Queue a trial or a verification, unless the job has it already."""
     if isinstance(request, TrialRequest):
         named: dict[str, Any] = {"key": f"{request.configuration.key}-{request.origin}"[:32], "number": request.number}
@@ -67,12 +71,12 @@ def _queue(session: Session, kind: TaskKind, now: float, **values: Any) -> str:
     return task_id
 
 
-def _of_job(session: Session, job: Job) -> dict[str, Any]:
+def _of_job(session: Session, job: JobRow) -> dict[str, Any]:
     need = need_of(session, HardwareSpec.model_validate(job.spec["hardware"]), job.fingerprint)
     return {"job_id": job.id, "place": place(job), "need": need}
 
 
-def place(job: Job) -> float:
+def place(job: JobRow) -> float:
     """The job's place in the queue, as a time: lower ones are served first.
 
     A step of priority counts as an hour of waiting. So a job of high priority passes those of low priority that were
@@ -109,7 +113,7 @@ MET: tuple[ColumnElement[bool], ...] = (
 )
 
 
-def hardware(worker: Worker) -> dict[str, Any]:
+def hardware(worker: WorkerRow) -> dict[str, Any]:
     """The parameters of MET."""
     facts = worker.facts
     named = {"device": facts["device"], "device_name": facts["name"], "memory_bytes": float(facts["memory_bytes"])}

@@ -23,13 +23,14 @@ from service.contract.task import (
     VerifyRequest,
 )
 from service.leases import job_of
-from service.models import Job, Task, Worker
+from service.models import TASKS, Job, Task, Worker
 
 EARLIER_JOBS, EARLIER_TRIALS = 5, 60  # the last ones, which order the trials of a job on the same hardware
 # A job's finished trials, in the order in which they finished, and its finished verifications.
-ENDED = (Task.job_id == bindparam("job"), Task.state == TaskState.done)
-ENDED_TRIALS = select(Task).where(*ENDED, Task.kind == TaskKind.trial).order_by(Task.finish_order)
-ENDED_VERIFICATIONS = select(Task).where(*ENDED, Task.kind == TaskKind.verify)
+T = TASKS.c
+ENDED = select(T.payload, T.result).where(T.job_id == bindparam("job"), T.state == TaskState.done)
+ENDED_TRIALS = ENDED.where(T.kind == TaskKind.trial).order_by(T.finish_order)
+ENDED_VERIFICATIONS = ENDED.where(T.kind == TaskKind.verify)
 ALIVE_SECONDS = 30.0  # since its last sign of life, for which a worker counts as alive
 
 
@@ -65,36 +66,31 @@ class JobHistory:
 def load(session: Session, job_id: str) -> JobHistory:
     """The job's history as this transaction sees it; NotFound when there is no such job."""
     job = job_of(session, job_id, lock=False)
+    any_ended = job.history_version > 0
     return JobHistory(
         version=job.history_version,
         job_id=job_id,
         spec=JobSpec.model_validate(job.spec),
         facts=HardwareFacts.model_validate(job.facts) if job.facts else None,
-        trials=trials(session, job_id),
-        verifications=verifications(session, job_id),
+        trials=trials(session, job_id) if any_ended else (),
+        verifications=verifications(session, job_id) if any_ended else {},
         notes=tuple(job.notes or ()),
     )
 
 
 def trials(session: Session, job_id: str) -> tuple[TrialRecord, ...]:
     """The job's finished trials, in the order in which they finished."""
-    rows = session.scalars(ENDED_TRIALS, {"job": job_id})
     return tuple(
-        TrialRecord(
-            request=TrialRequest.model_validate(row.payload), measurement=Measurement.model_validate(row.result)
-        )
-        for row in rows
+        TrialRecord(request=TrialRequest.model_validate(payload), measurement=Measurement.model_validate(result))
+        for payload, result in session.execute(ENDED_TRIALS, {"job": job_id})
     )
 
 
 def verifications(session: Session, job_id: str) -> dict[str, Verification | None]:
     """The job's finished verifications by method; None for one that could not be carried out."""
-    rows = session.scalars(ENDED_VERIFICATIONS, {"job": job_id})
     return {
-        VerifyRequest.model_validate(row.payload).method: (
-            Verification.model_validate(row.result) if row.result else None
-        )
-        for row in rows
+        VerifyRequest.model_validate(payload).method: Verification.model_validate(result) if result else None
+        for payload, result in session.execute(ENDED_VERIFICATIONS, {"job": job_id})
     }
 
 

@@ -13,20 +13,21 @@ from service.contract.states import JobPhase, JobStatus, TaskState
 from service.contract.task import Wish
 from service.enqueue import need_of
 from service.errors import NotYet
-from service.leases import QUEUED, UNSYNCHRONISED
-from service.models import Job, Task, Worker
+from service.leases import QUEUED
+from service.models import TASKS
+from service.rows import JobRow, WorkerRow, change
 
-OF_JOB = update(Task).where(Task.job_id == bindparam("job")).execution_options(**UNSYNCHRONISED)
+OF_JOB = update(TASKS).where(TASKS.c.job_id == bindparam("job"))
 NEEDS = OF_JOB.values(need=bindparam("needed", type_=String))
 CANCEL = OF_JOB.where(QUEUED).values(state=TaskState.cancelled)
 
 
-def start(session: Session, job: Job, worker: Worker, now: float) -> None:
+def start(session: Session, job: JobRow, worker: WorkerRow, now: float) -> None:
     """Bind a queued job to the hardware of the worker that claims first: timings of two machines never mix."""
     if job.status is not JobStatus.queued:
         return
-    job.status, job.phase, job.started_at = JobStatus.running, JobPhase.baseline, now
-    job.fingerprint, job.facts = worker.fingerprint, worker.facts
+    here = {"fingerprint": worker.fingerprint, "facts": worker.facts}
+    change(session, job.id, status=JobStatus.running, phase=JobPhase.baseline, started_at=now, **here)
     need = need_of(session, HardwareSpec.model_validate(job.spec["hardware"]), worker.fingerprint)
     session.execute(NEEDS, {"job": job.id, "needed": need})
     events.append(session, job.id, "started", now, worker=worker.id, device=worker.facts["name"])
@@ -34,22 +35,23 @@ def start(session: Session, job: Job, worker: Worker, now: float) -> None:
 
 def end(
     session: Session,
-    job: Job,
+    job: JobRow,
     status: JobStatus,
     now: float,
     error: str | None = None,
     recommendation: dict[str, Any] | None = None,
     wish: Wish | None = None,
+    **told: Any,
 ) -> None:
-    """End a job with its last recommendation, and cancel its tasks that nobody has begun."""
-    job.status, job.phase, job.finished_at, job.error = status, JobPhase.done, now, error
-    job.recommendation, job.wish = recommendation, wish
+    """End a job with its last recommendation, and cancel its tasks that nobody has begun; `told` are other columns."""
+    ended = {"status": status, "phase": JobPhase.done, "finished_at": now, "error": error, "wish": wish}
+    change(session, job.id, recommendation=recommendation, **ended, **told)
     session.execute(CANCEL, {"job": job.id})
     events.append(session, job.id, status, now, error=error)
-    messages.announce(session, job, now)
+    messages.announce(session, job, status, error, now)
 
 
-def must_be_open(job: Job) -> None:
+def must_be_open(job: JobRow) -> None:
     """NotYet when the job has ended."""
     if job.status.ended:
         raise NotYet(f"Job {job.id} has already ended as {job.status}.")

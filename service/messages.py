@@ -9,8 +9,10 @@ from typing import Any
 from sqlalchemy import String, bindparam, or_, select
 from sqlalchemy.orm import Session
 
+from service.contract.states import JobStatus
 from service.enqueue import new_id
-from service.models import Delivery, Job, Webhook
+from service.models import Delivery, Webhook
+from service.rows import JobRow
 
 # Those that are told of an owner's jobs. Their rows are locked, so that none is deleted before its message is there.
 TOLD = (
@@ -20,14 +22,14 @@ TOLD = (
 )
 
 
-def announce(session: Session, job: Job, now: float) -> None:
-    """Write a message about the end of a job for every webhook whose owner sees the job."""
+def announce(session: Session, job: JobRow, status: JobStatus, error: str | None, now: float) -> None:
+    """Write a message for every webhook whose owner sees the job: it has ended in that status, with that error."""
     wanted = session.scalars(TOLD, {"owner": job.owner}).all()
     if not wanted:
         return
     labels = job.spec.get("labels") or {}
-    data = {"id": job.id, "name": job.name, "status": job.status, "error": job.error, "labels": labels}
-    session.add_all(message(webhook_id, f"job.{job.status}", data, now) for webhook_id in wanted)
+    data = {"id": job.id, "name": job.name, "status": status, "error": error, "labels": labels}
+    session.add_all(message(webhook_id, f"job.{status}", data, now) for webhook_id in wanted)
 
 
 def message(webhook_id: str, kind: str, data: dict[str, Any], now: float) -> Delivery:

@@ -5,9 +5,22 @@ States and kinds are stored by name, and read as members of their enums.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import JSON, Enum, Float, ForeignKey, Index, Integer, MetaData, String, Text, UniqueConstraint, text
+from sqlalchemy import (
+    JSON,
+    Enum,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from service.contract.measurement import Outcome
@@ -244,3 +257,7 @@ class Worker(Base):
     draining: Mapped[bool] = mapped_column(default=False)
     started_at: Mapped[float]
     seen_at: Mapped[float]
+
+
+# For statements that read or write columns and need no objects, which take a third of the time.
+JOBS, TASKS, WORKERS = cast("tuple[Table, Table, Table]", (Job.__table__, Task.__table__, Worker.__table__))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ColumnElement, bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from service import conclude, estimates, events, history, leases, lifecycle, logs
@@ -43,13 +43,16 @@ from service.enqueue import insert_if_new, queue_plan, queue_task
 from service.errors import Drained, LeaseLost, NotFound
 from service.history import JobHistory
 from service.leases import RUNNING, job_of
-from service.models import Job, Task, Worker
+from service.models import WORKERS, Task, Worker
 from service.requests import Requests
+from service.rows import TASK, WORKER, JobRow, TaskRow, WorkerRow, change, first
 from service.transactions import Made, Written
 
 FORGOTTEN_SECONDS = 24 * 3600.0
 log = logs.logger("dynotune.queue")
 MOST_RETRY_SECONDS = 60.0  # before a task is tried again after a worker's death
+SEEN = update(WORKERS).where(WORKERS.c.id == bindparam("worker"))
+BUSY_SEEN = update(WORKERS).where(WORKERS.c.task_id == bindparam("task"))
 
 
 class Queue(Requests):
@@ -80,20 +83,19 @@ class Queue(Requests):
     def claim(self, worker_id: str, kinds: tuple[TaskKind, ...]) -> Claim | None:
         """Lease the next task the worker's hardware can serve: plans first, then the first job's, then estimates."""
         with self.writing() as (session, now):
-            worker = session.get(Worker, worker_id)
+            worker = first(session, WorkerRow, WORKER, {"worker": worker_id})
             if worker is None:
                 return None
             if worker.draining:
                 raise Drained(f"Worker {worker_id} was told to end.")
             task = leases.take(session, worker, kinds, now, now + self._lease)
-            worker.seen_at, worker.task_id = now, task.id if task else None
-            worker.state = "busy" if task else "idle"
+            doing = {"state": "busy", "task_id": task.id} if task else {"state": "idle", "task_id": None}
+            session.execute(SEEN, {"worker": worker_id, "seen_at": now} | doing)
             if task is None:
                 return None
-            job = job_of(session, task.job_id) if task.job_id is not None else None
+            job = _job_of_task(session, task, lock=True)
             if job is not None:
                 lifecycle.start(session, job, worker, now)
-                task.base_version = job.history_version
             claimed = leases.claimed(task, job)
         claim = CLAIM.validate_python(claimed)
         if claim.kind is not TaskKind.estimate:
@@ -119,7 +121,7 @@ class Queue(Requests):
             if log is not None:
                 values["log"] = storable(log)
             leases.write(session, claim, values)
-            session.execute(update(Worker).where(Worker.task_id == claim.task_id).values(seen_at=now))
+            session.execute(BUSY_SEEN, {"task": claim.task_id, "seen_at": now})
             if claim.kind is TaskKind.estimate:
                 return None
             job = _job(session, claim, lock=False)
@@ -142,26 +144,25 @@ class Queue(Requests):
             nothing = conclude.nothing_stable(known) if best is None and decision.finish else None
             return best, decision.error or nothing, list(known.notes)
 
-        def write(session: Session, now: float, job: Job, made: tuple[Stored, str | None, list[str]]) -> None:
+        def write(session: Session, now: float, job: JobRow, made: tuple[Stored, str | None, list[str]]) -> None:
             best, error, notes = made
-            leases.write(session, claim, {"state": TaskState.done, "finished_at": now, "lease_until": None})
+            seen = leases.write(session, claim, {"state": TaskState.done, "finished_at": now, "lease_until": None})
             if job.status is not JobStatus.running:
                 return
-            seen = session.scalar(select(Task.base_version).where(Task.id == claim.task_id))
             stale = seen != job.history_version
             for request in decision.trials:
                 queue_task(session, job, TaskKind.trial, request, now)
             if decision.verify and not stale:
                 queue_task(session, job, TaskKind.verify, decision.verify, now)
-            job.phase, job.notes = decision.phase, notes
-            job.planned_trials = decision.planned_trials or job.planned_trials
+            told: dict[str, Any] = {"notes": notes, "planned_trials": decision.planned_trials or job.planned_trials}
             if stale:
+                change(session, job.id, phase=decision.phase, **told)
                 queue_plan(session, job, now)
             elif decision.finish:
                 status = JobStatus.failed if error else JobStatus.succeeded
-                lifecycle.end(session, job, status, now, error=error, recommendation=best)
+                lifecycle.end(session, job, status, now, error=error, recommendation=best, **told)
             else:
-                job.recommendation = best
+                change(session, job.id, phase=decision.phase, recommendation=best, **told)
 
         self._conclude_claim(claim.job_id, conclusion, write)
 
@@ -203,11 +204,8 @@ class Queue(Requests):
         with self.writing() as (session, now):
             session.execute(delete(Worker).where(Worker.seen_at < now - FORGOTTEN_SECONDS))
             expired = leases.expired(now)
-            tasks = session.scalars(select(Task).where(RUNNING, expired)).all()
-            jobs = {
-                job.id: job for job in session.scalars(select(Job).where(Job.id.in_({one.job_id for one in tasks})))
-            }
-            dead = [(leases.claimed(task, jobs.get(task.job_id or "")), task.deaths + 1) for task in tasks]
+            tasks = [TaskRow._make(row) for row in session.execute(TASK.where(RUNNING, expired))]
+            dead = [(leases.claimed(task, _job_of_task(session, task)), task.deaths + 1) for task in tasks]
         return sum(self._bury(claim, deaths, expired) for claim, deaths in map(_readable, dead) if claim is not None)
 
     # --- inside ---------------------------------------------------------------------------------------------
@@ -241,7 +239,7 @@ class Queue(Requests):
         self,
         job_id: str,
         make: Callable[[JobHistory], Made],
-        write: Callable[[Session, float, Job, Made], Written],
+        write: Callable[[Session, float, JobRow, Made], Written],
     ) -> Written:
         """Conclude a job whose task a worker holds; LeaseLost when the job was deleted meanwhile."""
         try:
@@ -264,7 +262,7 @@ class Queue(Requests):
             leases.write(session, claim, values | waits, expired)
 
     def _fail_job(self, claim: JobClaim, reason: str, values: dict[str, Any], *held: ColumnElement[bool]) -> None:
-        def write(session: Session, now: float, job: Job, best: Stored) -> None:
+        def write(session: Session, now: float, job: JobRow, best: Stored) -> None:
             leases.write(session, claim, {"state": TaskState.cancelled, "finished_at": now} | values, *held)
             if not job.status.ended:
                 lifecycle.end(session, job, JobStatus.failed, now, error=reason, recommendation=best)
@@ -274,7 +272,7 @@ class Queue(Requests):
     def _end_trial(
         self, claim: TrialClaim, measurement: Measurement, values: dict[str, Any], *held: ColumnElement[bool]
     ) -> None:
-        def write(session: Session, now: float, job: Job, best: Stored) -> None:
+        def write(session: Session, now: float, job: JobRow, best: Stored) -> None:
             told = {"number": claim.request.number, "outcome": measurement.outcome, "reason": measurement.reason}
             events.append(session, job.id, "trial", now, task=claim.task_id, **told)
             result = {"result": measurement.model_dump(mode="json"), "outcome": measurement.outcome}
@@ -292,7 +290,7 @@ class Queue(Requests):
         note: str,
         *held: ColumnElement[bool],
     ) -> None:
-        def write(session: Session, now: float, job: Job, best: Stored) -> None:
+        def write(session: Session, now: float, job: JobRow, best: Stored) -> None:
             told = {"number": 0, "outcome": values["outcome"], "note": note}
             events.append(session, job.id, "verified", now, task=claim.task_id, **told)
             self._record(session, claim, job, values, best, now, *held)
@@ -307,7 +305,7 @@ class Queue(Requests):
         self,
         session: Session,
         claim: JobClaim,
-        job: Job,
+        job: JobRow,
         values: dict[str, Any],
         best: Stored,
         now: float,
@@ -317,10 +315,11 @@ class Queue(Requests):
         order = job.history_version + 1
         values = values | {"state": TaskState.done, "finished_at": now, "finish_order": order}
         leases.write(session, claim, values, *held)
-        job.history_version = order
         if job.status is JobStatus.running:
-            job.recommendation = best
-            queue_plan(session, job, now)
+            change(session, job.id, history_version=order, recommendation=best)
+            queue_plan(session, job._replace(history_version=order), now)
+        else:
+            change(session, job.id, history_version=order)
 
     def _end_estimate(self, claim: EstimateClaim, values: dict[str, Any], *held: ColumnElement[bool]) -> None:
         with self.writing() as (session, now):
@@ -338,7 +337,12 @@ def _readable(dead: tuple[dict[str, Any], int]) -> tuple[Claim | None, int]:
         return None, deaths
 
 
-def _job(session: Session, claim: JobClaim, lock: bool = True) -> Job:
+def _job_of_task(session: Session, task: TaskRow, lock: bool = False) -> JobRow | None:
+    """The row of the task's job; None of an estimate, which belongs to no job."""
+    return job_of(session, task.job_id, lock) if task.job_id is not None else None
+
+
+def _job(session: Session, claim: JobClaim, lock: bool = True) -> JobRow:
     """The row of the job that a claim belongs to; LeaseLost when the job was deleted meanwhile."""
     try:
         return job_of(session, claim.job_id, lock)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import delete, func, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -21,13 +21,15 @@ from service.db import reading
 from service.enqueue import new_id, queue_estimate, queue_plan
 from service.errors import KeyReused, NotFound, NotYet, TooMany
 from service.leases import QUEUED, RUNNING, UNSYNCHRONISED, job_of
-from service.models import ApiKey, Delivery, Job, JobLabel, Need, Submission, Task, Worker
+from service.models import JOBS, ApiKey, Delivery, Job, JobLabel, Need, Submission, Task, Worker
+from service.rows import JobRow
 from service.transactions import Transactions
 
 REMEMBERED_SECONDS = 24 * 3600.0  # for which a submission under an Idempotency-Key can be repeated
 ESTIMATES_SECONDS = 7 * 24 * 3600.0  # for which estimates are kept
 MESSAGES_SECONDS = 7 * 24 * 3600.0  # for which messages to webhooks are kept that were delivered or given up
 OPEN = (JobStatus.queued, JobStatus.running)
+INSERT = insert(JOBS)
 
 
 class Requests(Transactions):
@@ -63,18 +65,21 @@ class Requests(Transactions):
                 if before is not None:
                     return _repeated(before, digest)
             _must_have_room(session, caller)
-            job = Job(
+            job = JobRow(
                 id=job_id,
                 name=spec.name,
                 spec=stored,
                 status=JobStatus.queued,
-                phase=JobPhase.queued,
+                wish=None,
                 owner=caller.owner,
+                fingerprint=None,
+                facts=None,
                 created_at=now,
                 history_version=0,
+                planned_trials=None,
+                notes=None,
             )
-            session.add(job)
-            session.flush()
+            session.execute(INSERT, job._asdict() | {"phase": JobPhase.queued})
             session.add_all(JobLabel(job_id=job_id, key=key, value=value) for key, value in spec.labels.items())
             queue_plan(session, job, now)
             events.append(session, job_id, "submitted", now, name=spec.name)
@@ -86,7 +91,7 @@ class Requests(Transactions):
     def cancel(self, job_id: str) -> None:
         """End a job now and keep nothing running; NotFound, or NotYet when it has ended otherwise."""
 
-        def write(session: Session, now: float, job: Job, best: Stored) -> None:
+        def write(session: Session, now: float, job: JobRow, best: Stored) -> None:
             if job.status is not JobStatus.cancelled:
                 lifecycle.must_be_open(job)
                 lifecycle.end(session, job, JobStatus.cancelled, now, recommendation=best, wish=Wish.cancel)
@@ -96,7 +101,7 @@ class Requests(Transactions):
     def stop(self, job_id: str) -> str:
         """End a job now with the best so far; its status. NotFound, or NotYet when it has ended already."""
 
-        def write(session: Session, now: float, job: Job, best: Stored) -> JobStatus:
+        def write(session: Session, now: float, job: JobRow, best: Stored) -> JobStatus:
             lifecycle.must_be_open(job)
             status, error = JobStatus.succeeded, None
             if best is None:

@@ -15,7 +15,7 @@ from service.contract.task import LEASE_SECONDS
 from service.db import reading
 from service.history import JobHistory
 from service.leases import job_of
-from service.models import Job
+from service.rows import JobRow
 
 RETRY_SECONDS = 1.0  # before a task is tried again after its first worker died
 Made = TypeVar("Made")
@@ -49,7 +49,7 @@ class Transactions:
         self,
         job_id: str,
         make: Callable[[JobHistory], Made],
-        write: Callable[[Session, float, Job, Made], Written],
+        write: Callable[[Session, float, JobRow, Made], Written],
     ) -> Written:
         """Read a job's history, compute from it outside of any transaction, then write.
 

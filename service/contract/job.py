@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -38,6 +39,7 @@ Source = Annotated[str, Field(min_length=1, max_length=4096)]
 Revision = Annotated[str, Field(min_length=1, max_length=200)]
 Label = Annotated[str, Field(min_length=1, max_length=200)]
 DEEPEST = 16  # levels of mappings and lists in a job
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # NUL, and halves of surrogate pairs
 
 
 def check_storable(value: object, place: str = "", depth: int = 0) -> None:
@@ -48,7 +50,7 @@ def check_storable(value: object, place: str = "", depth: int = 0) -> None:
     if depth > DEEPEST:
         raise ValueError("it is nested too deeply")
     if isinstance(value, str):
-        if "\0" in value or any("\ud800" <= one <= "\udfff" for one in value):
+        if UNSTORABLE.search(value):
             raise ValueError(f"{place or 'a name'} holds a NUL or half a character, which no database keeps")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{place} must be a finite number, not {value}")
@@ -69,8 +71,7 @@ class Asked(Contract):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_value(cls, value: object, info: ValidationInfo) -> object:
-        asked = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and asked is not bool:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
             raise ValueError(f"cannot be {str(value).lower()}; if it is meant as text, quote it")
         return value
 
