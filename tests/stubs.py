@@ -138,6 +138,22 @@ def hang(request: bytes, messages: Connection, lifeline: Connection, scratch: st
     threading.Event().wait()
 
 
+def stubborn(_request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Never ends, heeds no SIGTERM, and has a child in a session of its own. Says its pids first."""
+    isolate(lifeline, scratch)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    say(messages, Progress(text=f"{os.getpid()} {child.pid}"))
+    threading.Event().wait()
+
+
+def flooding(_request: bytes, _messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Prints without end."""
+    isolate(lifeline, scratch)
+    while True:
+        os.write(1, b"x" * (1 << 20))
+
+
 def silent(_request: bytes, _messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Ends without a word."""
     isolate(lifeline, scratch)

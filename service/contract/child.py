@@ -226,4 +226,5 @@ class EndingKind(StrEnum):
     exit = "exit"
     timed_out = "timed_out"
     malformed = "malformed"
+    out_of_disk = "out_of_disk"
     ended = "ended"

@@ -90,11 +90,12 @@ def test_figures_survive_the_way(run: Any) -> None:
     assert isinstance(again, Result) and repr(again.measurement) == repr(made)
 
 
-def test_a_hang_is_ended_with_all_its_children(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("entry", ["hang", "stubborn"])
+def test_a_hang_is_ended_with_all_its_children(run: Any, monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
     told: list[str] = []
     # The limit passes once the child has spoken, however long a busy machine takes until then.
     monkeypatch.setattr("worker.runner.sandbox.time", SimpleNamespace(monotonic=lambda: 1e6 if told else 0.0))
-    ending = run("hang", on_message=lambda message: told.append(message.text))
+    ending = run(entry, on_message=lambda message: told.append(message.text))
     assert ending.kind == "timed_out" and told
     assert _left(told[0]) == []
 
@@ -103,6 +104,21 @@ def test_it_ends_when_told_to(run: Any) -> None:
     told: list[str] = []
     ending = run("hang", ended=lambda: bool(told), on_message=lambda message: told.append(message.text))
     assert ending.kind == "ended"
+    assert _left(told[0]) == []
+
+
+def test_one_that_prints_without_end_is_ended(run: Any, tmp_path: Path) -> None:
+    ending = run("flooding")
+    assert ending.kind is EndingKind.out_of_disk and "printed more than 256 MiB" in ending.reason
+    assert len(ending.log) == 64 << 10 and not list(tmp_path.glob("dynotune-trial-*"))
+
+
+def test_one_that_fills_the_disk_is_ended(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    free = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=1 << 20 if told else 1 << 40))
+    monkeypatch.setattr("worker.runner.watchdog.shutil", free)
+    ending = run("hang", on_message=lambda message: told.append(message.text))
+    assert ending.kind is EndingKind.out_of_disk and "only 1 MiB of disk" in ending.reason
     assert _left(told[0]) == []
 
 

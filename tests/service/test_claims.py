@@ -15,8 +15,9 @@ from service.contract.job import JobSpec
 from service.contract.states import TaskState
 from service.contract.task import PlanClaim, TaskKind
 from service.enqueue import hardware
-from service.models import Job, Need, Task, Worker
+from service.models import Job, Need, Task
 from service.queue import Queue
+from service.rows import WORKER, WorkerRow, first
 
 Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]
@@ -89,7 +90,7 @@ def plan_of(session: Session, statement: Any) -> str:
 
 def test_a_claim_reads_no_task_that_it_cannot_serve(crowded: Queue, engine: Engine) -> None:
     with Session(engine) as session, session.begin():
-        worker = session.get(Worker, "w")
+        worker = first(session, WorkerRow, WORKER, {"worker": "w"})
         assert worker is not None
         unfit = session.query(Need).filter(Need.name == "h200").one().key
         known = {**hardware(worker), "now": 0.0, "needed": unfit}

@@ -26,8 +26,10 @@ from service.contract.task import (
     Wish,
 )
 from service.db import readonly
+from service.enqueue import queue_plan
 from service.errors import LeaseLost, NotFound, NotYet
 from service.history import JobHistory
+from service.leases import job_of
 from service.models import Job, Task, Worker
 from service.queue import Queue
 from tests.factory import configuration, failed, measured
@@ -220,11 +222,8 @@ def test_no_wake_up_is_lost(queue: Queue, engine: Engine, started: str) -> None:
 
 def test_one_open_plan_a_job(queue: Queue, engine: Engine, started: str) -> None:
     with Session(engine) as session, session.begin():
-        job = session.scalars(select(Job)).one()
-        from service.enqueue import queue_plan
-
         for _ in range(3):
-            queue_plan(session, job, 1.0)
+            queue_plan(session, job_of(session, started), 1.0)
         plans = session.scalars(select(Task).where(Task.kind == "plan", Task.state == "queued")).all()
     assert len(plans) == 1
 

@@ -23,6 +23,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from service.contract.base import Contract
@@ -97,9 +98,9 @@ class Child:
     ) -> Ending:
         """Wait until the child ends, and say how.
 
-        It has to end after `seconds`, as soon as `ended()` is true, when it takes more memory than its cap, or when it
-        sends something that is no message: its process group is then killed at the end of its context. One that was
-        ended by SIGTERM, which the worker never sends, counts as ended from outside.
+        It has to end after `seconds`, as soon as `ended()` is true, when it takes more memory than its cap or nearly
+        all of the disk, or when it sends something that is no message: its process group is then killed at the end of
+        its context. One that was ended by SIGTERM, which the worker never sends, counts as ended from outside.
         """
         ending = self._until(seconds, on_message, ended, cap_bytes, lambda _: False)
         assert ending is not None, "without a message to wait for, only its end ends the watch"
@@ -139,6 +140,8 @@ class Child:
             self._ending = Ending(EndingKind.timed_out, reason, seen=seen)
         elif (too_much := watchdog.too_much(process.pid, cap_bytes)) is not None:
             self._ending = Ending(EndingKind.out_of_memory, too_much, seen=seen)
+        elif (too_much := watchdog.too_much_disk(self._scratch / OUTPUT)) is not None:
+            self._ending = Ending(EndingKind.out_of_disk, too_much, seen=seen)
         elif self._pipe not in wait([self._pipe, process.sentinel], POLL_SECONDS):
             if process.exitcode is not None:
                 self._ending = _by_exit_code(process.exitcode, seen)
@@ -262,9 +265,16 @@ def _by_exit_code(code: int | None, seen: list[ChildMessage]) -> Ending:
 
 
 def _kill_group(process: Any) -> None:
-    """Kill what is left of the process group that the child leads since it called worker/child/isolation.py."""
+    """Kill what is left of the process group that the child leads since it called worker/child/isolation.py.
+
+    Processes that it has started die too, also those that left the group, unless their own parent has ended before.
+    """
     if process.pid is None:
         return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for one in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):  # no such group yet, or its id belongs to another process by now

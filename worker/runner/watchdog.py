@@ -1,4 +1,4 @@
-"""Keeps a trial from taking all of the machine's memory: the worker measures what the child's own cap does not count.
+"""Keeps a trial from taking all of the machine's memory or disk: the worker measures what nothing else limits.
 
 The cap that a child sets for itself limits private memory, in which torch allocates, but neither shared memory nor
 the processes that it starts. And a job without a cap may use what was free at its start, part of which other programs
@@ -7,6 +7,8 @@ may have taken since.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,8 @@ import psutil
 LEAST_AVAILABLE = 0.02  # of the machine: below this the system would soon end processes of its own choice
 TOLERATED = 1.05  # times the cap, plus SLACK_BYTES, before a child is ended
 SLACK_BYTES = 256 << 20
+MOST_OUTPUT_BYTES = 256 << 20  # that a child may print
+LEAST_FREE_BYTES = 256 << 20  # of the disk on which a child's temporary files are
 
 
 def resident(pid: int) -> int:
@@ -35,6 +39,17 @@ def _bytes(pid: int, file: str, names: tuple[str, ...]) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(names))
+
+
+def too_much_disk(output: Path) -> str | None:
+    """Why a child has to be ended because of its output file, or of the disk that the file is on; or None."""
+    with contextlib.suppress(FileNotFoundError):  # the child has not opened it yet
+        if output.stat().st_size > MOST_OUTPUT_BYTES:
+            return f"it printed more than {MOST_OUTPUT_BYTES >> 20} MiB"
+    free = shutil.disk_usage(output.parent).free
+    if free < LEAST_FREE_BYTES:
+        return f"while it ran, only {free >> 20} MiB of disk were left at {output.parent.parent}"
+    return None
 
 
 def too_much(pid: int, cap_bytes: int | None) -> str | None:
