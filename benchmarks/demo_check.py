@@ -80,20 +80,24 @@ def candidates(found: Recommendation, facts: HardwareFacts) -> dict[str, Measure
     return made
 
 
+def opened(facts: HardwareFacts) -> tuple[Bench, DeviceLock]:
+    """A bench as a worker's, and the device's lock, which is held; exits when a worker holds it."""
+    settings, home = Settings.from_environment(), Path(tempfile.mkdtemp(prefix="dynotune-check-"))
+    lock = DeviceLock(settings.lock_folder, facts.lock_name)
+    if not lock.acquire():
+        sys.exit("a worker is measuring on this device; stop it first")
+    roots = (*settings.data_roots, ROOT)
+    place = Workplace(device=facts.device, index=facts.index, data_roots=roots, hub_cache=settings.hub_cache)
+    return Bench(Sandbox(facts.has_own_memory), facts, home, place), lock
+
+
 def run(found: Recommendation, blocks: int, exports: list[str], only_scripts: bool) -> dict[str, Any]:
     """All blocks; the result as JSON."""
     spec = JobSpec.model_validate(found.spec)
     facts = discover()[0]
-    settings = Settings.from_environment()
-    roots = (*settings.data_roots, ROOT)
-    home = Path(tempfile.mkdtemp(prefix="dynotune-check-"))
-    place = Workplace(device=facts.device, index=facts.index, data_roots=roots, hub_cache=settings.hub_cache)
-    bench = Bench(Sandbox(facts.has_own_memory), facts, home, place)
-    lock = DeviceLock(settings.lock_folder, facts.lock_name)
-    if not lock.acquire():
-        sys.exit("a worker is measuring on this device; stop it first")
+    bench, lock = opened(facts)
     ours, others = found.evidence.measurement, {} if only_scripts else candidates(found, facts)
-    scripts = {name: home / EXPORTS[name].file for name in exports}
+    scripts = {name: bench.home / EXPORTS[name].file for name in exports}
     for name, script in scripts.items():
         script.write_text(EXPORTS[name].write(found), encoding="utf-8")
     seen: dict[str, list[Block]] = {name: [] for name in others}

@@ -21,30 +21,24 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo_check import recommendation
+from benchmarks.demo_check import opened, recommendation
 from benchmarks.store import say
-from service.contract.child import Workplace
-from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Verification
 from service.contract.recommendation import Recommendation
 from service.contract.task import VerifyRequest
-from service.settings import Settings
 from worker.plan.finalists import BLOCKS
 from worker.plan.ratios import TIED_WITHIN, ratio
 from worker.runner.lock import DeviceLock
 from worker.runner.main import discover, environment
 from worker.runner.measuring import Bench
-from worker.runner.sandbox import Sandbox
 from worker.runner.verifying import Verifier
 
-ROOT = Path(__file__).parent.parent
 SECONDS = 360.0  # of a run: what the demo's verification may take
 WANTED = 0.9  # of the runs agree
 MEAN_BURST_SECONDS = 2.0
@@ -119,14 +113,6 @@ def described(row: dict[str, Any]) -> str:
     return f"{one}/{two} {row['times'][0]:.3f} ({row['times'][1]:.3f}-{row['times'][2]:.3f})"
 
 
-def bench_of(facts: HardwareFacts) -> Bench:
-    """A bench as a worker's."""
-    settings, home = Settings.from_environment(), Path(tempfile.mkdtemp(prefix="dynotune-noise-"))
-    roots = (*settings.data_roots, ROOT)
-    place = Workplace(device=facts.device, index=facts.index, data_roots=roots, hub_cache=settings.hub_cache)
-    return Bench(Sandbox(facts.has_own_memory), facts, home, place)
-
-
 def main() -> None:
     """Run, print a line a run, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -137,10 +123,8 @@ def main() -> None:
     os.environ.update(environment())
     found = recommendation(options.recommendation)
     spec, facts = JobSpec.model_validate(found.spec), discover()[0]
-    bench, three = bench_of(facts), top_three(found)
-    lock = DeviceLock(Settings.from_environment().lock_folder, facts.lock_name)
-    if not lock.acquire():
-        sys.exit("a worker is measuring on this device; stop it first")
+    three = top_three(found)
+    bench, lock = opened(facts)
     most = BLOCKS[spec.search.verify]
     quiet = pairs(spec, three, compared(bench, spec, found, lock, most))
     say(f"quiet: {', '.join(map(described, quiet))}")

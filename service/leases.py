@@ -42,6 +42,7 @@ FARTHEST_SECONDS = 2 * MOST_LEASE_SECONDS
 NOW: ColumnElement[float] = bindparam("now", type_=Float)
 # The condition that a task need not wait any longer after a worker's death.
 READY = or_(T.not_before.is_(None), T.not_before <= NOW, T.not_before > NOW + FARTHEST_SECONDS)
+# What a worker writes to its task, if it still holds the task at the attempt at which it claimed it.
 WRITE = (
     update(TASKS)
     .where(T.id == bindparam("task"), T.attempt == bindparam("held_attempt"), RUNNING)

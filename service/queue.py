@@ -45,12 +45,13 @@ from service.history import JobHistory
 from service.leases import RUNNING, job_of
 from service.models import WORKERS, Task, Worker
 from service.requests import Requests
-from service.rows import TASK, WORKER, JobRow, TaskRow, WorkerRow, change, first
+from service.rows import JOB, TASK, WORKER, JobRow, TaskRow, WorkerRow, change, first
 from service.transactions import Made, Written
 
 FORGOTTEN_SECONDS = 24 * 3600.0
 log = logs.logger("dynotune.queue")
 MOST_RETRY_SECONDS = 60.0  # before a task is tried again after a worker's death
+# A sign of life of a worker that is named, and of the one that runs a task.
 SEEN = update(WORKERS).where(WORKERS.c.id == bindparam("worker"))
 BUSY_SEEN = update(WORKERS).where(WORKERS.c.task_id == bindparam("task"))
 
@@ -93,7 +94,7 @@ class Queue(Requests):
             session.execute(SEEN, {"worker": worker_id, "seen_at": now} | doing)
             if task is None:
                 return None
-            job = _job_of_task(session, task, lock=True)
+            job = job_of(session, task.job_id) if task.job_id is not None else None
             if job is not None:
                 lifecycle.start(session, job, worker, now)
             claimed = leases.claimed(task, job)
@@ -205,7 +206,9 @@ class Queue(Requests):
             session.execute(delete(Worker).where(Worker.seen_at < now - FORGOTTEN_SECONDS))
             expired = leases.expired(now)
             tasks = [TaskRow._make(row) for row in session.execute(TASK.where(RUNNING, expired))]
-            dead = [(leases.claimed(task, _job_of_task(session, task)), task.deaths + 1) for task in tasks]
+            # An estimate has no job, nor has a task whose job is deleted in this moment.
+            jobs = [first(session, JobRow, JOB, {"job": task.job_id}) for task in tasks]
+            dead = [(leases.claimed(task, job), task.deaths + 1) for task, job in zip(tasks, jobs, strict=True)]
         return sum(self._bury(claim, deaths, expired) for claim, deaths in map(_readable, dead) if claim is not None)
 
     # --- inside ---------------------------------------------------------------------------------------------
@@ -335,11 +338,6 @@ def _readable(dead: tuple[dict[str, Any], int]) -> tuple[Claim | None, int]:
     except ValidationError as error:
         log.warning("a task cannot be read", task=claimed["task_id"], reason=str(error).partition("\n")[0])
         return None, deaths
-
-
-def _job_of_task(session: Session, task: TaskRow, lock: bool = False) -> JobRow | None:
-    """The row of the task's job; None of an estimate, which belongs to no job."""
-    return job_of(session, task.job_id, lock) if task.job_id is not None else None
 
 
 def _job(session: Session, claim: JobClaim, lock: bool = True) -> JobRow:

@@ -121,7 +121,7 @@ class Requests(Transactions):
             session.execute(delete(Job).where(Job.id == job_id))
 
     def prune(self, keep_seconds: float | None) -> int:
-        """Delete jobs that ended longer ago than that (None keeps all), old estimates and the like; how many jobs."""
+        """Delete what is no longer needed, and jobs that ended longer ago than that (None keeps all); how many jobs."""
         with self.writing() as (session, now):
             session.execute(delete(Submission).where(Submission.created_at < now - REMEMBERED_SECONDS))
             answered = (Task.job_id.is_(None), Task.state.in_((TaskState.done, TaskState.cancelled)))
@@ -129,9 +129,11 @@ class Requests(Transactions):
             told = (Delivery.due_at.is_(None), Delivery.created_at < now - MESSAGES_SECONDS)
             session.execute(delete(Delivery).where(*told))
         self._forget_needs()
+        return self._delete_old_jobs(keep_seconds) if keep_seconds is not None else 0
+
+    def _delete_old_jobs(self, keep_seconds: float) -> int:
+        """Delete some of the jobs that ended longer ago than that, the oldest first; how many."""
         with self.writing() as (session, now):
-            if keep_seconds is None:
-                return 0
             old = select(Job.id).where(Job.finished_at < now - keep_seconds).order_by(Job.finished_at).limit(100)
             gone = session.scalars(old).all()
             session.execute(delete(Job).where(Job.id.in_(gone)))

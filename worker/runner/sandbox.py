@@ -267,14 +267,16 @@ def _by_exit_code(code: int | None, seen: list[ChildMessage]) -> Ending:
 def _kill_group(process: Any) -> None:
     """Kill what is left of the process group that the child leads since it called worker/child/isolation.py.
 
-    Processes that it has started die too, also those that left the group, unless their own parent has ended before.
+    While it runs, processes that it has started die too, also those that left the group, unless their own parent has
+    ended before.
     """
     if process.pid is None:
         return
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for one in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+    if process.exitcode is None:  # else the id may belong to another process by now
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):  # no such group yet, or its id belongs to another process by now
