@@ -30,11 +30,10 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from benchmarks import service_load
-from benchmarks.service_load import POLLERS
+from benchmarks.service_load import ENDED, FACTS, POLLERS
 from benchmarks.store import say
-from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.task import PlanClaim, PlanDecision, TaskKind
+from service.contract.task import PlanClaim, TaskKind
 from service.db import connect, upgrade
 from service.models import Job, Task
 from service.queue import Queue
@@ -42,17 +41,6 @@ from service.queue import Queue
 QUEUED, UNFIT = 100_000, 80_000
 PROCESSES = (1, 8, 32)
 KINDS = (TaskKind.plan, TaskKind.estimate)
-ENDED = PlanDecision(finish=True, error="It was made to be ended.")
-FACTS = HardwareFacts(
-    host="here",
-    device="cpu",
-    name="a CPU",
-    memory_bytes=1 << 34,
-    cores=2,
-    bf16_native=False,
-    versions={"python": platform.python_version()},
-    packages={},
-)
 
 
 def spec(**hardware: Any) -> JobSpec:

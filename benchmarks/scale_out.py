@@ -23,7 +23,8 @@ from typing import Any
 
 from sqlalchemy import select
 
-from benchmarks.queue_load import FACTS, database, spec
+from benchmarks.queue_load import database, spec
+from benchmarks.service_load import FACTS
 from benchmarks.store import say
 from service.contract.states import Origin
 from service.contract.task import WISH_SECONDS, PlanClaim, PlanDecision, PlanInput, TaskKind, TrialClaim, TrialRequest

@@ -10,34 +10,41 @@ The clients are one process with raw sockets, as 250 real clients would take mor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import multiprocessing
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.store import say
-from service.client import Client, Unreachable
 from service.contract.hardware import HardwareFacts
 from service.contract.task import PlanClaim, PlanDecision, TaskKind
 from service.db import connect
 from service.queue import Queue
-from tests.processes import free_port, until
+from tests.processes import serving
 
 JOBS, CONNECTIONS = 10_000, 8
 POLLERS, POLL_SECONDS, STREAMS, ENDS_PER_SECOND = 200, 2.0, 50, 20.0
 BODY = json.dumps({"model": {"source": "m"}, "dataset": {"source": "hub"}}).encode()
 SEPARATOR = b"\r\n\r\n"
+FACTS = HardwareFacts(
+    host="here",
+    device="cpu",
+    name="a CPU",
+    memory_bytes=1 << 34,
+    cores=2,
+    bf16_native=False,
+    versions={},
+    packages={},
+)
+ENDED = PlanDecision(finish=True, error="It was made to be ended.")
 
 
 class Connection:
@@ -74,29 +81,6 @@ class Connection:
         self._writer.close()
 
 
-@contextlib.contextmanager
-def serving(url: str) -> Iterator[tuple[int, psutil.Process]]:
-    """`dynotune serve` on the database; its port and its process."""
-    with tempfile.TemporaryDirectory() as home:
-        port = free_port()
-        environment = os.environ | {"DYNOTUNE_DATABASE_URL": url, "DYNOTUNE_HOME": home}
-        command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), "--no-worker"]
-        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-
-        def answers() -> bool:
-            with contextlib.suppress(Unreachable), Client(f"http://127.0.0.1:{port}") as client:
-                client.workers()
-                return True
-            return False
-
-        try:
-            until(answers, 60, "the control plane")
-            yield port, psutil.Process(process.pid)
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
 async def submit(port: int, count: int, connections: int) -> tuple[list[str], float]:
     """Submit that many jobs over that many connections; their ids in order, and jobs a second."""
     left, ids = itertools.count(), []
@@ -117,26 +101,14 @@ async def submit(port: int, count: int, connections: int) -> tuple[list[str], fl
 def end_jobs(url: str, seconds: float, ready: Any) -> None:
     """Claim and end the first jobs of the queue, so many a second, as a worker's process."""
     queue = Queue(connect(url))
-    queue.register("load", os.getpid(), HardwareFacts.model_validate(FACTS))
+    queue.register("load", os.getpid(), FACTS)
     ready.set()
     began = time.monotonic()
     for number in range(int(seconds * ENDS_PER_SECOND)):
         time.sleep(max(0.0, began + number / ENDS_PER_SECOND - time.monotonic()))
         claim = queue.claim("load", (TaskKind.plan,))
         assert isinstance(claim, PlanClaim)
-        queue.finish_plan(claim, PlanDecision(finish=True, error="It was made to be ended."))
-
-
-FACTS = {
-    "host": "here",
-    "device": "cpu",
-    "name": "a CPU",
-    "memory_bytes": 1 << 34,
-    "cores": 2,
-    "bf16_native": False,
-    "versions": {},
-    "packages": {},
-}
+        queue.finish_plan(claim, ENDED)
 
 
 async def poll(port: int, job_id: str, until_time: float, times: list[float]) -> None:
@@ -196,7 +168,11 @@ async def observed(port: int, url: str, ids: list[str], seconds: float) -> dict[
 
 def measured(url: str, seconds: float) -> dict[str, float]:
     """All figures of the control plane on an empty database. `seconds` is the length of the polling."""
-    with serving(url) as (port, process):
+    with (
+        tempfile.TemporaryDirectory() as home,
+        serving(Path(home), {"DYNOTUNE_DATABASE_URL": url, "DYNOTUNE_HOME": home}) as (port, pid),
+    ):
+        process = psutil.Process(pid)
         warm, _ = asyncio.run(submit(port, 100, 1))
         before = process.memory_info().rss
         first, alone = asyncio.run(submit(port, 500, 1))

@@ -93,7 +93,7 @@ def heads(kinds: tuple[TaskKind, ...]) -> CompoundSelect[Any]:
         select(T.seq).where(QUEUED, T.need == Need.key, T.kind == kind, READY).order_by(*ORDER).limit(1)
         for kind in kinds
     )
-    return union_all(*(select(first.correlate(Need).scalar_subquery()).where(*MET) for first in firsts))
+    return union_all(*(select(one.correlate(Need).scalar_subquery()).where(*MET) for one in firsts))
 
 
 def waiting(kind: TaskKind) -> Select[Any]:

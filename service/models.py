@@ -36,12 +36,15 @@ NAMES = {
 }
 
 
+NULLABLE_JSON = JSON(none_as_null=True)  # None is NULL, which conditions find, and not JSON's null
+
+
 class Base(DeclarativeBase):
     """The base of all tables. Every constraint gets a name by which migrations can change it."""
 
     metadata = MetaData(naming_convention=NAMES)
     type_annotation_map = {
-        dict[str, Any]: JSON,
+        dict[str, Any]: NULLABLE_JSON,
         float: Float(53),
         JobStatus: Enum(JobStatus, native_enum=False, length=16),
         JobPhase: Enum(JobPhase, native_enum=False, length=16),
@@ -72,7 +75,7 @@ class Job(Base):
     facts: Mapped[dict[str, Any] | None]
     history_version: Mapped[int] = mapped_column(Integer, default=0)
     planned_trials: Mapped[int | None] = mapped_column(Integer)
-    notes: Mapped[list[str] | None] = mapped_column(JSON)
+    notes: Mapped[list[str] | None] = mapped_column(NULLABLE_JSON)
     recommendation: Mapped[dict[str, Any] | None]
     owner: Mapped[str | None] = mapped_column(String(100))
     created_at: Mapped[float]

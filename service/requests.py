@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select, text, update
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -21,15 +21,14 @@ from service.db import reading
 from service.enqueue import new_id, queue_estimate, queue_plan
 from service.errors import KeyReused, NotFound, NotYet, TooMany
 from service.leases import QUEUED, RUNNING, UNSYNCHRONISED, job_of
-from service.models import JOBS, ApiKey, Delivery, Job, JobLabel, Need, Submission, Task, Worker
-from service.rows import JobRow
+from service.models import ApiKey, Delivery, Job, JobLabel, Need, Submission, Task, Worker
+from service.rows import JobRow, add
 from service.transactions import Transactions
 
 REMEMBERED_SECONDS = 24 * 3600.0  # for which a submission under an Idempotency-Key can be repeated
 ESTIMATES_SECONDS = 7 * 24 * 3600.0  # for which estimates are kept
 MESSAGES_SECONDS = 7 * 24 * 3600.0  # for which messages to webhooks are kept that were delivered or given up
 OPEN = (JobStatus.queued, JobStatus.running)
-INSERT = insert(JOBS)
 
 
 class Requests(Transactions):
@@ -65,21 +64,8 @@ class Requests(Transactions):
                 if before is not None:
                     return _repeated(before, digest)
             _must_have_room(session, caller)
-            job = JobRow(
-                id=job_id,
-                name=spec.name,
-                spec=stored,
-                status=JobStatus.queued,
-                wish=None,
-                owner=caller.owner,
-                fingerprint=None,
-                facts=None,
-                created_at=now,
-                history_version=0,
-                planned_trials=None,
-                notes=None,
-            )
-            session.execute(INSERT, job._asdict() | {"phase": JobPhase.queued})
+            job = JobRow(job_id, spec.name, stored, JobStatus.queued, owner=caller.owner, created_at=now)
+            add(session, job, JobPhase.queued)
             session.add_all(JobLabel(job_id=job_id, key=key, value=value) for key, value in spec.labels.items())
             queue_plan(session, job, now)
             events.append(session, job_id, "submitted", now, name=spec.name)

@@ -1,17 +1,17 @@
 """Rows of jobs, tasks and workers as plain values, for the transactions in which tasks are claimed and end.
 
 These are the queue's busiest transactions, and mapping their rows to objects would take most of their time. So they
-read tuples, and write with `change` and with the statements of service/leases.py.
+read tuples, and write with `add`, `change` and the statements of service/leases.py.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Executable, Select, Table, bindparam, select, update
+from sqlalchemy import Executable, Select, Table, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
-from service.contract.states import JobStatus
+from service.contract.states import JobPhase, JobStatus
 from service.contract.task import TaskKind, Wish
 from service.models import JOBS, TASKS, WORKERS
 
@@ -23,14 +23,14 @@ class JobRow(NamedTuple):
     name: str
     spec: dict[str, Any]
     status: JobStatus
-    wish: Wish | None
     owner: str | None
-    fingerprint: str | None
-    facts: dict[str, Any] | None
     created_at: float
-    history_version: int
-    planned_trials: int | None
-    notes: list[str] | None
+    history_version: int = 0
+    wish: Wish | None = None
+    fingerprint: str | None = None
+    facts: dict[str, Any] | None = None
+    planned_trials: int | None = None
+    notes: list[str] | None = None
 
 
 class TaskRow(NamedTuple):
@@ -64,6 +64,7 @@ def columns(table: Table, row: type[AnyRow]) -> list[Any]:
 JOB: Select[Any] = select(*columns(JOBS, JobRow)).where(JOBS.c.id == bindparam("job"))
 TASK: Select[Any] = select(*columns(TASKS, TaskRow))
 WORKER: Select[Any] = select(*columns(WORKERS, WorkerRow)).where(WORKERS.c.id == bindparam("worker"))
+INSERT = insert(JOBS)
 CHANGE = update(JOBS).where(JOBS.c.id == bindparam("job"))
 
 
@@ -71,6 +72,11 @@ def first(session: Session, row: type[AnyRow], statement: Executable, values: di
     """The only row that the statement gives with these values, or None."""
     found = session.execute(statement, values).one_or_none()
     return row._make(found) if found is not None else None
+
+
+def add(session: Session, job: JobRow, phase: JobPhase) -> None:
+    """Insert a new job."""
+    session.execute(INSERT, job._asdict() | {"phase": phase})
 
 
 def change(session: Session, job_id: str, **values: Any) -> None:

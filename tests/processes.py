@@ -69,9 +69,16 @@ def free_port() -> int:
 @contextlib.contextmanager
 def served(folder: Path, data_root: Path) -> Iterator[str]:
     """`dynotune serve` without a worker, in a process of its own; its URL. It has to end in order."""
+    with serving(folder, {"DYNOTUNE_DATA_ROOTS": str(data_root)}) as (port, _):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def serving(folder: Path, settings: dict[str, str]) -> Iterator[tuple[int, int]]:
+    """Like `served`, with these environment variables; its port and its process id."""
     port = free_port()
     command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), "--no-worker"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_DATA_ROOTS": str(data_root)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | settings
     process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
 
@@ -84,7 +91,7 @@ def served(folder: Path, data_root: Path) -> Iterator[str]:
 
     try:
         until(answers, 60, "the control plane")
-        yield url
+        yield port, process.pid
     finally:
         process.terminate()
         assert process.wait(30) == 0

@@ -227,3 +227,10 @@ def test_a_drained_worker_gets_nothing_further(api: TestClient, queue: Queue, fa
     assert worker["draining"]
     last = api.get("/v1/jobs").json()["items"][0]["id"]
     assert api.get(f"/v1/jobs/{last}").json()["waiting_for"] == "No connected worker can serve it: w is about to end."
+
+
+def test_a_job_without_an_answer_has_none_that_a_condition_finds(queue: Queue, engine: Engine, job: Make) -> None:
+    queue.cancel(queue.submit(JobSpec.model_validate(job())))
+    with Session(engine) as session:
+        nothing = (Job.recommendation.is_(None), Job.notes.is_(None), Job.facts.is_(None))
+        assert session.scalars(select(Job.status).where(*nothing)).one() == "cancelled"
