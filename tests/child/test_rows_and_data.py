@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import itertools
+import math
 import random
 import statistics
 import subprocess
@@ -340,10 +342,10 @@ def test_the_fingerprint_changes_with_the_data_and_only_then(tmp_path: Path) -> 
 def test_the_work_unit_is_fixed_distinct_and_of_the_right_size(seed: int) -> None:
     rng = random.Random(seed)
     lengths = [int(rng.lognormvariate(5, 1)) for _ in range(rng.randint(64, 2000))]
-    unit = data.work_unit(lengths, 64, seed)
-    assert len(unit) == len(set(unit)) == 64 and unit == data.work_unit(lengths, 64, seed)
+    unit = data.work_unit(lengths, 64, seed, 16)
+    assert len(unit) == len(set(unit)) == 64 and unit == data.work_unit(lengths, 64, seed, 16)
     if len(lengths) > 64:
-        assert unit != data.work_unit(lengths, 64, seed + 1)
+        assert unit != data.work_unit(lengths, 64, seed + 1, 16)
     assert [lengths[one] for one in unit] != sorted(lengths[one] for one in unit), "its order is random"
 
 
@@ -354,12 +356,40 @@ def test_the_work_unit_is_stratified(seed: int) -> None:
     lengths = [int(rng.lognormvariate(5, 1)) for _ in range(1280)]
     order = sorted(range(1280), key=lambda one: (lengths[one], one))
     rank = {sample: at for at, sample in enumerate(order)}
-    assert sorted(rank[one] // 20 for one in data.work_unit(lengths, 64, seed)) == list(range(64))
-    units = [statistics.mean(lengths[one] for one in data.work_unit(lengths, 64, at)) for at in range(30)]
+    assert sorted(rank[one] // 20 for one in data.work_unit(lengths, 64, seed, 16)) == list(range(64))
+    units = [statistics.mean(lengths[one] for one in data.work_unit(lengths, 64, at, 16)) for at in range(30)]
     draws = [statistics.mean(rng.sample(lengths, 64)) for _ in range(30)]
     assert statistics.pstdev(units) < 0.6 * statistics.pstdev(draws)
     assert float(np.mean(units)) == pytest.approx(statistics.mean(lengths), rel=0.05)
 
 
+def test_the_work_unit_is_padded_as_the_dataset_is() -> None:
+    """What a small unit's micro batches compute, padding included, is what they do over the whole dataset."""
+    rng = random.Random(7)
+    lengths = [min(512, int(rng.lognormvariate(5, 1))) for _ in range(4_000)]
+    shuffled = rng.sample(range(4_000), 4_000)
+
+    def tokens_a_sample(samples: list[int], micro: int, power: int) -> float:
+        batches = [samples[at : at + micro] for at in range(0, len(samples), micro)]
+        return sum(len(one) * math.pow(max(lengths[at] for at in one), power) for one in batches) / len(samples)
+
+    units = [data.work_unit(lengths, 48, seed, 24) for seed in range(30)]
+    for micro in (1, 2, 4, 8, 12):
+        for power, most in ((1, 0.025), (2, 0.04)):
+            wanted = tokens_a_sample(shuffled, micro, power)
+            found = [tokens_a_sample(unit, micro, power) / wanted for unit in units]
+            assert statistics.mean(found) == pytest.approx(1.0, abs=0.02)
+            assert statistics.pstdev(found) < most
+
+
+def test_the_longest_of_a_few_samples_is_expected_as_counting_all_of_them_says() -> None:
+    lengths = [1.0, 2.0, 2.0, 5.0, 9.0, 30.0]
+    for count in range(1, 7):
+        longest = [max(some) for some in itertools.combinations(lengths, count)]
+        squares = [one**2 for one in longest]
+        found = data._longest_expected(np.array(lengths), count)
+        assert found == pytest.approx((statistics.mean(longest), statistics.mean(squares)))
+
+
 def test_the_work_unit_of_a_small_dataset_is_all_of_it() -> None:
-    assert sorted(data.work_unit([5, 3, 9], 64, 0)) == [0, 1, 2]
+    assert sorted(data.work_unit([5, 3, 9], 64, 0, 8)) == [0, 1, 2]

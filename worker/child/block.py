@@ -8,8 +8,7 @@ from service.contract.child import ChildMessage, RunBlock, Turn
 from service.contract.measurement import Block, Outcome
 from worker.child.arrange import plan_of
 from worker.child.build import build
-from worker.child.data import work_unit
-from worker.child.measure import unit_size
+from worker.child.measure import unit_of
 from worker.child.timing import Unit, time_unit
 from worker.child.turns import Turns
 from worker.child.warmup import warm
@@ -25,7 +24,7 @@ def run_block(
     bundle = build(spec, candidate.configuration, device, request.workplace, request.seed)
     if bundle.compiled:
         bundle.compile()
-    samples = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), request.seed)
+    samples = unit_of(spec, bundle.data, request.seed)
     micro = candidate.micro_batch_size
     unit = Unit(bundle, micro, plan_of(bundle, samples, micro))
     warm(unit)  # what each shape's first call takes, a real run pays once

@@ -6,6 +6,7 @@ The work unit is the fixed set of samples that every trial of the job is timed o
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
 from array import array
@@ -28,6 +29,7 @@ from worker.child.rows import read_rows
 
 # Upper bounds, in tokens, of the bins of the histogram of lengths.
 HISTOGRAM_EDGES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 30)
+DRAWS = 200  # of a work unit, of which the most typical one is taken
 
 
 @dataclass(frozen=True)
@@ -150,16 +152,43 @@ def _unpack(file: Path) -> Data:
     return Data(train, validation, [len(ids) for ids, _ in train], facts)
 
 
-def work_unit(lengths: list[int], size: int, seed: int) -> list[int]:
-    """Indices of `size` samples whose lengths are spread as the dataset's are, in random order.
+def work_unit(lengths: list[int], size: int, seed: int, effective: int) -> list[int]:
+    """Indices of `size` samples that stand for the whole dataset, in random order. The same seed gives the same unit.
 
-    Stratified: the samples sorted by length, one drawn from each of `size` equal slices, so that a small unit
-    stands for the whole. The same seed gives the same unit.
+    Stratified: the samples sorted by length, one drawn from each of `size` equal slices. Of DRAWS such units in random
+    order, the one is taken whose micro batches, of every size that divides the effective batch, are padded most nearly
+    as the dataset's are on average. Otherwise luck decides which samples share a micro batch: in units of 48 of the
+    demo's samples, micro batches of 8 had 8% fewer to 11% more tokens than in the dataset, padding included.
     """
     rng = random.Random(seed)
     by_length = sorted(range(len(lengths)), key=lambda one: (lengths[one], one))
     size = min(size, len(by_length))
     edges = [round(at * len(by_length) / size) for at in range(size + 1)]
-    unit = [by_length[rng.randrange(low, high)] for low, high in zip(edges, edges[1:], strict=False)]
-    rng.shuffle(unit)
-    return unit
+    ascending = np.array([lengths[one] for one in by_length], dtype=float)
+    micro_sizes = [count for count in range(1, min(size, effective) + 1) if effective % count == 0]
+    wanted = {count: _longest_expected(ascending, count) for count in micro_sizes}
+    units = []
+    for _ in range(DRAWS):
+        units.append([rng.randrange(low, high) for low, high in zip(edges, edges[1:], strict=False)])
+        rng.shuffle(units[-1])
+    best = min(units, key=lambda unit: _distance(ascending[unit], wanted))
+    return [by_length[rank] for rank in best]
+
+
+def _longest_expected(ascending: np.ndarray, count: int) -> tuple[float, float]:
+    """The means of the longest of `count` samples drawn without replacement, and of its square."""
+    ranks = np.arange(len(ascending), count - 1, -1)  # from the longest sample down to the shortest that can be it
+    fewer = np.concatenate([[1.0], (ranks[:-1] - count) / (ranks[:-1] - 1.0)])
+    chances = np.cumprod(fewer) * count / len(ascending)
+    longest = ascending[ranks - 1]
+    return float(chances @ longest), float(chances @ longest**2)
+
+
+def _distance(unit: np.ndarray, wanted: dict[int, tuple[float, float]]) -> float:
+    """How far the padded lengths of the unit's micro batches, and their squares, are from the wanted means."""
+    distance = 0.0
+    for count, means in wanted.items():
+        longest = unit[: len(unit) // count * count].reshape(-1, count).max(1)
+        found = longest.mean(), (longest**2).mean()
+        distance += sum(math.log(one / mean) ** 2 for one, mean in zip(found, means, strict=True))
+    return distance

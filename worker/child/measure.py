@@ -17,7 +17,7 @@ from service.levers.batching import GROUP_STEPS
 from training.errors import TrainingError
 from worker.child import arrange, curve, probe, steps
 from worker.child.build import Bundle, build, parameter_counts
-from worker.child.data import work_unit
+from worker.child.data import Data, work_unit
 from worker.child.lacking import lacking
 from worker.child.probe import Tell
 from worker.devices import Device
@@ -25,6 +25,7 @@ from worker.devices import Device
 CHECK_SAMPLES = 8  # of the step that is compared with the baseline's
 UNIFORM = 0.9  # times the longest row: what rows have on average that count as uniform
 MOST_UNIFORM_TOKENS = 65_536  # of a unit of rows of one length: long rows would take a large model minutes a pass
+SEARCHED_BATCH = 64  # samples of a step, for the unit's size, where the job leaves the effective batch to the search
 MOST_SAMPLES = 1024  # of a work unit, where the least number of steps does not ask for more
 # Relative differences between a trial's step 0 and the baseline's (of the loss, of the gradient norm) that rounding
 # explains: in fp32 throughout, and where either of the two rounds to fewer bits.
@@ -49,13 +50,22 @@ class Spent:
         self._since = now
 
 
+def unit_of(spec: JobSpec, data: Data, seed: int) -> list[int]:
+    """The job's work unit under a seed, as indices of training samples."""
+    return work_unit(data.lengths, unit_size(spec, data.facts), seed, _effective_batch(spec))
+
+
+def _effective_batch(spec: JobSpec) -> int:
+    return spec.training.effective_batch_size or SEARCHED_BATCH
+
+
 def unit_size(spec: JobSpec, facts: DatasetFacts) -> int:
     """How many samples the job's work unit has: whole optimizer steps, and enough tokens for a fair comparison.
 
     The seed decides which samples share a micro batch, and so how much is padding: on a unit of few batches of short
     samples, the baseline was 1.5 times as fast under one seed as under another.
     """
-    effective = spec.training.effective_batch_size or 64
+    effective = _effective_batch(spec)
     mean = facts.tokens / facts.rows
     least, tokens = (48, 10_000) if spec.search.verify == "quick" else (64, 48_000)
     enough = min(MOST_SAMPLES, int(tokens / mean))
@@ -93,7 +103,7 @@ def run_trial(
     facts = built(bundle, device, used_before)
     tell(facts)
     notes: list[str] = []
-    unit = work_unit(bundle.data.lengths, unit_size(spec, bundle.data.facts), spec.training.seed)
+    unit = unit_of(spec, bundle.data, spec.training.seed)
     learnt = probe.Known(known, request.memory_line)
     found = probe.largest(bundle, tell, request.confirm_largest, learnt)
     evaluation = max(1, found.largest)

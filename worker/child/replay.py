@@ -50,17 +50,17 @@ def arranged(bundle: Bundle, count: int, size: int, micro: int, seed: int) -> tu
     would need over twice as many leaves samples out, which the proof finds.
     """
     for number in range(count, 2 * count + 1):
-        given = samples(bundle.data.lengths, number * size, seed)
+        given = samples(bundle.data.lengths, number * size, seed, size)
         plan = plan_of(bundle, given, micro, effective=size)
         if len(plan) >= count:
             break
     return given, plan
 
 
-def samples(lengths: list[int], count: int, seed: int) -> list[int]:
+def samples(lengths: list[int], count: int, seed: int, effective: int) -> list[int]:
     """So many samples, the longest of the data among them, in random order."""
     longest = longest_first(range(len(lengths)), lengths)[: max(1, int(LONGEST * count))]
-    mixed = list(dict.fromkeys((*longest, *work_unit(lengths, count, seed))))[:count]
+    mixed = list(dict.fromkeys((*longest, *work_unit(lengths, count, seed, effective))))[:count]
     random.Random(seed).shuffle(mixed)
     return mixed
 

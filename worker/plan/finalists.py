@@ -15,7 +15,7 @@ from worker.plan.view import View
 FINALISTS = 3
 # How many finalists are chosen by their trials' speed alone (docs/decisions/0013).
 NEAREST = {"quick": 1, "standard": 2, "strict": 2}
-BLOCKS = {"quick": 4, "standard": 8, "strict": 12}  # at most: a verification ends when it is settled
+BLOCKS = {"quick": 8, "standard": 8, "strict": 12}  # at most: a verification ends when it is settled
 # How much slower one without a lever may be in its trial, for blocks to tell what the lever brings: as much at least,
 # and as the trials' intervals leave open. Another micro batch may be slower by CLOSE.
 ABOUT = 1.02
