@@ -72,12 +72,16 @@ class Server:
         self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def crash(self) -> None:
-        """Kills a process of the server: it cuts off everybody, and is back once it has replayed its log."""
-        with psycopg.connect(self._where, autocommit=True) as connection:
-            os.kill(connection.info.backend_pid, signal.SIGKILL)
+        """Kills a process of the server: it cuts off everybody, and is back once it has replayed its log.
+
+        The server answers new connections until it has noticed the death, so a connection that just waits tells
+        when it has: the server ends that one itself.
+        """
+        with psycopg.connect(self._where) as victim, psycopg.connect(self._where, autocommit=True) as witness:
+            os.kill(victim.info.backend_pid, signal.SIGKILL)
             with contextlib.suppress(psycopg.OperationalError):
-                while True:
-                    connection.execute("SELECT pg_sleep(0.01)")
+                witness.execute("SELECT pg_sleep(60)")
+                raise AssertionError("PostgreSQL did not notice that one of its processes was killed.")
         self._wait(60)
 
     def stop(self) -> None:
