@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
-from service.contract.measurement import NORMAL, PROCESS_SPREAD, Measurement, Outcome
+from service.contract.measurement import NORMAL, PROCESS_SPREAD, Measurement, Outcome, Verdict
 from service.contract.objective import score
 from service.contract.recommendation import Contribution
 from service.contract.task import TrialRecord
@@ -16,16 +16,27 @@ from service.levers import circumstances, excluded, taken_back
 
 
 def waterfall(
-    spec: JobSpec, best: Measurement, baseline: Measurement | None, trials: Sequence[TrialRecord]
+    spec: JobSpec,
+    best: Measurement,
+    baseline: Measurement | None,
+    trials: Sequence[TrialRecord],
+    verdicts: Sequence[Verdict] = (),
 ) -> Waterfall:
-    """What each lever of the best configuration brings, from the trials in which it alone was taken back."""
+    """What each lever of the best configuration brings, from the runs in which it alone was taken back.
+
+    Where these took turns with the best in the verification, by their `verdicts`, the blocks tell; else trials do.
+    """
+    in_turns = {one.key: one for one in verdicts if one.cost is not None}
     known = {one.measurement.configuration.key: one.measurement for one in trials}
     found: list[Contribution] = []
     if baseline is not None:
         # Those without a lever looked for a micro batch, so they are compared with the best that did so, too.
         searched = best.configuration.at_micro_batch(None)
         twin, without = known.get(searched.key, best), taken_back(spec, best.configuration, baseline.configuration)
-        found = [_contribution(spec, twin, name, made, known.get(made.key)) for name, made in without.items()]
+        found = [
+            _contribution(spec, twin, name, made, known.get(made.key), in_turns.get(made.key))
+            for name, made in without.items()
+        ]
         found += _inseparable(spec, best.configuration, baseline.configuration, set(without))
     speedup = score(spec, baseline) / score(spec, best) if baseline else None
     factors = [one.factor for one in found]
@@ -56,11 +67,18 @@ def _inseparable(
 
 
 def _contribution(
-    spec: JobSpec, best: Measurement, lever: str, made: Configuration, without: Measurement | None
+    spec: JobSpec,
+    best: Measurement,
+    lever: str,
+    made: Configuration,
+    without: Measurement | None,
+    verdict: Verdict | None,
 ) -> Contribution:
     factor = low = high = None
     reason = ""
-    if without is None:
+    if verdict is not None:
+        factor, low, high = verdict.cost, verdict.cost_low, verdict.cost_high
+    elif without is None:
         reason = "not measured: the search had no time for it"
     elif without.outcome is not Outcome.ok:
         reason = f"without it the configuration does not run ({without.outcome}): {without.reason}"

@@ -64,7 +64,9 @@ def recommend(
         environment=_environment(facts),
         dataset=dataset,
         alternatives=tuple(others[:MANY_ALTERNATIVES]),
-        contributions=waterfall(spec, best.evidence.measurement, best.evidence.baseline, history).contributions,
+        contributions=waterfall(
+            spec, best.evidence.measurement, best.evidence.baseline, history, best.verdicts
+        ).contributions,
         instead=instead(spec, best.evidence.measurement, sound),
         rejected=_rejected(history, verifications, best.evidence.peak_bytes),
         time_spent=_time_spent(history, verifications),

@@ -97,6 +97,23 @@ def turning(request: bytes, messages: Connection, lifeline: Connection, scratch:
     _answer(request, messages)
 
 
+def as_timed(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Takes turns, and is as fast in a block as its candidate's trial was; which ones took turns is written down."""
+    isolate(lifeline, scratch)
+    asked = REQUEST.validate_json(request)
+    if not isinstance(asked, RunBlock):
+        _answer(request, messages)
+        return
+    with (Path(os.environ["DYNOTUNE_LOCKS"]) / "blocks").open("a") as blocks:
+        blocks.write(f"{asked.block} {asked.in_turns} {asked.candidate.configuration.key}\n")
+    over = not asked.in_turns
+    while not over:
+        say(messages, Paused())
+        over = Turn.model_validate_json(messages.recv_bytes()).last
+    assert asked.candidate.timing is not None
+    say(messages, Result(block=block(asked.candidate, asked.candidate.timing.seconds, asked.block)))
+
+
 def exclusive(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
     """Answers, and says if another child is on the device at the same time."""
     isolate(lifeline, scratch)

@@ -39,9 +39,9 @@ def curve(job: Visible) -> MemoryCurve:
 @router.get("/waterfall", responses=responses(NotFound, NotYet), summary="What each lever brings")
 def shares(job: Visible, session: Reading) -> Waterfall:
     """How the best configuration's speed-up comes about: what the run takes with each lever alone taken back."""
-    evidence = jobs.recommendation(job).evidence
+    answer = jobs.recommendation(job)
     known = history.load(session, job.id)
-    return waterfall(known.spec, evidence.measurement, evidence.baseline, known.trials)
+    return waterfall(known.spec, answer.evidence.measurement, answer.evidence.baseline, known.trials, answer.verdicts)
 
 
 @router.get("/pareto", responses=responses(NotFound), summary="Speed against memory")

@@ -76,6 +76,9 @@ class VerifyRequest(Contract):
     baseline: Measurement | None
     finalists: tuple[Measurement, ...]
     reserves: tuple[Measurement, ...] = Field(default=(), description="Run in turn when no finalist is stable.")
+    taken_back: tuple[Measurement, ...] = Field(
+        default=(), description="Finalists with one lever taken back each; those of the fastest take turns with it."
+    )
     blocks: int
     seconds_limit: float
     expected_seconds: float = Field(default=0.0, description="What it may take; it may be more than the limit.")

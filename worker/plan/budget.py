@@ -129,16 +129,21 @@ def unmeasured_pace(facts: HardwareFacts) -> float:
 
 def verification_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequence[Measurement]) -> float:
     """About how many seconds a verification of these takes: two blocks of all, a proof of the fastest, and a soak."""
-    timed = [one for one in candidates if one.timing]
-    passes = block_passes(max((one.timing.seconds for one in timed if one.timing), default=math.inf))
-    units = [one.timing.seconds * (passes + _warms(one, facts)) for one in timed if one.timing]
     paces = [one.timing.seconds / one.timing.samples for one in candidates if one.timing]
     starts = [process_seconds(one) for one in candidates]
     replayed = STEPS[spec.search.verify] * samples_a_step(candidates[-1])
     held = replayed * (min(paces, default=0.0) + REFERENCES * max(paces, default=0.0))
     held += HELD_PROCESSES * statistics.median(starts) + LEAST_SOAK_SECONDS
     compiling = sum(one.compile_seconds for one in candidates)
-    return compiling + LEAST_BLOCKS * (sum(units) + sum(starts)) + held
+    return compiling + LEAST_BLOCKS * block_seconds(facts, candidates) + held
+
+
+def block_seconds(facts: HardwareFacts, candidates: Sequence[Measurement]) -> float:
+    """About how many seconds a block of these takes: each loads its model and trains the work unit, often enough."""
+    timed = [one for one in candidates if one.timing]
+    passes = block_passes(max((one.timing.seconds for one in timed if one.timing), default=math.inf))
+    units = [one.timing.seconds * (passes + _warms(one, facts)) for one in timed if one.timing]
+    return sum(units) + sum(map(process_seconds, candidates))
 
 
 def _warms(candidate: Measurement, facts: HardwareFacts) -> bool:

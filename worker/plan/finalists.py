@@ -74,6 +74,20 @@ def _other_sizes(view: View, best: Measurement) -> list[Measurement]:
     ][:1]
 
 
+def _taken_back(view: View, finalists: list[Measurement]) -> list[Measurement]:
+    """The trials of a finalist without one of its levers, for what each lever brings; none in a quick search."""
+    reference = view.baseline_request()
+    if reference is None or view.spec.search.verify == "quick":
+        return []
+    keys = {
+        made.key
+        for one in finalists
+        for made in taken_back(view.spec, one.configuration, reference.configuration).values()
+    }
+    baseline = view.baseline()
+    return [one for one in view.good if one.configuration.key in keys and one not in finalists and one is not baseline]
+
+
 def affordable(
     spec: JobSpec, facts: HardwareFacts, best: list[Measurement], always: list[Measurement], seconds: float
 ) -> list[Measurement]:
@@ -96,11 +110,13 @@ def verification(left: list[View]) -> VerifyRequest | None:
         always = [baseline] if baseline else []
         best = affordable(view.spec, view.facts, best, always, seconds)
         others = [one for one in view.good if one != baseline and one not in best]
+        without = _taken_back(view, best)
         return VerifyRequest(
             method=view.method,
             baseline=baseline,
             finalists=tuple(best),
-            reserves=tuple(others[:RESERVES]),
+            reserves=tuple([one for one in others if one not in without][:RESERVES]),
+            taken_back=tuple(without),
             blocks=BLOCKS[view.spec.search.verify],
             seconds_limit=seconds,
             expected_seconds=verification_seconds(view.spec, view.facts, [*always, *best]),

@@ -32,6 +32,8 @@ def judge(
     order = smallest_within(order, cost, {one.configuration.key: _size(spec, one, baseline) for one in candidates})
     order = _simpler_first(spec, blocks, [known[key] for key in order], baseline)
     tied = _tied(spec, blocks, [known[key] for key in order[:2]])
+    if order:
+        verdicts = [_with_cost(spec, blocks, one, known[one.key], known[order[0]]) for one in verdicts]
     return Verification(
         baseline_key=baseline.configuration.key if baseline else None,
         blocks=blocks,
@@ -75,9 +77,20 @@ def _changes(candidate: Measurement, baseline: Measurement | None) -> dict[str, 
 
 
 def _run(request: VerifyRequest, blocks: tuple[Block, ...]) -> list[Measurement]:
-    """The finalists, and those reserves that have run because no finalist was stable."""
+    """The finalists, those reserves that have run because no finalist was stable, and those without a lever that ran."""
     seen = {block.key for block in blocks}
-    return [*request.finalists, *(one for one in request.reserves if one.configuration.key in seen)]
+    others = (*request.reserves, *request.taken_back)
+    return [*request.finalists, *(one for one in others if one.configuration.key in seen)]
+
+
+def _with_cost(
+    spec: JobSpec, blocks: tuple[Block, ...], verdict: Verdict, candidate: Measurement, first: Measurement
+) -> Verdict:
+    """The verdict with the candidate's cost over that of the first, where both ran in a block."""
+    found = ratio(spec, blocks, first, candidate) if candidate is not first else None
+    if found is None:
+        return verdict
+    return verdict.model_copy(update={"cost": found[0], "cost_low": found[1], "cost_high": found[2]})
 
 
 def _note(blocks: tuple[Block, ...], tied: bool) -> str:

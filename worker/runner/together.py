@@ -30,6 +30,17 @@ def fit_together(candidates: Sequence[Measurement], facts: HardwareFacts) -> boo
     return sum((one.peak_bytes or 0) + extra for one in candidates) <= MOST_MEMORY * facts.memory_bytes
 
 
+def groups(first: Measurement, others: Sequence[Measurement], facts: HardwareFacts) -> list[list[Measurement]]:
+    """The others in groups that each fit into the device's memory together with the first; one alone at least."""
+    found: list[list[Measurement]] = []
+    for one in others:
+        if found and fit_together([first, *found[-1], one], facts):
+            found[-1].append(one)
+        else:
+            found.append([one])
+    return found
+
+
 def course(timings: Sequence[Timing], micro_batches: Sequence[int]) -> tuple[int, int]:
     """(passes, turns) of a block of candidates with these timings and numbers of micro batches a pass."""
     slowest = max(timing.seconds for timing in timings)

@@ -11,11 +11,12 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Verification
 from service.contract.replay import Proof
 from service.contract.task import LEAST_SOAK_SECONDS, VerifyRequest
+from service.levers import taken_back
 from service.levers.optimizer import WHOLE_STEP
 from worker.runner.measuring import Bench, JobFailed
 from worker.runner.proving import Prover, failure
 from worker.runner.sandbox import Ending
-from worker.runner.together import fit_together, take_turns
+from worker.runner.together import fit_together, groups, take_turns
 
 SOAK_SHARE, HOLD_SHARE = 0.25, 0.5  # of the verification's time: for a soak; kept for the proof and the soak
 LEAST_BLOCKS = 2  # before a verification may end early: what one pair of processes shows, another may not
@@ -61,6 +62,7 @@ class Verifier:
                 for number in range(0, self._numbers, 2):
                     self._add(reserve, number)
                 self._hold_fastest()
+            self._take_levers_back()
         except _Ended:
             return None
         return self.judged().model_copy(update={"seconds": time.monotonic() - self._started})
@@ -87,6 +89,35 @@ class Verifier:
             self._run_block([*baseline, *finalists])
             took = time.monotonic() - began
             self._numbers += 1
+
+    def _take_levers_back(self) -> None:
+        """Let the fastest take turns with what it is without each of its levers, as long as there is time for it.
+
+        That tells what each lever brings more surely than trials that are minutes apart. One that brings nothing is
+        left out of the answer, once the simpler configuration is proved and soaked itself.
+        """
+        from worker.plan.budget import block_seconds
+
+        request, first = self._request, self._first()
+        if request.baseline is None or first is None or first is request.baseline:
+            return
+        made = taken_back(self._spec, first.configuration, request.baseline.configuration)
+        keys, ran = {one.key for one in made.values()}, {block.key for block in self._blocks}
+        others = [one for one in request.taken_back if one.configuration.key in keys - ran]
+        for group in groups(first, others, self._bench.facts):
+            seconds = LEAST_BLOCKS * block_seconds(self._bench.facts, [first, *group])
+            if self._left() < seconds:
+                return
+            for _ in range(LEAST_BLOCKS):
+                self._run_block([first, *group])
+                self._numbers += 1
+        self._hold_fastest()
+
+    def _first(self) -> Measurement | None:
+        """The first of the ranking so far, or None where no candidate is stable."""
+        request, ranking = self._request, self.judged().ranking
+        known = (*([request.baseline] if request.baseline else []), *request.finalists, *request.reserves)
+        return next((one for one in known if ranking and one.configuration.key == ranking[0]), None)
 
     def _baseline_rests(self, finalists: list[Measurement]) -> bool:
         """Whether the slow baseline is left out of this block: every other one of a quick verification.
@@ -145,7 +176,8 @@ class Verifier:
         baseline is what the others are compared with, so it is only soaked.
         """
         request = self._request
-        known = {one.configuration.key: one for one in (*request.finalists, *request.reserves)}
+        others = (*request.finalists, *request.reserves, *request.taken_back)
+        known = {one.configuration.key: one for one in others}
         known |= {request.baseline.configuration.key: request.baseline} if request.baseline else {}
         while ranking := self.judged().ranking:
             key = ranking[0]

@@ -1,0 +1,94 @@
+"""A verification by stub children that are as fast as their trials were: who runs in which block, and what comes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.comparisons import waterfall
+from service.contract.child import Workplace
+from service.contract.job import JobSpec
+from service.contract.measurement import Measurement, Verification
+from service.contract.task import VerifyRequest
+from tests.conftest import ROOT
+from tests.factory import configuration, measured
+from worker.runner.measuring import Bench
+from worker.runner.sandbox import Sandbox
+from worker.runner.verifying import Verifier
+
+BASELINE = measured(configuration(micro=8), 20.0)
+LEVERS: dict[str, Any] = {"batching": "sorted", "attention": "eager"}
+FASTEST = measured(configuration(**LEVERS), 5.0)
+WITHOUT_BATCHING = measured(configuration(attention="eager"), 9.0)
+
+Verify = Callable[..., tuple[Verification, list[list[str]]]]
+
+
+@pytest.fixture
+def verify(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spec: Callable[..., JobSpec], facts: Callable[..., Any]
+) -> Iterator[Verify]:
+    """Verifies FASTEST beside what it is without a lever; the verification, and the keys in each block."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("DYNOTUNE_LOCKS", str(tmp_path))
+    sandbox = Sandbox(False, "tests.stubs:as_timed")
+    place = Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path)
+
+    def run(
+        *taken_back: Measurement, seconds: float = 3600.0, memory: int = 64 << 30
+    ) -> tuple[Verification, list[list[str]]]:
+        bench = Bench(sandbox, facts(memory_bytes=memory), tmp_path, place)
+        request = VerifyRequest(
+            method="lora",
+            baseline=BASELINE,
+            finalists=(FASTEST,),
+            taken_back=taken_back,
+            blocks=2,
+            seconds_limit=seconds,
+        )
+        job = spec(search={"verify": "standard"})
+        found = Verifier(bench, job, "job", request, lambda _: None, lambda: False, None).run()
+        assert found is not None
+        lines = [line.split() for line in (Path(os.environ["DYNOTUNE_LOCKS"]) / "blocks").read_text().splitlines()]
+        blocks: dict[str, list[str]] = {}
+        for number, _, key in lines:
+            blocks.setdefault(number, []).append(key)
+        return found, list(blocks.values())
+
+    yield run
+    sandbox.close()
+
+
+def test_the_fastest_takes_turns_with_itself_without_each_lever(verify: Verify, spec: Callable[..., JobSpec]) -> None:
+    without_attention = measured(configuration(batching="sorted"), 6.0)
+    found, blocks = verify(WITHOUT_BATCHING, without_attention)
+    keys = {one.configuration.key for one in (FASTEST, WITHOUT_BATCHING, without_attention)}
+    assert [set(block) for block in blocks[2:]] == [keys, keys], "after two blocks with the baseline"
+    assert found.ranking[0] == FASTEST.configuration.key
+    told = waterfall(spec(), FASTEST, BASELINE, (), found.verdicts)
+    factors = {one.lever: one.factor for one in told.contributions}
+    assert factors["batching"] == pytest.approx(1.8, abs=0.02) and factors["attention"] == pytest.approx(1.2, abs=0.02)
+
+
+def test_a_lever_that_brings_nothing_is_left_out_of_the_answer(verify: Verify) -> None:
+    simpler = measured(configuration(batching="sorted"), 5.05)
+    found, _ = verify(simpler)
+    assert found.ranking[0] == simpler.configuration.key
+    verdict = next(one for one in found.verdicts if one.key == simpler.configuration.key)
+    assert verdict.stable and verdict.proof is not None and verdict.soak is not None, "it is held itself"
+
+
+def test_where_memory_holds_few_they_come_in_groups(verify: Verify) -> None:
+    peak = FASTEST.peak_bytes or 0
+    without_attention = measured(configuration(batching="sorted"), 6.0)
+    _, blocks = verify(WITHOUT_BATCHING, without_attention, memory=int(2.5 * peak))
+    assert [len(block) for block in blocks] == [2, 2, 2, 2, 2, 2]
+
+
+def test_without_time_for_it_trials_have_to_tell(verify: Verify) -> None:
+    found, blocks = verify(WITHOUT_BATCHING, seconds=60.0)
+    assert len(blocks) == 2 and found.ranking[0] == FASTEST.configuration.key
