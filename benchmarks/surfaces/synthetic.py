@@ -115,7 +115,11 @@ def _job(rng: np.random.Generator, number: int) -> Drawn:
     spec = JobSpec.model_validate(
         {
             "name": f"synthetic-{number:02d}",
-            "model": {"source": "made-up", "weights": "pretrained" if large.startswith(("1b", "8b")) else "random"},
+            # On a host the model is another, made for it, whose weights have 32 bits.
+            "model": {
+                "source": "made-up",
+                "weights": "pretrained" if facts.device == "cuda" and large.startswith(("1b", "8b")) else "random",
+            },
             "task": task,
             "dataset": {"source": "made-up", "max_length": lengths.longest},
             "method": method,
@@ -123,7 +127,7 @@ def _job(rng: np.random.Generator, number: int) -> Drawn:
             "search": search,
         }
     )
-    checkpoint = "bf16" if spec.model.weights == "pretrained" and facts.device == "cuda" else "fp32"
+    checkpoint = "bf16" if spec.model.weights == "pretrained" else "fp32"
     world = _world(rng, spec, facts, device, SMALL.get(name) or MODELS[name], lengths, checkpoint)
     return Drawn(spec, facts, world, applicable(without(space(spec, facts), world.lacks), method, task))
 
@@ -144,6 +148,8 @@ def _world(
 
     base, scale = DEVICES[device], near(0.4)
     table = _perturbed(rng, costs(facts.device, device, spec.method[0], checkpoint))
+    if checkpoint == "fp32":  # then these are the same arithmetic under two names
+        table["precision"]["checkpoint"] = table["precision"]["fp32"]
     return World(
         device=replace(
             base,
