@@ -3,17 +3,18 @@
     python -m benchmarks.collect_table --job llama-lora|bert-full --json FILE [--rounds N]
         [--limit N] [--home FOLDER]
 
-Each is measured as a trial, in the shortest way; the file is written after each, so that a run that was cut off goes
-on. A round takes ten minutes on an otherwise idle machine. One timing of some seconds scatters by a tenth on a shared
-machine, so several rounds are needed for a truth; the median of a configuration's timings counts, without those that
-others disturbed.
-Committed ones lie in benchmarks/surfaces/tables.
+Each is measured once as a trial, in the shortest way. One timing of some seconds scatters by a tenth on a shared
+machine, so in rounds after that, groups of configurations take turns with the baseline, as finalists do in a
+verification (docs/decisions/0017): the median of a configuration's ratios to the baseline is its truth. The file is
+written after each trial and each group, so that a run that was cut off goes on. Trials and a round take ten minutes
+each on an otherwise idle machine with two cores. Committed ones lie in benchmarks/surfaces/tables.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import time
@@ -24,7 +25,7 @@ from typing import Any
 from benchmarks.published.jobs import SIZES, Size, config, prepare
 from benchmarks.store import say
 from benchmarks.surfaces.recorded import Table
-from service.contract.child import Workplace
+from service.contract.child import Result, RunBlock, Workplace
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
@@ -35,9 +36,11 @@ from service.levers import LEVERS
 from worker.runner.main import discover, environment
 from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Sandbox
+from worker.runner.together import take_turns
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 120.0  # at most, a trial
+TOGETHER = 5  # configurations that take turns with the baseline at the same time
 PACKAGES = ("peft",)  # that the tables' facts have: with others there are choices that no table could hold all of
 # Small, as a work unit has 10,000 tokens at least: a trial shall take seconds.
 MODELS = {"decoder": ("llama", Size(128, 4, 4, 256, 0, 1, 1)), "encoder": ("bert", Size(128, 2, 2, 256, 0, 1, 1))}
@@ -108,6 +111,22 @@ def trial(bench: Bench, spec: JobSpec, name: str, configuration: Configuration, 
     return found
 
 
+def in_turns(
+    bench: Bench, spec: JobSpec, name: str, baseline: Measurement, group: list[Measurement], number: int
+) -> dict[str, float]:
+    """Configuration's key -> its seconds over the baseline's, where all of the group and the baseline took turns."""
+    place, seed = bench.workplace_of(name), 1000 + number
+    asked = [
+        RunBlock(workplace=place, spec=spec, candidate=one, block=number, seed=seed, in_turns=True)
+        for one in (baseline, *group)
+    ]
+    endings = take_turns(bench.sandbox, asked, [SECONDS] * len(asked), lambda: False, None, None)
+    blocks = [ending.last.block if isinstance(ending.last, Result) else None for ending in endings]
+    seconds = [block.timing.seconds if block and block.timing else math.nan for block in blocks]
+    keys = [one.configuration.key for one in group]
+    return {key: taken / seconds[0] for key, taken in zip(keys, seconds[1:], strict=True) if taken / seconds[0] > 0}
+
+
 def recorded_facts(facts: HardwareFacts) -> HardwareFacts:
     """The facts that go with a table: this device without its host's name, and with the tables' packages only."""
     packages = {name: one for name, one in facts.packages.items() if name in PACKAGES}
@@ -120,7 +139,7 @@ def main() -> None:
     parser.add_argument("--job", choices=JOBS, required=True)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--limit", type=int, help="trials at most in this call")
-    parser.add_argument("--rounds", type=int, default=5, help="undisturbed measurements that each has to have")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each takes turns with the baseline")
     parser.add_argument("--home", type=Path, default=ROOT / "dynotune-out" / "tables")
     options = parser.parse_args()
     os.environ.update(environment())
@@ -137,7 +156,7 @@ def main() -> None:
         quantised_weights=home / "quantised",
     )
     bench = Bench(Sandbox(facts.has_own_memory), facts, home, folders)
-    left = table.missing(options.rounds)
+    left = table.missing()
     say(f"{len(left)} of {options.job} are left")
     for number, configuration in enumerate(left[: options.limit], 1):
         started = time.perf_counter()
@@ -145,6 +164,14 @@ def main() -> None:
         table.add(anonymous(found, home))
         seconds = f"{found.timing.seconds:.2f} s a unit" if found.timing else found.reason[:100]
         say(f"{number}/{len(left)} {found.outcome} {seconds}, {time.perf_counter() - started:.1f} s")
+    if not table.missing():
+        spec = placed(table.spec, home)
+        for number, group in table.groups(options.rounds, TOGETHER):
+            started = time.perf_counter()
+            ratios = in_turns(bench, spec, options.job, table.baseline(), group, number)
+            table.add_ratios(number, ratios)
+            told = " ".join(f"{one:.3f}" for one in ratios.values())
+            say(f"round {number + 1}: {told}, {time.perf_counter() - started:.1f} s")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 A table is a folder's JSON file that `benchmarks/collect_table.py` writes: the job, the worker's facts, and a
 measurement of every configuration of the search space, which is the full factorial of the few levers that the job
-leaves open, and of the baseline. Their scores are taken for the truth; what a policy is told has 1% of noise on top.
+leaves open, and of the baseline. How their seconds compare with the baseline's is told by turns that they took with it.
+Their scores are taken for the truth; what a policy is told has 1% of noise on top.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import hashlib
 import json
 import math
 import random
-from collections import Counter
+import statistics
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,6 @@ from worker.plan.space import effective_choices, every
 from worker.plan.view import View
 
 TABLES = Path(__file__).parent / "tables"
-CLEAN = 0.9  # share of a timing's steps that has to be clean, for the timing to count
 NEAR = 1.02  # times the best: what counts as having found it, for `switches`
 LEFT_OUT = {"dataset", "losses", "grad_norms", "curve", "adapter_excludes"}  # of what is kept of a measurement
 
@@ -53,7 +54,7 @@ class Table:
         else:
             assert spec is not None and facts is not None, f"there is no table {file}"
             kept = {"spec": spec.model_dump(mode="json"), "facts": facts.model_dump(mode="json"), "dataset": None}
-            kept["measurements"] = []
+            kept |= {"measurements": [], "ratios": []}
         self._kept = kept
         self.spec, self.facts = JobSpec.model_validate(kept["spec"]), HardwareFacts.model_validate(kept["facts"])
 
@@ -63,11 +64,42 @@ class Table:
         return DatasetFacts.model_validate(self._kept["dataset"]) if self._kept["dataset"] else None
 
     def measurements(self) -> dict[str, Measurement]:
-        """By configurations' keys, the one of the median time; disturbed ones count where there are no others."""
-        found: dict[str, list[Measurement]] = {}
-        for one in self._every():
-            found.setdefault(one.configuration.key, []).append(one)
-        return {key: _median(several) for key, several in found.items()}
+        """By configurations' keys, with seconds by the median of the ratios to the baseline, where there are any."""
+        found = {one.configuration.key: one for one in self._every()}
+        ratios: dict[str, list[float]] = {}
+        for row in self._kept.get("ratios", ()):
+            for key, value in row["ratios"].items():
+                ratios.setdefault(key, []).append(value)
+        reference = self.baseline().timing
+        return {
+            key: _scaled(one, statistics.median(ratios[key]) * reference.seconds)
+            if reference and key in ratios
+            else one
+            for key, one in found.items()
+        }
+
+    def baseline(self) -> Measurement:
+        """The baseline's measurement."""
+        key = baseline(self.spec, self.spec.method[0], {})[0].key
+        return next(one for one in self._every() if one.configuration.key == key)
+
+    def groups(self, rounds: int, size: int) -> Iterator[tuple[int, list[Measurement]]]:
+        """(round, configurations that take turns with the baseline together) of what is left of so many rounds.
+
+        Each round has its own order, so that a configuration meets others each time.
+        """
+        good = {one.configuration.key: one for one in self._every() if one.timing}
+        good.pop(self.baseline().configuration.key)
+        for number in range(rounds):
+            done = {key for row in self._kept.get("ratios", ()) if row["round"] == number for key in row["ratios"]}
+            left = [key for key in random.Random(number).sample(sorted(good), len(good)) if key not in done]
+            for at in range(0, len(left), size):
+                yield number, [good[key] for key in left[at : at + size]]
+
+    def add_ratios(self, number: int, ratios: dict[str, float]) -> None:
+        """Keep a group's ratios of a round."""
+        self._kept.setdefault("ratios", []).append({"round": number, "ratios": ratios})
+        self._write()
 
     def _every(self) -> list[Measurement]:
         dataset = self._kept["dataset"]
@@ -79,35 +111,29 @@ class Table:
             self._kept["dataset"] = measurement.dataset.model_dump(mode="json")
         row = measurement.model_dump(mode="json", exclude=LEFT_OUT, exclude_defaults=True)
         self._kept["measurements"].append(row)
+        self._write()
+
+    def _write(self) -> None:
         partial = self.file.with_suffix(".partial")
         head = {name: value for name, value in self._kept.items() if name != "measurements"}
         rows = ",\n".join(json.dumps(one) for one in self._kept["measurements"])
         partial.write_text(f'{json.dumps(head)[:-1]}, "measurements": [\n{rows}\n]}}\n')
         partial.replace(self.file)
 
-    def missing(self, rounds: int = 1) -> list[Configuration]:
-        """What is left until each configuration has `rounds` measurements that others have not disturbed.
-
-        The baseline is first, as it tells the count of rows. The others come in another order in each round, so that a
-        drift of the machine's pace favours none.
-        """
-        counts = Counter(one.configuration.key for one in self._every() if not _is_disturbed(one))
-        first, *others = valid(self.spec, self.facts, self.dataset.rows if self.dataset else 0)
-        left: list[Configuration] = []
-        for number in range(rounds):
-            order = [first, *random.Random(number).sample(others, len(others))]
-            left += [one for one in order if counts[one.key] <= number]
-        return left
+    def missing(self) -> list[Configuration]:
+        """What has no measurement yet, the baseline first, as it tells the count of rows."""
+        seen = {one.configuration.key for one in self._every()}
+        rows = self.dataset.rows if self.dataset else 0
+        return [one for one in valid(self.spec, self.facts, rows) if one.key not in seen]
 
 
-def _is_disturbed(one: Measurement) -> bool:
-    return one.timing is not None and (one.timing.clean_share or 0.0) < CLEAN
-
-
-def _median(several: list[Measurement]) -> Measurement:
-    quiet = [one for one in several if not _is_disturbed(one)] or several
-    ordered = sorted(quiet, key=lambda one: one.timing.seconds if one.timing else math.inf)
-    return ordered[(len(ordered) - 1) // 2]
+def _scaled(one: Measurement, seconds: float) -> Measurement:
+    """The measurement with a work unit that takes so many seconds."""
+    if one.timing is None:
+        return one
+    factor = seconds / one.timing.seconds
+    changed = {name: getattr(one.timing, name) * factor for name in ("seconds", "low", "high", "waiting_seconds")}
+    return one.model_copy(update={"timing": one.timing.model_copy(update=changed)})
 
 
 class Recorded(Surface):

@@ -1,4 +1,4 @@
-"""A verification by stub children that are as fast as their trials were: who runs in which block, and what comes of it."""
+"""A verification by stub children that are as fast as their trials were: who runs in which block, and who is first."""
 
 from __future__ import annotations
 

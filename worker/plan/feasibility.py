@@ -38,7 +38,7 @@ class Feasibility:
 
     def __init__(self, view: View, grid: Grid) -> None:
         self._grid = grid
-        self._tables = _memory_tables(view, grid)
+        self._tables = memory_tables(view, grid)
         self._ok = [one for one in view.history if one.outcome is Outcome.ok]
         failed = [one for one in view.history if one.outcome is not Outcome.ok and not _is_explained(one, view)]
         self._capacity = _capacity(view)
@@ -131,7 +131,7 @@ def _no_less(ones: Floats, others: Floats) -> NDArray[np.bool_]:
     return found
 
 
-def _memory_tables(view: View, grid: Grid) -> list[Floats]:
+def memory_tables(view: View, grid: Grid) -> list[Floats]:
     """Tables of the grid: logarithms of activations' factors, state bytes a trained parameter, bytes a weight."""
     activations = {
         (name, choice.name): math.log(choice.memory.activations)

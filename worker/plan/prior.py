@@ -15,7 +15,9 @@ from worker.plan.grid import EFFECTIVE, Floats, Grid, Rows, look_up
 from worker.plan.space import TRAINER_BATCH
 from worker.plan.view import View, was_given_too_much
 
-EMULATED = 1.5  # expected factor of a choice that this hardware only emulates, where a job asks for it by name
+# Expected factor of a choice that a job asks for by name although this hardware lacks what it needs: it is emulated, or
+# takes cores from the training. How slow that is, nobody knows.
+LACKING, LACKING_SPREAD = 1.5, 0.4
 PADDED_SHARE = 0.4  # of what a device computes is padding, where nothing is known of the data yet
 DOUBLING = 0.93  # expected factor for an effective batch of twice the size: fewer, larger passes and updates
 DOUBLING_SPREAD = 0.1  # standard deviation of that factor's logarithm
@@ -38,11 +40,12 @@ class Prior:
         }
         limited, half, padding = is_limited(view), view.is_half(), padded_share(view)
         own = view.facts.has_own_memory
+        lacking = {of for of, one in choices.items() if one.missing(view.facts)}
         factors = {
-            of: math.log(EMULATED if one.missing(view.facts) else _factor(one.effect, limited, half, own, padding))
+            of: math.log(LACKING if of in lacking else _factor(one.effect, limited, half, own, padding))
             for of, one in choices.items()
         }
-        spreads = {of: one.effect.spread for of, one in choices.items()}
+        spreads = {of: LACKING_SPREAD if of in lacking else one.effect.spread for of, one in choices.items()}
         smallest = min(view.effectives)
         for size in view.effectives:
             doublings = math.log2(size / smallest)

@@ -77,7 +77,7 @@ def _changes(candidate: Measurement, baseline: Measurement | None) -> dict[str, 
 
 
 def _run(request: VerifyRequest, blocks: tuple[Block, ...]) -> list[Measurement]:
-    """The finalists, those reserves that have run because no finalist was stable, and those without a lever that ran."""
+    """The finalists, and of the reserves and of those without a lever the ones that have run."""
     seen = {block.key for block in blocks}
     others = (*request.reserves, *request.taken_back)
     return [*request.finalists, *(one for one in others if one.configuration.key in seen)]

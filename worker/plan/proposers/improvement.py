@@ -18,7 +18,7 @@ from worker.plan.view import View
 
 # Of the seconds: while a trial is expected to save as much, the search goes on; where the same job was searched before,
 # what it left untried has to promise more.
-ENOUGH, ENOUGH_AGAIN = 0.003, 0.02
+ENOUGH, ENOUGH_AGAIN = 0.005, 0.02
 
 
 class ExpectedImprovement:

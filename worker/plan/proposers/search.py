@@ -1,7 +1,8 @@
 """The sampler: an Optuna study in memory is told the history, and asked for a trial. It is seeded, so it is pure.
 
 It is for jobs of which nothing has run, and for which the surrogate has ruled out all that it looks at: what it takes
-for impossible may yet run, as the catalogue's memory factors are no measurements.
+for impossible may yet run, as the catalogue's memory factors are no measurements. Where memory was short, only choices
+that need about the least of it are drawn: what holds more than what did not fit is no news.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
@@ -17,7 +19,9 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.contract.states import Origin
 from service.space import Space, applicable
-from worker.plan.grid import EFFECTIVE
+from worker.plan.feasibility import memory_tables
+from worker.plan.grid import EFFECTIVE, Grid
+from worker.plan.prior import short_of_memory
 from worker.plan.proposers import Proposal
 from worker.plan.space import every, make, repaired
 from worker.plan.view import View
@@ -27,6 +31,9 @@ MOST_LISTED = 10_000  # combinations up to which all are listed to choose from
 MOST_DRAWN = 200  # random draws where there are more combinations
 MOST_UNAFFORDABLE = 8  # configurations for which there is no time, before the proposer gives up
 FAILED = 1.0  # what the sampler is told of a failed trial
+# Above the least of a lever's choices, what still counts as about as little: of the logarithm of activations' bytes, of
+# the bytes of optimizer state a trained weight, of those of a weight.
+SLACK = (math.log(1.5), 0.5, 0.1)
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -59,6 +66,8 @@ def ask(view: View, taken: set[str]) -> Configuration | None:
     """
     spec, method, effectives = view.spec, view.method, view.effectives
     choices = applicable(view.choices, method, spec.task)
+    if short_of_memory(view):
+        choices = _slim(view, choices)
     distributions: dict[str, CategoricalDistribution] = {
         name: CategoricalDistribution(options) for name, options in choices.items()
     }
@@ -77,6 +86,20 @@ def ask(view: View, taken: set[str]) -> Configuration | None:
             return made
         study.tell(trial, state=TrialState.FAIL)
     return _any_left(spec, method, choices, effectives, taken)
+
+
+def _slim(view: View, choices: Space) -> Space:
+    """The choices of each lever that need about the least memory, by what the catalogue says of them."""
+    grid = Grid(view.spec, view.method, choices, view.effectives, [])
+    tables = memory_tables(view, grid)
+    found = {}
+    for at, name in enumerate(grid.names):
+        if name not in choices:
+            continue
+        needs = [table[at, : len(choices[name])] for table in tables]
+        kept = np.all([one <= one.min() + slack for one, slack in zip(needs, SLACK, strict=True)], axis=0)
+        found[name] = tuple(choice for choice, keeps in zip(choices[name], kept, strict=True) if keeps)
+    return {name: found[name] or choices[name] for name in choices}
 
 
 def _any_left(
