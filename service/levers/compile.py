@@ -122,6 +122,11 @@ LEVER = Lever(
             "https://github.com/huggingface/peft/issues/1886",
         ),
         Exclusion(
+            {"compile": WHOLE, "checkpointing": ("offloaded",)},
+            "the hooks that move layers' inputs to host memory break the graph at every layer; per layer does not",
+            "https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html",
+        ),
+        Exclusion(
             {"head": WITHOUT_LOGITS, "compile": WHOLE},
             "labelled positions are chosen by value, which breaks the graph; with Liger the loss was silently wrong",
             "https://github.com/linkedin/Liger-Kernel/pull/1338",
