@@ -253,8 +253,9 @@ def test_compile_passes_mode_and_backend_on() -> None:
     compiling.compile_layers(model, mode="max-autotune-no-cudagraphs")
     assert calls == [{"dynamic": True, "mode": "max-autotune-no-cudagraphs"}] * 2
     model.compile = lambda **more: calls.append(more)
-    compiling.compile_model(model, dynamic=False, backend="cudagraphs")
-    assert calls[-1] == {"dynamic": False, "backend": "cudagraphs"}
+    compiling.compile_whole(model)
+    compiling.compile_in_graphs(model, backend="cudagraphs")
+    assert calls[-2:] == [{"dynamic": True}, {"dynamic": False, "backend": "cudagraphs"}]
 
 
 def test_torchao_quantises_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
