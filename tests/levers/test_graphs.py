@@ -13,24 +13,35 @@ import pytest
 import torch
 
 from service.contract.job import JobSpec
+from service.contract.measurement import Outcome
+from service.contract.states import Origin
+from service.contract.task import TrialRequest
+from service.exports import EXPORTS
 from service.levers import LEVERS, excluded
 from service.levers.batching import ROWS
 from service.levers.compile import GRAPHS
 from tests.child import tiny
+from tests.exports.test_train_py import job as exported_job
+from tests.exports.test_train_py import models, recommended, script
 from tests.factory import configuration
 from training.batches import epoch_steps, padded_width, prepare
 from training.levers.compile import own_gradients
 from training.recipe import Recipe
 from training.samples import IGNORED, Sample, Step, sample_of
-from worker.child import steps
+from worker.child import measure, steps
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle, recipe_of
+
+__all__ = ["models"]  # a fixture
 
 POINT = {lever.name: lever.baseline for lever in LEVERS.values()} | {"task": "causal-lm", "method": "lora"}
 SPEC = JobSpec.model_validate({"model": {"source": "org/m"}, "dataset": {"source": "org/d", "max_length": 128}})
 SAMPLES = list(range(45))  # of which the last step has fewer than the others
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),  # dynamo's own
+    pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning"),  # peft, by the old name
+]
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +49,10 @@ def _fresh() -> Iterator[None]:
     """No compiled code, before and after."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    limit = torch._dynamo.config.recompile_limit
     yield
     torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = limit
 
 
 @pytest.fixture
@@ -122,7 +135,7 @@ def trained(bundle: Bundle, plan: list[Step]) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("batching", ROWS)
 def test_one_graph_without_a_break_serves_an_epoch(job: JobSpec, batching: str, attention: str, method: str) -> None:
     """Traced for fixed shapes as CUDA graphs are: nothing of a batch, of a step or of gradients compiles it again."""
-    levers = {"batching": batching, "attention": attention, "padding": "multiple-64"}
+    levers: dict[str, Any] = {"batching": batching, "attention": attention, "padding": "multiple-64"}
     plain = tiny.bundle(job, method, **levers)
     wanted = trained(plain, plan_of(plain, SAMPLES, 2))
     bundle = tiny.bundle(job, method, **levers, compile="whole-reduce-overhead")
@@ -141,6 +154,21 @@ def test_one_graph_without_a_break_serves_an_epoch(job: JobSpec, batching: str, 
     )
 
 
+@pytest.mark.skipif(tiny.DEVICE != "cuda", reason="needs an NVIDIA GPU, and DYNOTUNE_TEST_DEVICE=cuda")
+@pytest.mark.parametrize("batching", [*ROWS, "grouped"])
+@pytest.mark.parametrize("compiled", GRAPHS)
+def test_on_a_gpu_micro_batches_add_up(job: JobSpec, compiled: str, batching: str) -> None:
+    """Steps of several micro batches by recorded graphs, which were recorded by then: as without them."""
+    levers: dict[str, Any] = {"batching": batching, "padding": "multiple-64"}
+    plain, bundle = tiny.bundle(job, **levers), tiny.bundle(job, **levers, compile=compiled)
+    bundle.compile()
+    plan = plan_of(bundle, SAMPLES, 2)
+    assert len(plan[0]) > 1
+    wanted, found = (trained(one, [*plan, *plan, *plan]) for one in (plain, bundle))
+    for step, other in zip(found, wanted, strict=True):
+        assert step == pytest.approx(other, rel=1e-2)
+
+
 def begin_again(bundle: Bundle, fresh: Bundle) -> None:
     """Give a compiled model the weights that it began with, and a new optimizer."""
     bundle.model.load_state_dict(fresh.model.state_dict())
@@ -157,7 +185,58 @@ def test_a_short_last_row_or_micro_batch_would_compile_it_again(job: JobSpec) ->
         trained(bundle, plan)
 
 
-class Replayed(torch.autograd.Function):
+@pytest.mark.parametrize("batching", ROWS)
+def test_a_trial_runs_to_its_end(job: JobSpec, monkeypatch: pytest.MonkeyPatch, batching: str) -> None:
+    """As on a GPU but for the graphs themselves: one is made for each size of micro batch that is tried, all full."""
+    compile_model, device, seen = torch.nn.Module.compile, tiny.device(), set()
+
+    def compiled(model: Any, dynamic: bool, mode: str) -> None:
+        model.register_forward_pre_hook(lambda *given: seen.add(tuple(given[2]["input_ids"].shape)), with_kwargs=True)
+        compile_model(model, dynamic=dynamic, backend="eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    monkeypatch.setattr(measure, "unit_size", lambda *_: 32)
+    capacity = device.used() + (1 << 30)
+    monkeypatch.setattr(device, "capacity", lambda: capacity)
+    levers: dict[str, Any] = {"batching": batching, "padding": "multiple-64", "compile": "whole-reduce-overhead"}
+    request = TrialRequest(
+        configuration=configuration("lora", 16, precision="fp32", **levers), origin=Origin.baseline, number=1, passes=1
+    )
+    place = tiny.workplace(Path(job.model.source), Path(job.dataset.source).parent)
+    found = measure.run_trial(job, request, device, place, lambda _: None)
+    assert found.outcome is Outcome.ok and found.tokens_per_second
+    assert {tokens for _, tokens in seen} == {128}
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(seen) > 2
+    assert torch._dynamo.config.recompile_limit > 9, "there are as many sizes that are worth timing"
+
+
+def test_the_exported_script_does_the_same(
+    models: Path, tmp_path: Path, facts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's plan of an epoch, batches of one shape, and gradients that stay where they are from step to step."""
+    levers: dict[str, Any] = {"batching": "packed", "padding": "multiple-64", "compile": "whole-reduce-overhead"}
+    made = configuration(effective=8, micro=4, **levers)
+    spec, asked, places, seen = exported_job(models, made), [], set(), set()
+    module = script(EXPORTS["train.py"].write(recommended(spec, made, facts())), tmp_path)
+    lengths = random.Random(5).choices(range(1, 65), k=203)
+    wanted = replace(recipe_of(spec, made), micro_batch_size=4)
+    assert module.epoch_steps(lengths, 3) == epoch_steps(lengths, 3, wanted)
+
+    def compiled(model: Any, **more: Any) -> None:
+        asked.append(more)
+        model.register_forward_pre_hook(lambda *given: seen.add(tuple(given[2]["labels"].shape)), with_kwargs=True)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda one: places.add((id(one), one.grad.data_ptr())))
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    monkeypatch.setattr(module, "evaluate", lambda *_: {"loss": 0.0})
+    module.main(["--max-steps", "3", "--device", "cpu", "--output", str(tmp_path / "out")])
+    assert asked == [{"dynamic": False, "mode": "reduce-overhead"}] and seen == {(4, 64)}
+    assert len(places) == len({one for one, _ in places}) > 2
+
+
+class Replayed(torch.autograd.Function):  # type: ignore[misc]
     """A product whose gradient lies where the next one will be written, as that of a CUDA graph does."""
 
     memory = array("f", [0.0] * 4)
