@@ -18,6 +18,7 @@ from service.levers import LEVERS
 from service.levers.adapter import ATTENTION
 from service.levers.attention import TOLD, TOLD_ALWAYS
 from service.levers.batching import GROUP_STEPS, PACKED, ROWS
+from service.levers.compile import GRAPHS
 from service.levers.optimizer import WHOLE_STEP
 from service.tasks import TASKS
 
@@ -47,6 +48,7 @@ def recipe_fields(
     """All fields of a Recipe. Where `dataset` is not known yet, the data may be of any format, and has no columns."""
     training, splits, batching = spec.training, spec.dataset.splits, levers["batching"]
     task, attention = TASKS[spec.task], attention_implementation(levers["attention"])
+    one_shape = batching in ROWS and levers["compile"] in GRAPHS
     options = {name: dict(LEVERS[name].choice(choice).options) for name, choice in levers.items()}
     return {
         "task": spec.task,
@@ -85,7 +87,8 @@ def recipe_fields(
         "masked": batching not in PACKED and (task.needs_mask or batching == LEVERS["batching"].baseline),
         "labels_are_classes": task.labels_are_classes,
         "tells_where_samples_end": attention == TOLD_ALWAYS or (attention in TOLD and batching in PACKED),
-        "pad_multiple": options["padding"]["multiple"],
+        "fills_micro_batches": one_shape,
+        "pad_multiple": 0 if one_shape else options["padding"]["multiple"],
         "group_steps": GROUP_STEPS[spec.search.verify],
         **arithmetic(method, options["precision"]),
         "attention": attention,

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 import torch
 
 from training.recipe import Recipe, apply, task_of
-from training.samples import IGNORED, Batch, Sample, Step
+from training.samples import IGNORED, Batch, MicroBatch, Sample, Step
 
 Prepared = tuple[list[Batch], int, int]  # a step's batches, number of loss terms, number of tokens without padding
 
@@ -26,7 +26,7 @@ def arranged(order: Sequence[int], lengths: Sequence[int], seed: int, recipe: Re
 
     The loss is a mean over a step's terms, so arrangements that put the same samples in a step learn the same.
     """
-    return apply(
+    plan: list[Step] = apply(
         recipe.batching,
         order,
         lengths,
@@ -36,6 +36,14 @@ def arranged(order: Sequence[int], lengths: Sequence[int], seed: int, recipe: Re
         seed=seed,
         group_steps=recipe.group_steps,
     )
+    if recipe.fills_micro_batches:
+        return [[filled_up(part, recipe.micro_batch_size) for part in step] for step in plan]
+    return plan
+
+
+def filled_up(micro_batch: MicroBatch, size: int) -> MicroBatch:
+    """The micro batch with as many rows as any other: a row without samples is padding, of which nothing is learnt."""
+    return micro_batch + [[] for _ in range(size - len(micro_batch))]
 
 
 def padded_width(longest: int, recipe: Recipe) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from service.contract.recommendation import Recommendation
 from service.exports.base import Export
 from service.exports.heads import yaml_file
-from service.exports.hugging_face import ALLOCATOR
+from service.exports.hugging_face import ALLOCATOR, NO_ACCUMULATION
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
 
 SCRIPT = cannot("the script that accelerate starts decides on it; the exports train.py and trainer are such scripts")
@@ -75,11 +75,13 @@ WORDS: Words = {
         ),
         "whole": compiled(says(), dynamo_mode="default", **WHOLE),
         "whole-reduce-overhead": compiled(
-            says(), dynamo_mode="reduce-overhead", **{**WHOLE, "dynamo_use_dynamic": False}
+            nearest(NO_ACCUMULATION), dynamo_mode="reduce-overhead", **{**WHOLE, "dynamo_use_dynamic": False}
         ),
         "whole-max-autotune": compiled(says(), dynamo_mode="max-autotune-no-cudagraphs", **WHOLE),
         "whole-cudagraphs": Word(
-            "says", "", {"dynamo_config": {"dynamo_backend": "CUDAGRAPHS", **WHOLE, "dynamo_use_dynamic": False}}
+            "nearest",
+            NO_ACCUMULATION,
+            {"dynamo_config": {"dynamo_backend": "CUDAGRAPHS", **WHOLE, "dynamo_use_dynamic": False}},
         ),
     },
     "activations": {"all": says(), **alike(SCRIPT, "half", "fifth")},

@@ -59,13 +59,16 @@ def optimizers(key: str = "optim", **better: Word) -> dict[str, Word]:
 
 
 WHOLE_ONLY = "it compiles the whole model or nothing; whole graphs break at adapters, checkpoints and packed rows"
+NO_ACCUMULATION = (
+    "gradients lie in the graphs' memory, so that it fails with more than one micro batch a step (pytorch issue 169545)"
+)
 COMPILE = {
     "off": says(torch_compile=False),
     **alike(cannot(WHOLE_ONLY), "per-layer", "per-layer-max-autotune", "per-layer-aot-eager"),
     "whole": says(torch_compile=True),
-    "whole-reduce-overhead": says(torch_compile=True, torch_compile_mode="reduce-overhead"),
+    "whole-reduce-overhead": nearest(NO_ACCUMULATION, torch_compile=True, torch_compile_mode="reduce-overhead"),
     "whole-max-autotune": says(torch_compile=True, torch_compile_mode="max-autotune-no-cudagraphs"),
-    "whole-cudagraphs": says(torch_compile=True, torch_compile_backend="cudagraphs"),
+    "whole-cudagraphs": nearest(NO_ACCUMULATION, torch_compile=True, torch_compile_backend="cudagraphs"),
 }
 LOADING = {
     "ahead": nearest(

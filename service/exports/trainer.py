@@ -70,10 +70,13 @@ WORDS: Words = {
         "full": kept(),
         "every-2": kept(every_n_layers=2),
         "every-4": kept(every_n_layers=4),
-        "selective": CODE,
-        "offloaded": kept(offload=True),
+        **alike(CODE, "selective", "offloaded"),
     },
-    "compile": {**hf.COMPILE, **alike(CODE, "per-layer", "per-layer-max-autotune", "per-layer-aot-eager")},
+    "compile": {
+        **hf.COMPILE,
+        **alike(CODE, "per-layer", "per-layer-max-autotune", "per-layer-aot-eager"),
+        **alike(CODE, "whole-reduce-overhead", "whole-cudagraphs"),
+    },
     "activations": alike(CODE, "all", "half", "fifth"),
     "batching": {
         **alike(CODE, "padded", "sorted", "grouped"),

@@ -82,7 +82,7 @@ SHARED: Words = {
         "selective": nearest(
             "it keeps what attention computed, and computes matmuls again", **kept(selective=True).keys
         ),
-        "offloaded": kept(offload=True),
+        "offloaded": nearest("it computes nothing while it copies", **kept(offload=True).keys),
     },
     "padding": {
         "longest": says(pad_to_multiple_of=None),

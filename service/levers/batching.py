@@ -100,13 +100,18 @@ LEVER = Lever(
             "https://huggingface.co/docs/transformers/attention_interface",
         ),
         Exclusion(
-            {"batching": PACKED, "attention": SDPA, "compile": WHOLE},
+            {"batching": PACKED, "attention": SDPA, "compile": tuple(one for one in WHOLE if one not in GRAPHS)},
             "compiled as a whole, sdpa gets the dense mask of the packed rows, and no fast kernel takes it",
             "https://github.com/huggingface/transformers/issues/48925",
         ),
         Exclusion(
-            {"compile": GRAPHS, "batching": ("token-budget", *PACKED)},
-            "CUDA graphs are made for one shape each, and the number of rows varies",
+            {"compile": GRAPHS, "batching": BUDGETED},
+            "CUDA graphs are made for one shape each, and the number of rows or their length varies",
+            "https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
+        ),
+        Exclusion(
+            {"compile": GRAPHS, "batching": ROWS, "attention": FLASH},
+            "CUDA graphs are made for one shape each, and these kernels take as many lengths as there are samples",
             "https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
         ),
     ),

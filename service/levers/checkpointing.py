@@ -13,12 +13,13 @@ def kept(**options: Any) -> dict[str, Any]:
     }
 
 
-def asked(**options: Any) -> tuple[Asked, ...]:
+def asked(note: str = "", **options: Any) -> tuple[Asked, ...]:
     """How a user asks for checkpointing with these options, whether reentrance is ruled out in so many words or not."""
     said = kept(**options)
-    return Asked(said), Asked({**said, "activation_checkpointing_kwargs": options})
+    return Asked(said, note), Asked({**said, "activation_checkpointing_kwargs": options}, note)
 
 
+BESIDE = "The baseline's offload makes the computation wait for its copies; it was measured with copies beside it."
 CHECKPOINTED = ("full", "every-2", "every-4", "selective", "offloaded")
 
 LEVER = Lever(
@@ -70,12 +71,13 @@ LEVER = Lever(
         ),
         Choice(
             "offloaded",
-            "keep each layer's input, in host memory",
+            "keep each layer's input, in host memory, by copies that run beside the computation (as torchtune's do)",
             needs=(cuda(),),
             function="checkpoint_offloaded",
             memory=Memory(activations=0.3),
-            asked_by=asked(offload=True),
+            asked_by=asked(BESIDE, offload=True),
             training_arguments=kept(offload=True),
+            not_expressible="Trainer's offload computes nothing while it copies, as train.py does",
             effect=Effect(1.3, 0.15, limited=1.0),
         ),
     ),

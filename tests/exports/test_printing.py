@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import libcst as cst
 import pytest
 
+import training
 from service.exports.inline import inlined
+from service.exports.printing import LOOP, MODULES
 from service.exports.specialise import Specialiser
 from service.exports.tidy import tidied
 from service.recipe import Applied
@@ -98,3 +101,27 @@ def test_what_has_no_use_is_taken_out() -> None:
         "def kept(a, unused):\n    return a",
         "def main():\n    f(1)\n    h(kept)",
     ]
+
+
+def names_of(path: Path) -> set[str]:
+    """The functions, classes and constants of a file."""
+    found = set()
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            found.add(statement.name)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            found |= {one.id for one in targets if isinstance(one, ast.Name)}
+    return found
+
+
+def test_nothing_that_can_be_printed_together_has_the_same_name() -> None:
+    """A script is one file: of two functions of a name one is lost, and what calls it may call itself for ever."""
+    folder = Path(training.__file__).parent
+    files = [folder / f"{name}.py" for name in (*MODULES, *LOOP) if "." not in name and name not in ("tasks", "levers")]
+    files += [file for file in sorted((folder / "levers").glob("*.py")) if file.stem != "__init__"]
+    given: dict[str, str] = {}
+    for file in files:
+        for name in names_of(file):
+            assert given.setdefault(name, file.name) == file.name, f"{name} is in {given[name]} and in {file.name}"
+    assert len(given) > 100

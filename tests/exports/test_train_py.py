@@ -195,6 +195,7 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
     "packed global": ({"method": "lora", "batching": "packed-global", "adapter": "rslora"}, "causal-lm", {}),
     "checkpointed": ({"method": "lora", "checkpointing": "every-2", "adapter": "attention-only"}, "causal-lm", {}),
     "selective": ({"method": "full", "checkpointing": "selective", "padding": "multiple-64"}, "causal-lm", {}),
+    "offloaded": ({"method": "lora", "checkpointing": "offloaded"}, "causal-lm", {}),
     "nf4": ({"method": "qlora", "quantization": "nf4", "vocabulary": "multiple-64"}, "causal-lm", {}),
     "int8": ({"method": "qlora", "quantization": "int8", "optimizer": "adamw-bnb-32bit"}, "causal-lm", {}),
     "in backward": (

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
     "grouped, chunked": ({"method": "lora", "batching": "grouped", "head": "chunked"}, "causal-lm", {}),
     "every second layer": ({"method": "full", "checkpointing": "every-2", "padding": "multiple-8"}, "causal-lm", {}),
     "code of ours": ({"method": "lora", "checkpointing": "selective", "adapter": "rslora"}, "causal-lm", {}),
+    "offloaded": ({"method": "lora", "checkpointing": "offloaded"}, "causal-lm", {}),
     "fused projections": ({"method": "lora", "projections": "fused", "checkpointing": "full"}, "causal-lm", {}),
     "compiled": ({"method": "lora", "compile": "per-layer-aot-eager"}, "causal-lm", {}),
     "bf16": ({"method": "full", "precision": "bf16-mixed"}, "causal-lm", {"schedule": "cosine"}),

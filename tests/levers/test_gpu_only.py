@@ -14,7 +14,6 @@ from tests.child import tiny
 from training.levers import (
     allocator,
     attention,
-    checkpointing,
     float8,
     head,
     kernels,
@@ -254,45 +253,9 @@ def test_compile_passes_mode_and_backend_on() -> None:
     compiling.compile_layers(model, mode="max-autotune-no-cudagraphs")
     assert calls == [{"dynamic": True, "mode": "max-autotune-no-cudagraphs"}] * 2
     model.compile = lambda **more: calls.append(more)
-    compiling.compile_model(model, dynamic=False, backend="cudagraphs")
-    assert calls[-1] == {"dynamic": False, "backend": "cudagraphs"}
-
-
-@pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")
-def test_layers_inputs_and_nothing_else_are_moved_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without reentrance: what torch 2.13 hands to the hook of `save_on_cpu` are the inputs of each layer."""
-    ids = torch.arange(12).reshape(2, 6)
-    plain, offloaded = tiny.draw("llama"), tiny.draw("llama")
-    plain(input_ids=ids, labels=ids).loss.backward()
-    moved: list[torch.Tensor] = []
-    entered: list[list[torch.Tensor]] = []
-
-    def save_on_cpu(pin_memory: bool) -> Any:
-        assert pin_memory is torch.cuda.is_available()
-        entered.append([])
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            moved.append(tensor)
-            entered[-1].append(tensor)
-            return tensor
-
-        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-
-    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", save_on_cpu)
-    used = Recorder(torch.utils.checkpoint.checkpoint)
-    monkeypatch.setattr(checkpointing, "checkpoint", used)
-    given: list[torch.Tensor] = []
-    for layer in checkpointing.checkpointed(offloaded):
-        layer.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
-    checkpointing.checkpoint_offloaded(offloaded)
-    loss = offloaded(input_ids=ids, labels=ids).loss
-    size = offloaded.config.hidden_size
-    assert [[tuple(one.shape) for one in part if one.shape[-1:] == (size,)] for part in entered] == [[(2, 6, size)]] * 2
-    assert all(any(one.data_ptr() == there.data_ptr() for there in given) for one in moved if one.shape[-1:] == (size,))
-    assert sum(one.numel() for one in moved) < 3 * sum(one.numel() for one in given), "nothing of the layers' insides"
-    loss.backward()
-    assert [more["use_reentrant"] for _, more in used.calls] == [False, False]
-    assert tiny.furthest(tiny.gradients(plain), tiny.gradients(offloaded)) < 1e-6
+    compiling.compile_whole(model)
+    compiling.compile_in_graphs(model, backend="cudagraphs")
+    assert calls[-2:] == [{"dynamic": True}, {"dynamic": False, "backend": "cudagraphs"}]
 
 
 def test_torchao_quantises_the_base(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -57,18 +58,117 @@ def checkpoint_selectively(model: Any) -> None:
 
 
 def checkpoint_offloaded(model: Any) -> None:
-    """Checkpoint every layer, its input kept in host memory.
+    """Checkpoint every layer, its input kept in host memory, from and to which it is copied beside the computation.
 
-    Hooks move saved tensors. Since torch 2.13 a layer's input is one without reentrance too; in older versions of torch
-    it stays on the device unless checkpointing is reentrant.
+    The hooks that do it would break a compiled graph. So the layers do not call them but are called through them, by a
+    class of their own for each class of layers, and what is compiled of a layer lies within.
     """
     checkpoint_layers(model)
-    pinned = torch.cuda.is_available()
-    reentrant = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+    offloading, classes = Offloading(), {}
+    for layer in checkpointed(model):
+        layer.gradient_checkpointing = False  # or it would be checkpointed once more, within
+        if type(layer) not in classes:
+            classes[type(layer)] = called_through(offloading, type(layer))
+        layer.__class__ = classes[type(layer)]
 
-    def offloaded(function: Callable[..., Any], *inputs: Any) -> Any:
-        with torch.autograd.graph.save_on_cpu(pin_memory=pinned):
+
+def called_through(offloading: Offloading, kind: type) -> type:
+    """A class of layers that is called through `offloading` in training."""
+
+    def call(self: Any, *inputs: Any, **more: Any) -> Any:
+        called = partial(kind.__call__, self, **more)
+        return offloading.checkpoint(called, *inputs) if self.training else called(*inputs)
+
+    return type(kind.__name__, (kind,), {"__call__": call})
+
+
+def in_host_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is nothing to gain from a copy in host memory, as the tensor lies there."""
+    return tensor.device.type == "cpu"
+
+
+class Offloading:
+    """Layers' inputs on their way to host memory and back: one in each direction at a time, on a stream of its own.
+
+    In the forward pass an input is copied while its layer computes, and leaves the device when the next begins. In
+    the backward pass it is fetched while the layer after it computes. The last layer's is the first that is wanted, and
+    is still there. The host waits for nothing; the device waits for a copy where it ends later than the computation.
+    """
+
+    def __init__(self) -> None:
+        self.stream: Any = None
+        self.newest: Kept | None = None  # the only one whose tensor may still be on the device in the forward pass
+
+    def checkpoint(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Call a layer's function, of whose values only the first input is kept, in host memory.
+
+        Saved tensors are handed to hooks. Since torch 2.13 a layer's inputs are among them without reentrance too; in
+        older versions of torch they stay on the device unless checkpointing is reentrant.
+        """
+        if not inputs or in_host_memory(inputs[0]):
+            return checkpoint(function, *inputs, use_reentrant=False)
+        reentrant = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+        with torch.autograd.graph.saved_tensors_hooks(partial(self.pack, inputs[0].data_ptr()), self.unpack):
             return checkpoint(function, *inputs, use_reentrant=reentrant)
 
-    for layer in checkpointed(model):
-        layer._gradient_checkpointing_func = offloaded
+    def pack(self, address: int, tensor: torch.Tensor) -> Any:
+        """What autograd keeps in place of a saved tensor: the tensor itself unless it is the one at that address."""
+        if tensor.data_ptr() != address:
+            return tensor  # a mask, say, which all layers share
+        if self.stream is None:
+            self.stream = torch.get_device_module(tensor.device).Stream(tensor.device)
+        if self.newest is not None:
+            self.newest.leave()
+        self.newest = Kept(tensor, self.newest, self.stream)
+        return self.newest
+
+    def unpack(self, kept: Any) -> torch.Tensor:
+        """The saved tensor, on the device; the one that will be asked for next is sent for."""
+        if isinstance(kept, torch.Tensor):
+            return kept
+        if kept is self.newest:
+            self.newest = None
+        tensor = kept.fetch()
+        kept.leave()
+        before = kept.before()
+        if before is not None:
+            before.fetch()
+        return tensor
+
+
+class Kept:
+    """A saved tensor: in host memory, on the device, or in both while a copy is made.
+
+    What is copied from is kept until the device waits for the end of the copy, so that its memory is not used for
+    something else before. Memory on the device is always the computation's own, which its allocator gives to nothing
+    but later computation; `record_stream` would do as well, but delay that by how far the host is ahead.
+    """
+
+    def __init__(self, tensor: torch.Tensor, before: Kept | None, stream: Any) -> None:
+        # Weak, as a step's first would otherwise keep the last of the step before.
+        self.before = weakref.ref(before) if before is not None else lambda: None
+        self.device, self.stream = tensor.device, stream
+        self.on_device: torch.Tensor | None = tensor
+        self.on_host = torch.empty_like(tensor, device="cpu", pin_memory=torch.cuda.is_available())
+        self.copy(self.on_host, tensor)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy on the stream, after all that the device has been told to compute: it wrote the source, or read what
+        the target's memory held before."""
+        streams = torch.get_device_module(self.device)
+        self.stream.wait_stream(streams.current_stream(self.device))
+        with streams.stream(self.stream):
+            target.copy_(source, non_blocking=True)
+            self.copied = self.stream.record_event()
+
+    def fetch(self) -> torch.Tensor:
+        """The tensor on the device, which has to `leave` before it is used; its copy begins if there is none."""
+        if self.on_device is None:
+            self.on_device = torch.empty_like(self.on_host, device=self.device)
+            self.copy(self.on_device, self.on_host)
+        return self.on_device
+
+    def leave(self) -> None:
+        """Have the device wait for the last copy, and forget the tensor there, which others may hold."""
+        torch.get_device_module(self.device).current_stream(self.device).wait_event(self.copied)
+        self.on_device = None

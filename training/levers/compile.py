@@ -31,7 +31,34 @@ def compile_layers(model: Any, **options: Any) -> None:
         layer.compile(dynamic=True, **options)
 
 
-def compile_model(model: Any, dynamic: bool = True, **options: Any) -> None:
-    """Compile the whole model in place."""
+def compile_whole(model: Any, **options: Any) -> None:
+    """Compile the whole model in place, for all shapes."""
     without_wrong_gradients()
-    model.compile(dynamic=dynamic, **options)
+    model.compile(dynamic=True, **options)
+
+
+def compile_in_graphs(model: Any, **options: Any) -> None:
+    """Compile the whole model in place, for each shape by itself, and record it in CUDA graphs."""
+    without_wrong_gradients()
+    own_gradients(model)
+    model.compile(dynamic=False, **options)
+
+
+def own_gradients(model: Any) -> None:
+    """Keep the gradients of all trained parameters in memory of their own.
+
+    Autograd makes the first gradient of a step a parameter's `grad` as it is, in a graph's memory, which the graph of
+    the next micro batch overwrites (https://github.com/pytorch/pytorch/issues/169545). What comes later is added to it.
+    """
+    owned: dict[torch.Tensor, torch.Tensor] = {}
+
+    def own(parameter: torch.Tensor) -> None:
+        if parameter not in owned:
+            owned[parameter] = parameter.grad.clone()
+        elif parameter.grad is not owned[parameter]:
+            owned[parameter].copy_(parameter.grad)
+        parameter.grad = owned[parameter]
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(own)

@@ -39,6 +39,8 @@ from worker.child.patterns import check_pattern
 from worker.devices import Device
 from worker.devices.base import is_out_of_memory
 
+MOST_SIZES = 64  # of micro batches, that a trial compiles for; torch's own limit is 8
+
 
 @dataclass
 class Bundle:
@@ -81,6 +83,9 @@ class Bundle:
         if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
             # Or what has more shapes than torch keeps compiled code for would go on uncompiled, without a word.
             torch._dynamo.config.fail_on_recompile_limit_hit = True
+        if self.recipe.fills_micro_batches:
+            # A run has one shape then, and a trial as many as it tries sizes of micro batches.
+            torch._dynamo.config.recompile_limit = MOST_SIZES
         compile_model(self.model, self.recipe)
 
 
