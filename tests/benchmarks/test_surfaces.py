@@ -121,22 +121,29 @@ def test_regret_is_of_what_measured_best() -> None:
     assert written({"a": math.inf, "b": [0.1]}) == {"a": "inf", "b": [0.1]}
 
 
-def test_the_median_of_the_undisturbed_timings_counts(tmp_path: Path) -> None:
+def test_turns_with_the_baseline_are_the_truth(tmp_path: Path) -> None:
     source = narrowed("synthetic-01", 1)
-    table = Table(tmp_path / "some-table.json", source.spec, source.facts)
-    (key, start) = source.start.key, source.measure(source.start, 0)
-
-    def add(seconds: float, clean: float) -> float:
-        assert start.timing is not None
-        timing = start.timing.model_copy(update={"seconds": seconds, "clean_share": clean})
-        table.add(start.model_copy(update={"timing": timing}))
-        counted = table.measurements()[key].timing
-        assert counted is not None
-        return counted.seconds
-
-    assert add(9.0, 0.5) == 9.0 and table.missing()[0] == source.start, "disturbed, and there is no other"
-    assert add(5.0, 1.0) == 5.0 and table.missing()[0] != source.start
-    assert [add(7.0, 0.95), add(6.0, 1.0), add(1.0, 0.2)] == [5.0, 6.0, 6.0]
+    file = tmp_path / "some-table.json"
+    table = Table(file, source.spec, source.facts)
+    for one in table.missing():
+        table.add(source.measure(one, 0))
+    good = [one for one in table.measurements().values() if one.timing]
+    rounds: dict[int, list[list[str]]] = {}
+    for number, group in table.groups(2, 4):
+        rounds.setdefault(number, []).append([one.configuration.key for one in group])
+    first, second = ([key for group in rounds[number] for key in group] for number in (0, 1))
+    assert sorted(first) == sorted(second) and first != second, "all of them a round, in another order"
+    assert len(first) == len(good) - 1 and max(map(len, rounds[0])) == 4
+    key, other = first[0], first[1]
+    table.add_ratios(0, {key: 0.5})
+    table.add_ratios(1, {key: 0.7})
+    table.add_ratios(2, {key: 0.6})
+    assert table.baseline().timing is not None
+    counted = Table(file).measurements()
+    assert (timed := counted[key].timing) and timed.seconds == pytest.approx(0.6 * table.baseline().timing.seconds)
+    own = source.measure(counted[other].configuration, 0).timing
+    assert own is not None and counted[other].timing == own, "without turns its trial tells"
+    assert key not in {one.configuration.key for _, group in Table(file).groups(1, 4) for one in group}, "it was done"
 
 
 def test_what_a_recorded_surface_tells_is_of_the_configuration_that_was_asked_for() -> None:
@@ -155,9 +162,7 @@ def test_a_table_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     assert len(Table(file).missing()) == count - 1
     for one in Table(file).missing():
         table.add(source.measure(one, 0))
-    assert table.missing() == [] and len(table.missing(rounds=3)) == 2 * count
-    first, *second = table.missing(rounds=2)
-    assert first == source.start and [one.key for one in second] != list(table.measurements())[1:], "in another order"
+    assert table.missing() == [] and len(table.measurements()) == count
     recorded = Recorded(file)
     assert {one.key for one in valid(source.spec, source.facts, source.rows)} == set(table.measurements())
     assert recorded.best == pytest.approx(source.best, rel=0.05)

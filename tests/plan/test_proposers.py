@@ -16,6 +16,7 @@ from tests.factory import configuration, failed, history, measured, record, timi
 from worker.plan import plan
 from worker.plan.proposers import proposers
 from worker.plan.proposers.micro_batches import neighbours
+from worker.plan.proposers.search import ask
 from worker.plan.view import View
 
 Facts = Callable[..., HardwareFacts]
@@ -99,3 +100,24 @@ def test_a_precision_that_the_model_lacks_stays_left_out_of_half_a_checkpoints_t
     )
     known = PlanInput(spec=spec(), facts=facts(), history=(first, record(refused, number=2)), next_number=3)
     assert View(known, "lora").choices["precision"] == ("checkpoint",)
+
+
+def test_where_memory_is_short_only_what_needs_little_is_drawn(spec: Spec, facts: Facts) -> None:
+    """An optimizer with two numbers a weight is no news where one without any did not fit."""
+    job = spec(method="full", search={"trials": 50, "quality": "allow"})
+    small = configuration(optimizer="adafactor", checkpointing="full", head="chunked").model_copy(
+        update={"method": "full"}
+    )
+    known = PlanInput(spec=job, facts=facts(), history=(record(failed(small)),), next_number=2)
+    view = View(known, "full")
+    drawn, taken = [], set(view.taken)
+    for _ in range(12):
+        one = ask(view, taken)
+        assert one is not None
+        taken.add(one.key)
+        drawn.append(one.levers)
+    assert {one["optimizer"] for one in drawn} <= {"adafactor", "sgd", "paged-adamw-8bit", "paged-adamw-32bit"}
+    assert {one["checkpointing"] for one in drawn} == {"full"} and {one["head"] for one in drawn} == {"chunked"}
+    assert len({one["batching"] for one in drawn}) > 1, "what has nothing to do with memory is free"
+    crashed = known.model_copy(update={"history": (record(failed(small, Outcome.crashed)),)})
+    assert (one := ask(View(crashed, "full"), taken)) and one.levers["checkpointing"] != "full", "memory was not short"

@@ -101,6 +101,44 @@ def test_a_surprising_pair_is_learnt_where_it_was_measured(spec: Spec, facts: Fa
     assert abs(mean[4] - 0.1) < 0.08, "the pair is 0.5 slower than the sum of both, wherever it is in"
 
 
+def test_assumptions_are_weighed_by_what_was_measured(spec: Spec, facts: Facts) -> None:
+    """Where measurements are additive, pairs count for little; where pairs change everything, it is less sure."""
+    view = seen(spec(), facts(**GPU), measured(configuration()))
+    grid = grid_of(view)
+    prior = Prior(view, grid)
+    start = grid.nearest(grid.encode(configuration()))
+    rows = np.vstack([start[None, :], grid.neighbours(start, 2)])
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    plain, noise = prior.expected(rows), np.full(30, 0.01)
+    wild = plain + np.random.default_rng(1).normal(size=len(rows)) * 0.3
+    sure, unsure = (Surrogate(prior, rows[:30], values[:30], noise) for values in (plain, wild))
+    assert sum(share for _, share in sure._fits) == pytest.approx(1.0)
+    assert (sure.predict(rows[30:90])[1] < unsure.predict(rows[30:90])[1]).mean() > 0.9
+
+
+def test_choices_that_do_nothing_alone_may_do_something_together(spec: Spec, facts: Facts) -> None:
+    view = seen(spec(), facts(**GPU), measured(configuration()))
+    grid = grid_of(view)
+    prior = Prior(view, grid)
+    small: list[dict[str, Any]] = [{}, {"allocator": "expandable"}, {"vocabulary": "multiple-64"}]
+    rows = np.array([grid.encode(configuration(precision="bf16-mixed", **one)) for one in small])
+    both = grid.encode(configuration(precision="bf16-mixed", allocator="expandable", vocabulary="multiple-64"))
+    surrogate = Surrogate(prior, rows, prior.expected(rows), np.full(3, 0.01))
+    alone = surrogate.predict(rows[1:])[1].max()
+    assert surrogate.predict(both[None, :])[1][0] > 2 * alone, "both singles are known, and both together are not"
+
+
+def test_what_lacks_what_it_needs_is_unsure(spec: Spec, facts: Facts) -> None:
+    """Asked for by name, workers on too few cores may be slow, or not."""
+    named = spec(search={"levers": ["loading", "precision"]})
+    view = seen(named, facts(cores=4), measured(configuration()))
+    grid = grid_of(view)
+    at = grid.names.index("loading")
+    few, many = (grid.options[at].index(name) for name in ("workers-2", "workers-4"))
+    prior = Prior(view, grid)
+    assert prior.spread[at, many] > 4 * prior.spread[at, few] and prior.mean[at, many] > prior.mean[at, few]
+
+
 def test_what_needs_no_less_memory_than_what_did_not_fit_is_ruled_out(spec: Spec, facts: Facts) -> None:
     full = failed(configuration(precision="fp32"), Outcome.infeasible, "out of memory at a micro batch of 1")
     slimmer = failed(configuration(precision="fp32", attention="varlen"), Outcome.infeasible, "out of memory")

@@ -33,7 +33,7 @@ MOST_UNAFFORDABLE = 8  # configurations for which there is no time, before the p
 FAILED = 1.0  # what the sampler is told of a failed trial
 # Above the least of a lever's choices, what still counts as about as little: of the logarithm of activations' bytes, of
 # the bytes of optimizer state a trained weight, of those of a weight.
-SLACK = (math.log(1.5), 0.5, 0.1)
+SLACK = (math.log(1.4), 0.5, 0.1)
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
