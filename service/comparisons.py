@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, PROCESS_SPREAD, Measurement, Outcome
-from service.contract.objective import score
+from service.contract.objective import is_lean, score
 from service.contract.recommendation import Contribution
 from service.contract.task import TrialRecord
 from service.contract.views import Pareto, ParetoPoint, Waterfall
@@ -18,7 +18,10 @@ from service.levers import circumstances, excluded, taken_back
 def waterfall(
     spec: JobSpec, best: Measurement, baseline: Measurement | None, trials: Sequence[TrialRecord]
 ) -> Waterfall:
-    """What each lever of the best configuration brings, from the trials in which it alone was taken back."""
+    """What each lever of the best configuration brings, from the trials in which it alone was taken back.
+
+    With the objective memory that is how much less memory it takes, else how much less time.
+    """
     known = {one.measurement.configuration.key: one.measurement for one in trials}
     found: list[Contribution] = []
     if baseline is not None:
@@ -27,7 +30,8 @@ def waterfall(
         twin, without = known.get(searched.key, best), taken_back(spec, best.configuration, baseline.configuration)
         found = [_contribution(spec, twin, name, made, known.get(made.key)) for name, made in without.items()]
         found += _inseparable(spec, best.configuration, baseline.configuration, set(without))
-    speedup = score(spec, baseline) / score(spec, best) if baseline else None
+    usual = score(spec, baseline) if baseline else math.inf
+    speedup = usual / score(spec, best) if math.isfinite(usual) else None
     factors = [one.factor for one in found]
     complete = speedup is not None and all(factors)
     return Waterfall(
@@ -64,10 +68,12 @@ def _contribution(
         reason = "not measured: the search had no time for it"
     elif without.outcome is not Outcome.ok:
         reason = f"without it the configuration does not run ({without.outcome}): {without.reason}"
+    elif not math.isfinite(score(spec, best) + score(spec, without)):
+        reason = "the device does not tell how much memory it takes"
     else:
         factor = score(spec, without) / score(spec, best)
         errors = [one.timing.log_error for one in (best, without) if one.timing]
-        width = math.exp(NORMAL * math.hypot(PROCESS_SPREAD, *errors))
+        width = 1.0 if is_lean(spec) else math.exp(NORMAL * math.hypot(PROCESS_SPREAD, *errors))
         low, high = factor / width, factor * width
     return Contribution(
         lever=lever,

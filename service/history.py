@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sqlalchemy import bindparam, func, or_, select
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Session
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Verification
+from service.contract.objective import is_lean
 from service.contract.states import Origin, TaskState
 from service.contract.task import (
     EarlierTrial,
@@ -23,7 +25,7 @@ from service.contract.task import (
     VerifyRequest,
 )
 from service.leases import job_of
-from service.models import TASKS, Job, Task, Worker
+from service.models import JOBS, TASKS, Job, Task, Worker
 
 EARLIER_JOBS, EARLIER_TRIALS = 5, 60  # the last ones, which order the trials of a job on the same hardware
 # A job's finished trials, in the order in which they finished, and its finished verifications.
@@ -31,6 +33,13 @@ T = TASKS.c
 ENDED = select(T.payload, T.result).where(T.job_id == bindparam("job"), T.state == TaskState.done)
 ENDED_TRIALS = ENDED.where(T.kind == TaskKind.trial).order_by(T.finish_order)
 ENDED_VERIFICATIONS = ENDED.where(T.kind == TaskKind.verify)
+# When each of a job's tasks ran, and when the job was begun. A task that runs has no end yet.
+SPANS = (
+    select(JOBS.c.started_at, T.kind, T.started_at, T.finished_at)
+    .join(JOBS, JOBS.c.id == T.job_id)
+    .where(T.job_id == bindparam("job"), T.started_at.is_not(None))
+    .where(or_(T.finished_at.is_not(None), T.state == TaskState.running))
+)
 ALIVE_SECONDS = 30.0  # since its last sign of life, for which a worker counts as alive
 
 
@@ -38,7 +47,8 @@ ALIVE_SECONDS = 30.0  # since its last sign of life, for which a worker counts a
 class JobHistory:
     """All that a job's recommendation is computed from, at one version of the job's history.
 
-    `facts` are the hardware that the job runs on, and None until a worker has begun the job.
+    `facts` are the hardware that the job runs on, and None until a worker has begun the job. `between` are the seconds
+    in which it ran neither a trial nor a verification, as `between_trials` counts them.
     """
 
     version: int
@@ -48,6 +58,7 @@ class JobHistory:
     trials: tuple[TrialRecord, ...]
     verifications: dict[str, Verification | None]
     notes: tuple[str, ...]
+    between: Mapping[str, float]
 
     def with_trial(self, claim: TrialClaim, measurement: Measurement) -> JobHistory:
         """The history with one more trial."""
@@ -75,6 +86,7 @@ def load(session: Session, job_id: str) -> JobHistory:
         trials=trials(session, job_id) if any_ended else (),
         verifications=verifications(session, job_id) if any_ended else {},
         notes=tuple(job.notes or ()),
+        between=between_trials(session, job_id) if any_ended else {},
     )
 
 
@@ -103,6 +115,29 @@ def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
+def between_trials(session: Session, job_id: str) -> dict[str, float]:
+    """The seconds of a job in which none of its trials and verifications ran: `planning`, and `idle`.
+
+    Idle is the job's wall time during which no task of it ran on any of its workers, from when the job was begun until
+    its last task started or ended, by the tasks' own start and end times. Planning is the time during which only a plan
+    ran. A task that is handed on because its worker died or was told to end begins anew, so that its first attempt
+    counts as idle.
+    """
+    began, spans, measuring = math.inf, [], []
+    for job_began, kind, start, stop in session.execute(SPANS, {"job": job_id}):
+        began = min(began, job_began if job_began is not None else start)
+        spans.append((start, math.inf if stop is None else stop))
+        if kind is not TaskKind.plan:
+            measuring.append(spans[-1])
+    if not spans:
+        return {}
+    until = max(max(start, stop if math.isfinite(stop) else start) for start, stop in spans)
+    at_all, at_trials = (
+        busy_seconds((start, min(stop, until)) for start, stop in chosen) for chosen in (spans, measuring)
+    )
+    return {"planning": round(at_all - at_trials, 3), "idle": round(max(0.0, until - began - at_all), 3)}
+
+
 def elapsed(session: Session, job_id: str, now: float) -> float:
     """The seconds in which at least one task of the job was running."""
     rows = session.execute(
@@ -116,8 +151,12 @@ def elapsed(session: Session, job_id: str, now: float) -> float:
 
 
 def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ...]:
-    """Trials of the last jobs on the same hardware that ended before this one began, those of the same job first."""
-    if not spec.search.reuse:
+    """Trials of the last jobs on the same hardware that ended before this one began, those of the same job first.
+
+    Paces of a search for the least memory are those of its small micro batches, and peaks are not handed on: it tells
+    other searches nothing, and begins from nothing itself.
+    """
+    if not spec.search.reuse or is_lean(spec):
         return ()
     rows = session.scalars(
         select(Job)
@@ -128,7 +167,8 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
     found: list[EarlierTrial] = []
     for row in rows:
         other = JobSpec.model_validate(row.spec)
-        if (other.task, other.baseline) == (spec.task, spec.baseline):  # as paces are compared with the baseline's
+        alike = (other.task, other.baseline) == (spec.task, spec.baseline)
+        if alike and not is_lean(other):  # as paces are compared with the baseline's
             found += _earlier_trials(trials(session, row.id), _what(other) == _what(spec))
     return tuple(sorted(found, key=lambda one: not one.same_job)[:EARLIER_TRIALS])
 

@@ -17,6 +17,7 @@ from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome, Verdict
 from service.contract.recommendation import Evidence, Recommendation, Winner
 from service.contract.states import JobStatus, Origin
+from service.contract.text import money
 from service.contract.views import EventView, JobSummary, JobView, ListedTrial
 
 GIB = 2**30
@@ -83,7 +84,7 @@ def trial_cells(trial: ListedTrial, title: str) -> tuple[str, ...]:
         return number, title, trial.state, "", "", "", trial.progress or ""
     speed = f"{measurement.tokens_per_second:,.0f}" if measurement.tokens_per_second else ""
     peak = f"{measurement.peak_bytes / GIB:.2f}" if measurement.peak_bytes else ""
-    note = "fastest so far" if trial.fastest else measurement.reason
+    note = "best so far" if trial.fastest else measurement.reason
     return number, title, measurement.outcome, speed, str(measurement.micro_batch_size or ""), peak, one_line(note)
 
 
@@ -212,8 +213,8 @@ def whole_run(evidence: Evidence) -> str:
     if evidence.baseline_run_seconds is not None:
         text += f", {duration(evidence.baseline_run_seconds)} with the baseline"
     if evidence.run_cost is not None:
-        text += f"; it would cost {evidence.run_cost:.2f}"
-        text += f" instead of {evidence.baseline_run_cost:.2f}" if evidence.baseline_run_cost is not None else ""
+        text += f"; it would cost {money(evidence.run_cost)}"
+        text += f" instead of {money(evidence.baseline_run_cost)}" if evidence.baseline_run_cost is not None else ""
     return text + "."
 
 

@@ -30,7 +30,10 @@ class MicroBatches:
 
 
 def pending(view: View) -> list[Configuration]:
-    """The best configuration at about twice and half its micro batch, as far as these fit and were not timed."""
+    """The best configuration at about twice and half its micro batch, as far as these fit and were not timed.
+
+    A larger one takes more memory, so it is none with the objective memory.
+    """
     best = view.best()
     if best is None or best.configuration.micro_batch_size is not None or best is view.baseline():
         return []
@@ -38,7 +41,7 @@ def pending(view: View) -> list[Configuration]:
     made = [
         best.configuration.at_micro_batch(size)
         for size in neighbours(best, view.spec.search.max_micro_batch_size)
-        if size not in timed
+        if size not in timed and (size < (best.micro_batch_size or 1) or not view.is_lean)
     ]
     return [one for one in made if one.key not in view.taken]
 
