@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -33,10 +32,9 @@ T = TASKS.c
 ENDED = select(T.payload, T.result).where(T.job_id == bindparam("job"), T.state == TaskState.done)
 ENDED_TRIALS = ENDED.where(T.kind == TaskKind.trial).order_by(T.finish_order)
 ENDED_VERIFICATIONS = ENDED.where(T.kind == TaskKind.verify)
-# When each of a job's tasks ran, and when the job was begun. A task that runs has no end yet.
+# When each of a job's tasks ran. One that still runs has no end.
 SPANS = (
-    select(JOBS.c.started_at, T.kind, T.started_at, T.finished_at)
-    .join(JOBS, JOBS.c.id == T.job_id)
+    select(T.kind, T.started_at, T.finished_at)
     .where(T.job_id == bindparam("job"), T.started_at.is_not(None))
     .where(or_(T.finished_at.is_not(None), T.state == TaskState.running))
 )
@@ -47,8 +45,8 @@ ALIVE_SECONDS = 30.0  # since its last sign of life, for which a worker counts a
 class JobHistory:
     """All that a job's recommendation is computed from, at one version of the job's history.
 
-    `facts` are the hardware that the job runs on, and None until a worker has begun the job. `between` are the seconds
-    in which it ran neither a trial nor a verification, as `between_trials` counts them.
+    `facts` are the hardware that the job runs on, and None until a worker has begun the job. `spent` is what its time
+    went into by its tasks' start and end times, as `time_of_tasks` counts it.
     """
 
     version: int
@@ -58,7 +56,7 @@ class JobHistory:
     trials: tuple[TrialRecord, ...]
     verifications: dict[str, Verification | None]
     notes: tuple[str, ...]
-    between: Mapping[str, float]
+    spent: Mapping[str, float]
 
     def with_trial(self, claim: TrialClaim, measurement: Measurement) -> JobHistory:
         """The history with one more trial."""
@@ -86,7 +84,7 @@ def load(session: Session, job_id: str) -> JobHistory:
         trials=trials(session, job_id) if any_ended else (),
         verifications=verifications(session, job_id) if any_ended else {},
         notes=tuple(job.notes or ()),
-        between=between_trials(session, job_id) if any_ended else {},
+        spent=time_of_tasks(session, job_id) if any_ended else {},
     )
 
 
@@ -115,27 +113,28 @@ def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def between_trials(session: Session, job_id: str) -> dict[str, float]:
-    """The seconds of a job in which none of its trials and verifications ran: `planning`, and `idle`.
+def time_of_tasks(session: Session, job_id: str) -> dict[str, float]:
+    """What the job's time went into, in seconds: `trials`, all of those that ended; `planning`; and `idle`.
 
     Idle is the job's wall time during which no task of it ran on any of its workers, from when the job was begun until
-    its last task started or ended, by the tasks' own start and end times. Planning is the time during which only a plan
-    ran. A task that is handed on because its worker died or was told to end begins anew, so that its first attempt
-    counts as idle.
+    its last task started or ended, by the tasks' own start and end times. Planning is the time during which nothing but
+    a plan ran. A task that is handed on because its worker died or was told to end begins anew, so that its first
+    attempt counts as idle.
     """
-    began, spans, measuring = math.inf, [], []
-    for job_began, kind, start, stop in session.execute(SPANS, {"job": job_id}):
-        began = min(began, job_began if job_began is not None else start)
-        spans.append((start, math.inf if stop is None else stop))
-        if kind is not TaskKind.plan:
-            measuring.append(spans[-1])
-    if not spans:
+    spans = [(kind, start, stop) for kind, start, stop in session.execute(SPANS, {"job": job_id})]
+    began = session.scalar(select(JOBS.c.started_at).where(JOBS.c.id == job_id))
+    if not spans or began is None:
         return {}
-    until = max(max(start, stop if math.isfinite(stop) else start) for start, stop in spans)
-    at_all, at_trials = (
-        busy_seconds((start, min(stop, until)) for start, stop in chosen) for chosen in (spans, measuring)
+    until = max(start if stop is None else stop for _, start, stop in spans)  # what still runs is idle at no time
+    used, measured = (
+        busy_seconds((start, until if stop is None else stop) for kind, start, stop in spans if kind in kinds)
+        for kinds in (tuple(TaskKind), (TaskKind.trial, TaskKind.verify))
     )
-    return {"planning": round(at_all - at_trials, 3), "idle": round(max(0.0, until - began - at_all), 3)}
+    return {
+        "trials": sum(stop - start for kind, start, stop in spans if kind == TaskKind.trial and stop is not None),
+        "planning": max(0.0, used - measured),
+        "idle": max(0.0, until - began - used),
+    }
 
 
 def elapsed(session: Session, job_id: str, now: float) -> float:

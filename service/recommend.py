@@ -39,7 +39,7 @@ from service.levers.batching import ACROSS_STEPS, BUDGETED, ROWS
 from service.scaling import larger_batch
 
 MANY_ALTERNATIVES = 5
-NOTHING_BETWEEN: Mapping[str, float] = {}
+NO_TASKS: Mapping[str, float] = {}
 
 
 def recommend(
@@ -50,11 +50,11 @@ def recommend(
     verifications: dict[str, Verification | None],
     notes: tuple[str, ...] = (),
     final: bool = True,
-    between: Mapping[str, float] = NOTHING_BETWEEN,
+    spent: Mapping[str, float] = NO_TASKS,
 ) -> Recommendation | None:
     """The best answer so far: of the methods' winners the best, stable ones first. None without a good trial.
 
-    `between` are the seconds of the job in which it ran neither a trial nor a verification, by what it did meanwhile.
+    `spent` are seconds by the job's tasks, as `history.time_of_tasks` counts them.
     """
     winners: dict[str, Winner] = {
         method: winner
@@ -86,7 +86,7 @@ def recommend(
         contributions=waterfall(spec, best.evidence.measurement, best.evidence.baseline, history).contributions,
         instead=instead(spec, best.evidence.measurement, sound, baselines),
         rejected=_rejected(spec, history, verifications, best.evidence.peak_bytes),
-        time_spent={**_time_spent(history, verifications), **between},
+        time_spent=_time_spent(history, verifications, spent),
         spec=spec.model_dump(mode="json"),
         reproduce="dynotune tune recommendation.json",
     )
@@ -291,14 +291,22 @@ def _rejected(
     return tuple(rejected)
 
 
-def _time_spent(history: tuple[TrialRecord, ...], verifications: dict[str, Verification | None]) -> dict[str, float]:
-    """Seconds of all trials by phase, and of the verifications in all."""
+def _time_spent(
+    history: tuple[TrialRecord, ...], verifications: dict[str, Verification | None], spent: Mapping[str, float]
+) -> dict[str, float]:
+    """Seconds of all trials by phase, of the verifications in all, and of what else there was.
+
+    `processes` is the rest of the trials' time: their processes start and end, and some fail and tell of no phase.
+    """
     found: dict[str, float] = {}
     for record in history:
         for phase, seconds in record.measurement.time_spent.items():
             found[phase] = found.get(phase, 0.0) + seconds
+    others = dict(spent)
+    rest = others.pop("trials", 0.0) - sum(found.values())
     verified = sum(one.seconds for one in verifications.values() if one)
-    return found | ({"verification": verified} if verified else {})
+    found |= {"processes": rest} if rest > 0 else {}
+    return found | ({"verification": verified} if verified else {}) | others
 
 
 def _weights(spec: JobSpec) -> str:

@@ -77,6 +77,7 @@ class Curve:
         self._candidates: list[int] = []
         self._found = probe.Found(0, 0, "")
         self._rest = 0.0
+        self.warm_seconds = 0.0  # in which sizes ran before they were timed: their worst case, and what they warm up
         self.notes: list[str] = []
         self.losses: tuple[float, ...] = ()
         self.grad_norms: tuple[float | None, ...] = ()
@@ -137,12 +138,14 @@ class Curve:
         self._tell(Progress(text=f"timing micro batch {size}"))
         device.empty_cache()  # of what larger sizes left there, as it would count as this one's
         device.reset_peak()
+        began = time.perf_counter()
         self._tell(ProbeStarted(micro_batch_size=size))
         worst = self._worst(size)
         if worst is None:
             probe.fits(bundle, size)
         unit = Unit(bundle, size, plan_of(bundle, self._samples, size))
         warm(unit, self._deadline)
+        self.warm_seconds += time.perf_counter() - began
         if not unit.run(self._deadline):
             if not self._timed:
                 raise TimeoutError(f"one pass over {len(self._samples)} samples did not end in time")

@@ -145,6 +145,7 @@ def run_trial(
     best = times.run(found)
     notes += times.notes
     spent.phase("timing")
+    spent.phases |= {"warm-up": times.warm_seconds, "timing": spent.phases["timing"] - times.warm_seconds}
     if steps.trained_sum(bundle.model) == weights:
         raise TrainingError("the trained weights did not change", "numbers")
     timing = best.timing()
