@@ -41,18 +41,16 @@ def instead(
     baselines: Mapping[Method, Measurement] = NO_BASELINES,
 ) -> tuple[Instead, ...]:
     """For each aim that the best configuration does not serve, the best that does, by their single trials."""
-    of_method = [one for one in good if one.configuration.method == best.configuration.method]
-    mine, which = (
-        ranked(spec, of_method, baselines),
-        "the one with the least memory" if is_lean(spec) else "the fastest",
-    )
+    order = ranked(spec, list(good), baselines)
+    mine = [one for one in order if one.configuration.method == best.configuration.method]
+    which = "the one with the least memory" if is_lean(spec) else "the fastest"
     found = []
     for aim, (meaning, serves) in AIMS.items():
         other = next((one for one in mine if serves(one)), None)
         if other is not None and not serves(best):
             found.append(_of(spec, aim, f"{which} {meaning}", best, other))
     if is_lean(spec):
-        (quick, *_) = fastest_first(spec, of_method) or [best]
+        quick = next(iter(fastest_first(spec, mine)), best)
         if pace(spec, quick) * (1 + SMALLEST_WITHIN) < pace(spec, best):
             found.append(_of(spec, FASTEST, "the fastest, whatever memory it takes", best, quick))
         return tuple(found)

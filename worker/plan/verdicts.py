@@ -46,11 +46,11 @@ def judge(
     if is_lean(spec) and kept:  # where all are slower than the baseline, the fastest comes first
         least, others = _least_first({one.key: _peak(spec, known[one.key], one) for one in kept})
         order = [*by_pace(least), *others]
-        near = order[: min(2, len(least))]
+        near = order[:2] if len(least) > 1 else []
     else:
         order = by_pace(stable)
         near = order[:2]
-    tied = _tied(spec, blocks, [known[key] for key in near])
+    tied = _tied(spec, blocks, [known[key] for key in near])  # of memory only those that take as much
     return Verification(
         baseline_key=baseline.configuration.key if baseline else None,
         blocks=blocks,
