@@ -38,10 +38,13 @@ def sentence(spec: JobSpec, evidence: Evidence) -> str | None:
         return f"Objective cost: the whole run would cost {money(found.value)} at {price}{usual}."
     if not is_lean(spec):
         return None
+    baseline = evidence.baseline
     usual = f", {found.baseline / GIB:.2f} GiB with the baseline" if found.baseline is not None else ""
     bound = "the least of what is not slower than the baseline"
     if found.baseline is None:
         bound = "no baseline ran to its end, so that nothing says how slow it may be"
+    elif baseline and evidence.measurement.configuration == baseline.configuration:
+        bound = "nothing that takes less was as fast as this, which is the baseline"
     elif is_too_slow(evidence.speedup):
         bound = "nothing that search.fixed allows is as fast as the baseline, so this is the fastest"
     return f"Objective memory: it takes {found.value / GIB:.2f} GiB at most{usual}; {bound}."

@@ -84,11 +84,17 @@ def test_finalists_are_those_of_the_least_peak(job: JobSpec, facts: Facts) -> No
     assert decision.verify and decision.verify.baseline == BASE and decision.verify.reserves == (FAST, SLOW)
 
 
-def test_a_larger_micro_batch_is_not_tried(job: JobSpec, spec: Spec, facts: Facts) -> None:
-    best = measured(configuration(batching="grouped"), 5.0, predicted_micro_batch=32, peak_bytes=4 * GIB)
-    assert [one.micro_batch_size for one in pending(lean(job, facts(), best))] == [4]
+@pytest.mark.parametrize(("seconds", "sizes"), [(5.0, [4]), (9.0, [16, 4])])
+def test_a_larger_micro_batch_is_tried_only_to_fall_back_on(
+    job: JobSpec, spec: Spec, facts: Facts, seconds: float, sizes: list[int]
+) -> None:
+    """Where the best may have been measured in a fast minute: blocks may find it slower than the baseline's 10 s."""
+    best = measured(configuration(batching="grouped"), seconds, predicted_micro_batch=32, peak_bytes=4 * GIB)
+    assert [one.micro_batch_size for one in pending(lean(job, facts(), best))] == sizes
     fast = View(known(spec(), facts(), (record(BASE, Origin.baseline), record(best))), "lora")
-    assert [one.micro_batch_size for one in pending(fast)] == [16, 4]
+    assert [one.micro_batch_size for one in pending(fast)] == [16, 4], "of time, both"
+    alone = View(known(job, facts(), (record(best),)), "lora")
+    assert [one.micro_batch_size for one in pending(alone)] == [4], "no baseline that it could be slower than"
 
 
 def judged(job: JobSpec, seconds: dict[str, float], soaks: dict[str, Soak | str] | None = None) -> Any:

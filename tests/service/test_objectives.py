@@ -118,6 +118,20 @@ def test_what_blocks_find_slower_is_rejected_as_that(spec: Spec, facts: Facts) -
     assert rejected.reason == "it runs at 0.91 of the baseline's speed, which objective memory rules out"
 
 
+def test_where_nothing_is_better_the_baseline_is_said_to_be_the_answer(spec: Spec, facts: Facts) -> None:
+    best = recommend("j", lean(spec), facts(), (RECORDS[0], RECORDS[3]), {})
+    assert best and best.evidence.measurement == BASE
+    assert best.notes[0].endswith("nothing that takes less was as fast as this, which is the baseline.")
+
+
+def test_where_only_slower_ones_may_be_recommended_it_is_said(spec: Spec, facts: Facts) -> None:
+    best = recommend("j", lean(spec, fixed={"checkpointing": "offloaded"}), facts(), RECORDS, {})
+    assert best and best.evidence.measurement == SLOW
+    assert best.notes[0].endswith(
+        "nothing that search.fixed allows is as fast as the baseline, so this is the fastest."
+    )
+
+
 def test_the_soaks_peak_is_what_is_promised(spec: Spec, facts: Facts) -> None:
     job = lean(spec)
     soak = Soak(micro_batch_size=8, steps=8, wanted_steps=8, peak_bytes=5 * GIB)
