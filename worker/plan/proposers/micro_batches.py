@@ -50,7 +50,7 @@ def pending(view: View) -> list[Configuration]:
 
 
 def _needs_no_larger(view: View, best: Measurement) -> bool:
-    """Whether the least memory is asked for, and the best is so much faster than the baseline that it may stay small."""
+    """Whether the least memory is asked for, and the best is far enough ahead of the baseline to stay small."""
     reference = view.baseline()
     return view.is_lean and (reference is None or pace(view.spec, best) * DRIFT <= pace(view.spec, reference))
 
