@@ -1,14 +1,14 @@
-"""What to take instead of the fastest configuration for another aim than speed, and when compiling pays."""
+"""What to take instead of the best configuration for another aim, and when compiling pays."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from service.contract.configuration import Configuration
-from service.contract.job import JobSpec
+from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement
-from service.contract.objective import ranked, score
+from service.contract.objective import NO_BASELINES, SMALLEST_WITHIN, fastest_first, is_lean, pace, ranked
 from service.contract.recommendation import Instead
 from service.levers import chosen, is_compiled
 
@@ -25,25 +25,37 @@ def _is_plain(one: Measurement) -> bool:
     return not any(choice.not_expressible for choice in chosen(one.configuration.levers))
 
 
-# Aim -> (what it is, which configurations have it); the fastest of these is named.
+# Aim -> (what it is, which configurations have it); the best of these by the job's objective is named.
 AIMS: dict[str, tuple[str, Callable[[Measurement], bool]]] = {
-    "no-compile": ("the fastest that compiles nothing, so that it starts at once", _compiles_nothing),
-    "exact-numerics": ("the fastest of which no lever changes how numbers are rounded", _rounds_nothing),
-    "plain-arguments": ("the fastest that TrainingArguments can say without train.py", _is_plain),
+    "no-compile": ("that compiles nothing, so that it starts at once", _compiles_nothing),
+    "exact-numerics": ("of which no lever changes how numbers are rounded", _rounds_nothing),
+    "plain-arguments": ("that TrainingArguments can say without train.py", _is_plain),
 }
-LEAST_MEMORY = "least-memory"
+LEAST_MEMORY, FASTEST = "least-memory", "fastest"
 
 
-def instead(spec: JobSpec, best: Measurement, good: Iterable[Measurement]) -> tuple[Instead, ...]:
-    """For each aim that the best configuration does not serve, the fastest that does, by their single trials."""
-    mine = [one for one in ranked(spec, list(good)) if one.configuration.method == best.configuration.method]
+def instead(
+    spec: JobSpec,
+    best: Measurement,
+    good: Iterable[Measurement],
+    baselines: Mapping[Method, Measurement] = NO_BASELINES,
+) -> tuple[Instead, ...]:
+    """For each aim that the best configuration does not serve, the best that does, by their single trials."""
+    order = ranked(spec, list(good), baselines)
+    mine = [one for one in order if one.configuration.method == best.configuration.method]
+    which = "the one with the least memory" if is_lean(spec) else "the fastest"
     found = []
     for aim, (meaning, serves) in AIMS.items():
         other = next((one for one in mine if serves(one)), None)
         if other is not None and not serves(best):
-            found.append(_of(spec, aim, meaning, best, other))
+            found.append(_of(spec, aim, f"{which} {meaning}", best, other))
+    if is_lean(spec):
+        quick = next(iter(fastest_first(spec, mine)), best)
+        if pace(spec, quick) * (1 + SMALLEST_WITHIN) < pace(spec, best):
+            found.append(_of(spec, FASTEST, "the fastest, whatever memory it takes", best, quick))
+        return tuple(found)
     sized = [one for one in mine if one.peak_bytes is not None]
-    slim = min(sized, key=lambda one: (one.peak_bytes, score(spec, one)), default=None)
+    slim = min(sized, key=lambda one: (one.peak_bytes, pace(spec, one)), default=None)
     if slim is not None and best.peak_bytes is not None and (slim.peak_bytes or 0) < best.peak_bytes:
         found.append(_of(spec, LEAST_MEMORY, "the one that takes the least memory", best, slim))
     return tuple(found)
@@ -62,7 +74,7 @@ def _of(spec: JobSpec, aim: str, meaning: str, best: Measurement, other: Measure
         levers=other.configuration.levers,
         micro_batch_size=other.micro_batch_size or 1,
         effective_batch_size=other.configuration.effective_batch_size,
-        speed=score(spec, best) / score(spec, other),
+        speed=pace(spec, best) / pace(spec, other),
         tokens_per_second=other.tokens_per_second,
         peak_bytes=other.peak_bytes,
     )
@@ -73,7 +85,9 @@ def break_even(spec: JobSpec, best: Measurement, good: Iterable[Measurement]) ->
     if _compiles_nothing(best):
         return None
     mine = best.configuration
-    eager = next((one for one in ranked(spec, list(good)) if _compiles_nothing(one) and _is_like(one, mine)), None)
+    eager = next(
+        (one for one in fastest_first(spec, list(good)) if _compiles_nothing(one) and _is_like(one, mine)), None
+    )
     ours, theirs = best.step_seconds, eager.step_seconds if eager else None
     rows = best.dataset.rows if best.dataset else None
     if ours is None or theirs is None or rows is None or theirs <= ours:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, PROCESS_SPREAD, Measurement, Outcome, Verdict
-from service.contract.objective import score
+from service.contract.objective import is_lean, score
 from service.contract.recommendation import Contribution
 from service.contract.task import TrialRecord
 from service.contract.views import Pareto, ParetoPoint, Waterfall
@@ -24,9 +24,10 @@ def waterfall(
 ) -> Waterfall:
     """What each lever of the best configuration brings, from the runs in which it alone was taken back.
 
-    Where these took turns with the best in the verification, by their `verdicts`, the blocks tell; else trials do.
+    Where these took turns with the best in the verification, by their `verdicts`, the blocks tell; else trials do. With
+    the objective memory it is how much less memory the best takes, which trials tell, else how much less time.
     """
-    in_turns = {one.key: one for one in verdicts if one.cost is not None}
+    in_turns = {one.key: one for one in verdicts if one.cost is not None and not is_lean(spec)}
     known = {one.measurement.configuration.key: one.measurement for one in trials}
     found: list[Contribution] = []
     if baseline is not None:
@@ -38,7 +39,8 @@ def waterfall(
             for name, made in without.items()
         ]
         found += _inseparable(spec, best.configuration, baseline.configuration, set(without))
-    speedup = score(spec, baseline) / score(spec, best) if baseline else None
+    usual = score(spec, baseline) if baseline else math.inf
+    speedup = usual / score(spec, best) if math.isfinite(usual) else None
     factors = [one.factor for one in found]
     complete = speedup is not None and all(factors)
     return Waterfall(
@@ -82,10 +84,12 @@ def _contribution(
         reason = "not measured: the search had no time for it"
     elif without.outcome is not Outcome.ok:
         reason = f"without it the configuration does not run ({without.outcome}): {without.reason}"
+    elif not math.isfinite(score(spec, best) + score(spec, without)):
+        reason = "the device does not tell how much memory it takes"
     else:
         factor = score(spec, without) / score(spec, best)
         errors = [one.timing.log_error for one in (best, without) if one.timing]
-        width = math.exp(NORMAL * math.hypot(PROCESS_SPREAD, *errors))
+        width = 1.0 if is_lean(spec) else math.exp(NORMAL * math.hypot(PROCESS_SPREAD, *errors))
         low, high = factor / width, factor * width
     return Contribution(
         lever=lever,

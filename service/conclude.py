@@ -20,7 +20,7 @@ def best(known: JobHistory, final: bool) -> Stored:
     if known.facts is None:
         return None
     found = recommend(
-        known.job_id, known.spec, known.facts, known.trials, known.verifications, known.notes, final=final
+        known.job_id, known.spec, known.facts, known.trials, known.verifications, known.notes, final, known.spent
     )
     return found.model_dump(mode="json") if found else None
 

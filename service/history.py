@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sqlalchemy import bindparam, func, or_, select
@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Verification
+from service.contract.objective import is_lean
 from service.contract.states import Origin, TaskState
 from service.contract.task import (
     EarlierTrial,
@@ -23,7 +24,7 @@ from service.contract.task import (
     VerifyRequest,
 )
 from service.leases import job_of
-from service.models import TASKS, Job, Task, Worker
+from service.models import JOBS, TASKS, Job, Task, Worker
 
 EARLIER_JOBS, EARLIER_TRIALS = 5, 60  # the last ones, which order the trials of a job on the same hardware
 # A job's finished trials, in the order in which they finished, and its finished verifications.
@@ -31,6 +32,12 @@ T = TASKS.c
 ENDED = select(T.payload, T.result).where(T.job_id == bindparam("job"), T.state == TaskState.done)
 ENDED_TRIALS = ENDED.where(T.kind == TaskKind.trial).order_by(T.finish_order)
 ENDED_VERIFICATIONS = ENDED.where(T.kind == TaskKind.verify)
+# When each of a job's tasks ran. One that still runs has no end.
+SPANS = (
+    select(T.kind, T.started_at, T.finished_at)
+    .where(T.job_id == bindparam("job"), T.started_at.is_not(None))
+    .where(or_(T.finished_at.is_not(None), T.state == TaskState.running))
+)
 ALIVE_SECONDS = 30.0  # since its last sign of life, for which a worker counts as alive
 
 
@@ -38,7 +45,8 @@ ALIVE_SECONDS = 30.0  # since its last sign of life, for which a worker counts a
 class JobHistory:
     """All that a job's recommendation is computed from, at one version of the job's history.
 
-    `facts` are the hardware that the job runs on, and None until a worker has begun the job.
+    `facts` are the hardware that the job runs on, and None until a worker has begun the job. `spent` is what its time
+    went into by its tasks' start and end times, as `time_of_tasks` counts it.
     """
 
     version: int
@@ -48,6 +56,7 @@ class JobHistory:
     trials: tuple[TrialRecord, ...]
     verifications: dict[str, Verification | None]
     notes: tuple[str, ...]
+    spent: Mapping[str, float]
 
     def with_trial(self, claim: TrialClaim, measurement: Measurement) -> JobHistory:
         """The history with one more trial."""
@@ -75,6 +84,7 @@ def load(session: Session, job_id: str) -> JobHistory:
         trials=trials(session, job_id) if any_ended else (),
         verifications=verifications(session, job_id) if any_ended else {},
         notes=tuple(job.notes or ()),
+        spent=time_of_tasks(session, job_id) if any_ended else {},
     )
 
 
@@ -103,6 +113,30 @@ def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
+def time_of_tasks(session: Session, job_id: str) -> dict[str, float]:
+    """What the job's time went into, in seconds: `trials`, all of those that ended; `planning`; and `idle`.
+
+    Idle is the job's wall time during which no task of it ran on any of its workers, from when the job was begun until
+    its last task started or ended, by the tasks' own start and end times. Planning is the time during which nothing but
+    a plan ran. A task that is handed on because its worker died or was told to end begins anew, so that its first
+    attempt counts as idle.
+    """
+    spans = [(kind, start, stop) for kind, start, stop in session.execute(SPANS, {"job": job_id})]
+    began = session.scalar(select(JOBS.c.started_at).where(JOBS.c.id == job_id))
+    if not spans or began is None:
+        return {}
+    until = max(start if stop is None else stop for _, start, stop in spans)  # what still runs is idle at no time
+    used, measured = (
+        busy_seconds((start, until if stop is None else stop) for kind, start, stop in spans if kind in kinds)
+        for kinds in (tuple(TaskKind), (TaskKind.trial, TaskKind.verify))
+    )
+    return {
+        "trials": sum(stop - start for kind, start, stop in spans if kind == TaskKind.trial and stop is not None),
+        "planning": max(0.0, used - measured),
+        "idle": max(0.0, until - began - used),
+    }
+
+
 def elapsed(session: Session, job_id: str, now: float) -> float:
     """The seconds in which at least one task of the job was running."""
     rows = session.execute(
@@ -116,8 +150,12 @@ def elapsed(session: Session, job_id: str, now: float) -> float:
 
 
 def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ...]:
-    """Trials of the last jobs on the same hardware that ended before this one began, those of the same job first."""
-    if not spec.search.reuse:
+    """Trials of the last jobs on the same hardware that ended before this one began, those of the same job first.
+
+    Paces of a search for the least memory are those of its small micro batches, and peaks are not handed on: it tells
+    other searches nothing, and begins from nothing itself.
+    """
+    if not spec.search.reuse or is_lean(spec):
         return ()
     rows = session.scalars(
         select(Job)
@@ -128,7 +166,8 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
     found: list[EarlierTrial] = []
     for row in rows:
         other = JobSpec.model_validate(row.spec)
-        if (other.task, other.baseline) == (spec.task, spec.baseline):  # as paces are compared with the baseline's
+        alike = (other.task, other.baseline) == (spec.task, spec.baseline)
+        if alike and not is_lean(other):  # as paces are compared with the baseline's
             found += _earlier_trials(trials(session, row.id), _what(other) == _what(spec))
     return tuple(sorted(found, key=lambda one: not one.same_job)[:EARLIER_TRIALS])
 

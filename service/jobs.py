@@ -16,7 +16,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Outcome
 from service.contract.objective import ranked
 from service.contract.recommendation import Recommendation
-from service.contract.states import JobStatus, TaskState
+from service.contract.states import JobStatus, Origin, TaskState
 from service.contract.task import TaskKind, TrialRequest, VerifyRequest
 from service.errors import NotFound, NotYet
 from service.models import Job, JobLabel, Task, Worker
@@ -113,7 +113,11 @@ def _doing(running: Iterable[Task]) -> str | None:
 def _best(best: Recommendation) -> views.BestSoFar:
     speed, speedup = best.evidence.tokens_per_second, best.evidence.speedup
     return views.BestSoFar.of(
-        best.configuration, tokens_per_second=speed, speedup=speedup, stable=best.stability.stable
+        best.configuration,
+        tokens_per_second=speed,
+        speedup=speedup,
+        stable=best.stability.stable,
+        objective=best.evidence.objective,
     )
 
 
@@ -224,8 +228,10 @@ def trials(session: Session, job: Job, after: int = 0, limit: int | None = None)
         select(Task).where(Task.job_id == job.id, Task.kind == TaskKind.trial).order_by(Task.number)
     ).all()
     every = [trial_view(row) for row in rows]
-    good = [one.measurement for one in every if one.measurement and one.outcome is Outcome.ok]
-    leaders = [one.configuration for one in ranked(JobSpec.model_validate(job.spec), good)[:1]]
+    ran = [(one.origin, one.measurement) for one in every if one.measurement and one.outcome is Outcome.ok]
+    baselines = {one.configuration.method: one for origin, one in reversed(ran) if origin is Origin.baseline}
+    good = [one for _, one in ran]
+    leaders = [one.configuration for one in ranked(JobSpec.model_validate(job.spec), good, baselines)[:1]]
     page = [one for one in every if one.number > after][:limit]
     return tuple(views.ListedTrial(**dict(one), fastest=one.configuration in leaders) for one in page)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from service import __version__
@@ -10,7 +12,16 @@ from service.comparisons import waterfall
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome, Verdict, Verification
-from service.contract.objective import ranked, run_seconds, score, training_seconds
+from service.contract.objective import (
+    counts_once,
+    is_lean,
+    is_too_slow,
+    pace,
+    proven_peak,
+    ranked,
+    run_seconds,
+    training_seconds,
+)
 from service.contract.recommendation import (
     Evidence,
     Recommendation,
@@ -19,13 +30,16 @@ from service.contract.recommendation import (
     Stability,
     Winner,
 )
-from service.contract.states import Origin, ProbePhase
+from service.contract.states import Origin
 from service.contract.task import TrialRecord
 from service.exports.arguments import arguments
+from service.headline import figure, sentence
 from service.levers import as_fixed
 from service.levers.batching import ACROSS_STEPS, BUDGETED, ROWS
+from service.scaling import larger_batch
 
 MANY_ALTERNATIVES = 5
+NO_TASKS: Mapping[str, float] = {}
 
 
 def recommend(
@@ -36,8 +50,12 @@ def recommend(
     verifications: dict[str, Verification | None],
     notes: tuple[str, ...] = (),
     final: bool = True,
+    spent: Mapping[str, float] = NO_TASKS,
 ) -> Recommendation | None:
-    """The best answer so far: of the methods' winners the fastest, stable ones first. None without a good trial."""
+    """The best answer so far: of the methods' winners the best, stable ones first. None without a good trial.
+
+    `spent` are seconds by the job's tasks, as `history.time_of_tasks` counts them.
+    """
     winners: dict[str, Winner] = {
         method: winner
         for method in spec.method
@@ -45,11 +63,12 @@ def recommend(
     }
     if not winners:
         return None
-    best = min(winners.values(), key=lambda winner: (winner.stability.stable is not True, _seconds(spec, winner)))
+    best = min(winners.values(), key=lambda winner: (winner.stability.stable is not True, _value(spec, winner)))
     dataset = best.evidence.measurement.dataset
     chosen = {winner.evidence.measurement.configuration.key for winner in winners.values()}
     good = [record.measurement for record in history if record.measurement.outcome is Outcome.ok]
-    others = [one for one in ranked(spec, good) if one.configuration.key not in chosen]
+    baselines = {method: found for method in spec.method if (found := baseline_of(method, history))}
+    others = [one for one in ranked(spec, good, baselines) if one.configuration.key not in chosen]
     unstable = {one.key for found in verifications.values() if found for one in found.verdicts if not one.stable}
     sound = [one for one in good if one.configuration.key not in unstable and as_fixed(spec, one.configuration)]
     pays = break_even(spec, best.evidence.measurement, sound)
@@ -59,7 +78,7 @@ def recommend(
         job_name=spec.name,
         final=final,
         weights=_weights(spec),
-        notes=notes + (dataset.notes if dataset else ()) + _notes(spec, best) + ((pays,) if pays else ()),
+        notes=notes + (dataset.notes if dataset else ()) + _notes(spec, best, pays),
         methods=winners,
         environment=_environment(facts),
         dataset=dataset,
@@ -67,9 +86,9 @@ def recommend(
         contributions=waterfall(
             spec, best.evidence.measurement, best.evidence.baseline, history, best.verdicts
         ).contributions,
-        instead=instead(spec, best.evidence.measurement, sound),
-        rejected=_rejected(history, verifications, best.evidence.peak_bytes),
-        time_spent=_time_spent(history, verifications),
+        instead=instead(spec, best.evidence.measurement, sound, baselines),
+        rejected=_rejected(spec, history, verifications, best.evidence.peak_bytes),
+        time_spent=_time_spent(history, verifications, spent),
         spec=spec.model_dump(mode="json"),
         reproduce="dynotune tune recommendation.json",
     )
@@ -101,11 +120,12 @@ def _winner(
     by_key = {one.configuration.key: one for one in good}
     verdicts = {verdict.key: verdict for verdict in verification.verdicts} if verification else {}
     order = [by_key[key] for key in (verification.ranking if verification else ()) if key in by_key]
-    order += [one for one in ranked(spec, good) if one not in order]
+    baseline = baseline_of(method, history)
+    order += [one for one in ranked(spec, good, {method: baseline} if baseline else {}) if one not in order]
     for measurement in order:
         verdict = verdicts.get(measurement.configuration.key)
         if verdict is None or verdict.stable:
-            return _build(spec, on_host, measurement, baseline_of(method, history), verdict, verification)
+            return _build(spec, on_host, measurement, baseline, verdict, verification)
     return None
 
 
@@ -138,31 +158,32 @@ def _build(
         adapter_excludes=measurement.adapter_excludes,
         rows_are_packed=configuration.levers["batching"] in ROWS,
     )
-    peak, capacity = _peak(measurement, verdict), measurement.capacity_bytes
+    peak, capacity = proven_peak(spec, measurement, verdict), measurement.capacity_bytes
     seconds = run_seconds(spec, measurement, blocks)
     theirs = _with_baseline(spec, seconds, training_seconds(spec, measurement, blocks), speedup, baseline)
+    evidence = Evidence(
+        measurement=measurement,
+        baseline=baseline,
+        speedup=speedup,
+        speedup_low=low,
+        speedup_high=high,
+        speedup_from=source,
+        tokens_per_second=blocks.tokens / blocks.seconds,
+        tokens_per_second_low=blocks.tokens / blocks.high,
+        tokens_per_second_high=blocks.tokens / blocks.low,
+        samples_per_second=blocks.samples / blocks.seconds,
+        step_seconds=blocks.seconds / blocks.steps,
+        peak_bytes=peak,
+        headroom_bytes=None if peak is None or capacity is None else capacity - peak,
+        run_seconds=seconds,
+        baseline_run_seconds=theirs,
+        run_cost=_cost(spec, seconds),
+        baseline_run_cost=_cost(spec, theirs),
+    )
     return Winner(
         configuration=recommended,
         **arguments(spec, recommended, on_host),
-        evidence=Evidence(
-            measurement=measurement,
-            baseline=baseline,
-            speedup=speedup,
-            speedup_low=low,
-            speedup_high=high,
-            speedup_from=source,
-            tokens_per_second=blocks.tokens / blocks.seconds,
-            tokens_per_second_low=blocks.tokens / blocks.high,
-            tokens_per_second_high=blocks.tokens / blocks.low,
-            samples_per_second=blocks.samples / blocks.seconds,
-            step_seconds=blocks.seconds / blocks.steps,
-            peak_bytes=peak,
-            headroom_bytes=None if peak is None or capacity is None else capacity - peak,
-            run_seconds=seconds,
-            baseline_run_seconds=theirs,
-            run_cost=_cost(spec, seconds),
-            baseline_run_cost=_cost(spec, theirs),
-        ),
+        evidence=evidence.model_copy(update={"objective": figure(spec, evidence)}),
         stability=_stability(spec, verdict, verification),
         verdicts=verification.verdicts if verification else (),
     )
@@ -174,7 +195,7 @@ def _with_baseline(
     """The seconds of the run with the baseline: by the speed-up, which is of the run or of its training alone."""
     if speedup is None or baseline is None:
         return None
-    if spec.search.objective == "wall-clock":
+    if counts_once(spec):
         return run * speedup
     return training * speedup + baseline.once_seconds
 
@@ -185,27 +206,16 @@ def _cost(spec: JobSpec, seconds: float | None) -> float | None:
     return price * seconds / 3600 if price and seconds else None
 
 
-def _peak(measurement: Measurement, verdict: Verdict | None) -> int | None:
-    """Peak bytes of the recommended micro batch, or None where they are not known.
+def _value(spec: JobSpec, winner: Winner) -> tuple[bool, float]:
+    """What makes one method's winner better than another's, of which less is better: the job's objective.
 
-    Where the soak lowered the micro batch, the trial's own peak is a larger one's, so the soak's and probes' count.
+    With the objective memory that is the peak, of what is not slower than its baseline; else the seconds, by the
+    verification's timing if there is one.
     """
-    if verdict is None or verdict.micro_batch_size is None:
-        return measurement.peak_bytes
-    seen = [
-        probe.peak_bytes
-        for probe in measurement.probes
-        if probe.micro_batch_size == verdict.micro_batch_size and probe.phase is not ProbePhase.evaluation
-    ]
-    if verdict.soak:
-        seen.append(verdict.soak.peak_bytes)
-    return max((peak for peak in seen if peak is not None), default=None)
-
-
-def _seconds(spec: JobSpec, winner: Winner) -> float:
-    """The winner's score by the job's objective: with the verification's timing if there is one, else the trial's."""
-    verdict = winner.stability.verdict
-    return score(spec, winner.evidence.measurement, verdict.timing if verdict else None)
+    evidence, verdict = winner.evidence, winner.stability.verdict
+    if is_lean(spec):
+        return is_too_slow(evidence.speedup), float(evidence.peak_bytes or math.inf)
+    return False, pace(spec, evidence.measurement, verdict.timing if verdict else None)
 
 
 def _speedup(
@@ -216,7 +226,7 @@ def _speedup(
     if baseline is None or baseline.timing is None or measurement.timing is None:
         return None, None, None, "the baseline did not run to its end, so there is nothing to compare with"
     ours, theirs = measurement.timing, baseline.timing
-    ratio = score(spec, baseline) / score(spec, measurement)
+    ratio = pace(spec, baseline) / pace(spec, measurement)
     unsure = (theirs.low / theirs.seconds) * (ours.seconds / ours.high)
     over = (theirs.high / theirs.seconds) * (ours.seconds / ours.low)
     return ratio, ratio * unsure, ratio * over, "single trials, one after the other (not verified)"
@@ -253,7 +263,10 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
 
 
 def _rejected(
-    history: tuple[TrialRecord, ...], verifications: dict[str, Verification | None], peak: int | None
+    spec: JobSpec,
+    history: tuple[TrialRecord, ...],
+    verifications: dict[str, Verification | None],
+    peak: int | None,
 ) -> tuple[Rejected, ...]:
     fits = f"; the recommended configuration took {peak / 2**30:.2f} GiB" if peak else ""
     rejected = [
@@ -273,17 +286,29 @@ def _rejected(
                 reason = "; ".join(verdict.reasons)
                 made = by_key[verdict.key]
                 rejected.append(Rejected(method=made.method, levers=made.levers, outcome="unstable", reason=reason))
+            elif is_lean(spec) and is_too_slow(verdict.speedup) and verdict.key in by_key:
+                made = by_key[verdict.key]
+                reason = f"it runs at {verdict.speedup:.2f} of the baseline's speed, which objective memory rules out"
+                rejected.append(Rejected(method=made.method, levers=made.levers, outcome="slower", reason=reason))
     return tuple(rejected)
 
 
-def _time_spent(history: tuple[TrialRecord, ...], verifications: dict[str, Verification | None]) -> dict[str, float]:
-    """Seconds of all trials by phase, and of the verifications in all."""
+def _time_spent(
+    history: tuple[TrialRecord, ...], verifications: dict[str, Verification | None], spent: Mapping[str, float]
+) -> dict[str, float]:
+    """Seconds of all trials by phase, of the verifications in all, and of what else there was.
+
+    `processes` is the rest of the trials' time: their processes start and end, and some fail and tell of no phase.
+    """
     found: dict[str, float] = {}
     for record in history:
         for phase, seconds in record.measurement.time_spent.items():
             found[phase] = found.get(phase, 0.0) + seconds
+    others = dict(spent)
+    rest = others.pop("trials", 0.0) - sum(found.values())
     verified = sum(one.seconds for one in verifications.values() if one)
-    return found | ({"verification": verified} if verified else {})
+    found |= {"processes": rest} if rest > 0 else {}
+    return found | ({"verification": verified} if verified else {}) | others
 
 
 def _weights(spec: JobSpec) -> str:
@@ -292,8 +317,10 @@ def _weights(spec: JobSpec) -> str:
     return "pretrained"
 
 
-def _notes(spec: JobSpec, best: Winner) -> tuple[str, ...]:
-    notes = list(best.evidence.measurement.notes)
+def _notes(spec: JobSpec, best: Winner, pays: str | None) -> tuple[str, ...]:
+    """Sentences about the answer; `pays` is that about compiling."""
+    measurement = best.evidence.measurement
+    notes = [one for one in (sentence(spec, best.evidence), *measurement.notes) if one]
     given = spec.training.effective_batch_size
     if given is None:
         notes.append(
@@ -304,7 +331,7 @@ def _notes(spec: JobSpec, best: Winner) -> tuple[str, ...]:
     if best.configuration.levers["batching"] in ACROSS_STEPS:
         name = best.configuration.levers["batching"]
         notes.append(f"Batching {name!r} arranges samples across steps: every sample is seen, in another order.")
-    return tuple(notes)
+    return (*notes, *(one for one in (pays, larger_batch(spec, measurement)) if one))
 
 
 def _environment(facts: HardwareFacts) -> dict[str, Any]:

@@ -14,9 +14,12 @@ from rich.text import Text
 
 from service.cli.output import one_line
 from service.contract.configuration import Configuration
+from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Verdict
+from service.contract.objective import run_seconds
 from service.contract.recommendation import Evidence, Recommendation, Winner
 from service.contract.states import JobStatus, Origin
+from service.contract.text import money
 from service.contract.views import EventView, JobSummary, JobView, ListedTrial
 
 GIB = 2**30
@@ -83,7 +86,7 @@ def trial_cells(trial: ListedTrial, title: str) -> tuple[str, ...]:
         return number, title, trial.state, "", "", "", trial.progress or ""
     speed = f"{measurement.tokens_per_second:,.0f}" if measurement.tokens_per_second else ""
     peak = f"{measurement.peak_bytes / GIB:.2f}" if measurement.peak_bytes else ""
-    note = "fastest so far" if trial.fastest else measurement.reason
+    note = "best so far" if trial.fastest else measurement.reason
     return number, title, measurement.outcome, speed, str(measurement.micro_batch_size or ""), peak, one_line(note)
 
 
@@ -168,19 +171,24 @@ class Progress:
 
 
 def result_table(recommendation: Recommendation) -> Table:
-    """A recommendation as a table: baselines, winners, alternatives, and what was rejected."""
+    """A recommendation as a table: baselines, winners, alternatives, and what was rejected.
+
+    Where the objective is the cost of the run, that has a column.
+    """
+    price = recommendation.spec["hardware"]["price_per_hour"] if costs_count(recommendation) else None
     title = f"{one_line(recommendation.job_name)}: {_device(recommendation)}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("configuration", overflow="fold", min_width=24)
-    for name in ("tokens/s", "samples/s", "step s", "micro", "peak GiB", "speed-up"):
+    for name in ("tokens/s", "samples/s", "step s", "micro", "peak GiB", *(["run costs"] if price else []), "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("stable", overflow="fold", min_width=12)
     for method, winner in recommendation.methods.items():
         baseline = winner.evidence.baseline
         if baseline is not None and baseline.configuration != winner.evidence.measurement.configuration:
             verdict = next((one for one in winner.verdicts if one.key == baseline.configuration.key), None)
-            table.add_row(f"{method}: baseline", *_measured(baseline, verdict), "1.00x", "")
-        _add_winner(table, method, winner)
+            costs = _costs(price, winner.evidence.baseline_run_cost)
+            table.add_row(f"{method}: baseline", *_measured(baseline, verdict), *costs, "1.00x", "")
+        _add_winner(table, method, winner, _costs(price, winner.evidence.run_cost))
     baselines = {method: winner.evidence.baseline for method, winner in recommendation.methods.items()}
     verdicts = {verdict.key: verdict for winner in recommendation.methods.values() for verdict in winner.verdicts}
     for one in recommendation.alternatives:
@@ -195,15 +203,39 @@ def result_table(recommendation: Recommendation) -> Table:
                 ratio = f"{verdict.speedup:.2f}x" if verdict.speedup is not None else "-"
                 held = "yes" if verdict.soak else "timed only"
                 judged = (ratio, "; ".join((held if verdict.stable else "no", *verdict.reasons)))
-            cells = (*_measured(one, verdict), *judged)
+            spec = JobSpec.model_validate(recommendation.spec)
+            seconds = run_seconds(spec, one, verdict.timing if verdict else None)
+            cells = (*_measured(one, verdict), *_costs(price, (price or 0) * seconds / 3600), *judged)
             table.add_row(f"{method}: {title}", *cells, style="dim")
     for rejected in recommendation.rejected:
         usual = baselines.get(rejected.method)
         known = usual.configuration.levers if usual else {}
         levers = " ".join(f"{name}={choice}" for name, choice in rejected.levers.items() if known.get(name) != choice)
         levers = f"{rejected.method}: {levers or 'as the baseline'}"
-        table.add_row(levers, "", "", "", "", "", "", f"no: {rejected.outcome}: {rejected.reason}", style="dim")
+        table.add_row(
+            levers,
+            "",
+            "",
+            "",
+            "",
+            "",
+            *_costs(price, None),
+            "",
+            f"no: {rejected.outcome}: {rejected.reason}",
+            style="dim",
+        )
     return table
+
+
+def costs_count(recommendation: Recommendation) -> bool:
+    """Whether the job's objective is the cost of the run."""
+    objective = recommendation.evidence.objective
+    return objective is not None and objective.name == "cost"
+
+
+def _costs(price: float | None, cost: float | None) -> tuple[str, ...]:
+    """The cell of the costs, where there is a column for it."""
+    return () if price is None else (money(cost) if cost is not None else "",)
 
 
 def whole_run(evidence: Evidence) -> str:
@@ -211,9 +243,9 @@ def whole_run(evidence: Evidence) -> str:
     text = f"The whole run would take about {duration(evidence.run_seconds)} here"
     if evidence.baseline_run_seconds is not None:
         text += f", {duration(evidence.baseline_run_seconds)} with the baseline"
-    if evidence.run_cost is not None:
-        text += f"; it would cost {evidence.run_cost:.2f}"
-        text += f" instead of {evidence.baseline_run_cost:.2f}" if evidence.baseline_run_cost is not None else ""
+    if evidence.run_cost is not None and (evidence.objective is None or evidence.objective.name != "cost"):
+        text += f"; it would cost {money(evidence.run_cost)}"
+        text += f" instead of {money(evidence.baseline_run_cost)}" if evidence.baseline_run_cost is not None else ""
     return text + "."
 
 
@@ -222,7 +254,7 @@ def _device(recommendation: Recommendation) -> str:
     return f"{environment['name']}, {environment['cores']} cores, {environment['memory_gib']} GiB"
 
 
-def _add_winner(table: Table, method: str, winner: Winner) -> None:
+def _add_winner(table: Table, method: str, winner: Winner, costs: tuple[str, ...]) -> None:
     evidence = winner.evidence
     measurement = evidence.measurement
     against = evidence.baseline.configuration if evidence.baseline else None
@@ -240,6 +272,7 @@ def _add_winner(table: Table, method: str, winner: Winner) -> None:
         f"{evidence.step_seconds:.2f}",
         str(winner.configuration.micro_batch_size),
         f"{(evidence.peak_bytes or 0) / GIB:.2f}",
+        *costs,
         speedup,
         "; ".join((stable, *winner.stability.reasons)),
         style="bold green",

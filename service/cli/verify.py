@@ -13,6 +13,7 @@ from service.cli.output import console as new_console
 from service.cli.tune import run
 from service.contract.base import Contract
 from service.contract.job import JobSpec
+from service.contract.objective import is_lean
 from service.contract.recommendation import Recommendation
 from service.errors import Misconfigured
 
@@ -28,6 +29,7 @@ class Comparison(Contract):
     speedup: tuple[float | None, float | None]
     tokens_per_second: tuple[float, float]
     micro_batch_size: tuple[int, int]
+    peak_bytes: tuple[int | None, int | None] = (None, None)
     levers: dict[str, tuple[str | None, str | None]]
     environment: dict[str, tuple[Any, Any]]
 
@@ -40,6 +42,8 @@ class Comparison(Contract):
         ]
         if self.micro_batch_size[0] != self.micro_batch_size[1]:
             found.append("micro batch: {} then, {} now".format(*self.micro_batch_size))
+        if all(self.peak_bytes):
+            found.append("peak GiB: {:.2f} then, {:.2f} now".format(*((one or 0) / 2**30 for one in self.peak_bytes)))
         for name, (before, now) in (*self.levers.items(), *self.environment.items()):
             found.append(f"{name}: {before} then, {now} now")
         return [*found, *self.reasons, "It holds." if self.holds else "It does not hold."]
@@ -107,6 +111,9 @@ def compare(old: Recommendation, new: Recommendation) -> Comparison:
         reasons.append(f"The speed-up is {now / before - 1:+.0%} away, and below the older interval.")
     if before and now is None:
         reasons.append("There is no baseline to compare with any more.")
+    had, has = old.evidence.peak_bytes, new.evidence.peak_bytes
+    if is_lean(JobSpec.model_validate(old.spec)) and had and has and has > had * (1 + WITHIN):
+        reasons.append(f"The peak of its memory is {has / had - 1:+.0%} away.")
     ours, theirs = old.configuration, new.configuration
     return Comparison(
         holds=not reasons,
@@ -114,6 +121,7 @@ def compare(old: Recommendation, new: Recommendation) -> Comparison:
         speedup=(before, now),
         tokens_per_second=(old.evidence.tokens_per_second, new.evidence.tokens_per_second),
         micro_batch_size=(ours.micro_batch_size, theirs.micro_batch_size),
+        peak_bytes=(had, has),
         levers=differences(ours.levers, theirs.levers),
         environment=differences(surroundings(old), surroundings(new)),
     )

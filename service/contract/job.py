@@ -179,7 +179,11 @@ class SearchSpec(Asked):
 
     levers: tuple[str, ...] | None = Field(default=None, description="Levers to vary; all when not given.")
     fixed: dict[str, str] = Field(default_factory=dict, description="Lever -> the only choice to use.")
-    objective: Literal["wall-clock", "throughput"] = "wall-clock"
+    objective: Literal["wall-clock", "throughput", "memory", "cost"] = Field(
+        default="wall-clock",
+        description="What is best: the least wall-clock of the whole run; the most samples a second; the least peak "
+        "memory of what is not slower than the baseline; or the least cost, by hardware.price_per_hour.",
+    )
     trials: int = Field(default=30, ge=2, le=1000)
     minutes: float = Field(default=60.0, gt=0, le=10_000)
     quality: Literal["preserve", "allow"] = "preserve"
@@ -277,6 +281,14 @@ class JobSpec(Asked):
             raise ValueError(
                 f"training.weight_decay times training.learning_rate is {share:g} and must be less than 1: it is the "
                 "share that each step takes from the weights"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cost_has_a_price(self) -> JobSpec:
+        if self.search.objective == "cost" and self.hardware.price_per_hour is None:
+            raise ValueError(
+                "search.objective: cost needs a price; set hardware.price_per_hour to what an hour of the device costs"
             )
         return self
 

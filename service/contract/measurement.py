@@ -109,6 +109,9 @@ class Timing(Contract):
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
     waiting_seconds: float = Field(default=0.0, description="The part of `seconds` spent waiting for data.")
+    update_seconds: float | None = Field(
+        default=None, description="The part of `seconds` in which the optimizer clipped gradients and changed weights."
+    )
     retries: int = Field(default=0, description="How often the allocator freed its cache and retried meanwhile.")
     clean_share: float | None = Field(
         description="Share of timings known to be undisturbed by others; null where the device cannot tell."

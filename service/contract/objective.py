@@ -1,13 +1,30 @@
-"""What `fastest` means: the seconds that the user's own run would take, computed from a measurement. Pure."""
+"""What `best` means: by the job's objective the least time, money or memory of the user's own run. Pure.
+
+Everything is computed from measurements: the seconds of the user's run, its price, or the peak of its memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Timing
+from service.contract.job import JobSpec, Method
+from service.contract.measurement import Measurement, Timing, Verdict
+from service.contract.states import ProbePhase
 
-SMALLEST_WITHIN = 0.01  # of the fastest's seconds: so close to it, the smaller batch or the simpler one is preferred
+# Of the least seconds or bytes: so close to them, the smaller batch or the simpler one is preferred. With the objective
+# memory also by how much slower than the baseline one may be that is not slower, as less is not told apart.
+SMALLEST_WITHIN = 0.01
+NO_BASELINES: Mapping[Method, Measurement] = {}
+
+
+def is_lean(spec: JobSpec) -> bool:
+    """Whether the job asks for the least memory, and not for the least time or what that costs."""
+    return spec.search.objective == "memory"
+
+
+def counts_once(spec: JobSpec) -> bool:
+    """Whether what a run takes once, before its first step, counts: in all objectives but throughput."""
+    return spec.search.objective != "throughput"
 
 
 def training_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
@@ -16,6 +33,11 @@ def training_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | N
     rows = measurement.dataset.rows if measurement.dataset else None
     if timing is None or rows is None:
         return float("inf")
+    return training_seconds_of(spec, rows, timing)
+
+
+def training_seconds_of(spec: JobSpec, rows: int, timing: Timing) -> float:
+    """The same of a timing, with data of so many rows."""
     return spec.training.epochs * rows / timing.samples * timing.seconds
 
 
@@ -24,22 +46,66 @@ def run_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None =
     return measurement.once_seconds + training_seconds(spec, measurement, timing)
 
 
-def score(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
-    """The job's objective in seconds, of which less is better; infinite without a timing."""
-    measure = run_seconds if spec.search.objective == "wall-clock" else training_seconds
-    return measure(spec, measurement, timing)
+def pace(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
+    """The seconds by which the job tells faster from slower, whatever its objective; infinite without a timing."""
+    return (run_seconds if counts_once(spec) else training_seconds)(spec, measurement, timing)
 
 
-def ranked(spec: JobSpec, measurements: list[Measurement]) -> list[Measurement]:
+def score(spec: JobSpec, measurement: Measurement) -> float:
+    """The job's objective, of which less is better: peak bytes, or else seconds; infinite where it was not measured.
+
+    What the run costs grows with its seconds, so that seconds order by the cost as well.
+    """
+    if not is_lean(spec):
+        return pace(spec, measurement)
+    return float("inf") if measurement.peak_bytes is None else float(measurement.peak_bytes)
+
+
+def is_slower(spec: JobSpec, measurement: Measurement, baseline: Measurement | None) -> bool:
+    """Whether the objective memory rules a measurement out, as the run would take longer than with the baseline.
+
+    Nothing is ruled out where no baseline ran, or by another objective.
+    """
+    if not is_lean(spec) or baseline is None:
+        return False
+    return pace(spec, measurement) > pace(spec, baseline) * (1 + SMALLEST_WITHIN)
+
+
+def is_too_slow(speedup: float | None) -> bool:
+    """The same of a speed-up over the baseline, as a verification's blocks measure it; None is of no baseline."""
+    return speedup is not None and speedup * (1 + SMALLEST_WITHIN) < 1
+
+
+def ranked(
+    spec: JobSpec, measurements: Sequence[Measurement], baselines: Mapping[Method, Measurement] = NO_BASELINES
+) -> list[Measurement]:
+    """The measurements, best first. `baselines` (method -> its measurement) matter to the objective memory only.
+
+    With that, those within 1% of the least peak come first, the fastest of them before the others; then the others by
+    their peak; and last those that are slower than their method's baseline.
+    """
+    if not is_lean(spec):
+        return fastest_first(spec, measurements)
+    slow: list[Measurement] = []
+    left: list[Measurement] = []
+    for one in measurements:
+        (slow if is_slower(spec, one, baselines.get(one.configuration.method)) else left).append(one)
+    left.sort(key=lambda one: (score(spec, one), pace(spec, one), one.configuration.key))
+    most = score(spec, left[0]) * (1 + SMALLEST_WITHIN) if left else 0.0
+    count = sum(score(spec, one) <= most for one in left)
+    return [*fastest_first(spec, left[:count]), *left[count:], *fastest_first(spec, slow)]
+
+
+def fastest_first(spec: JobSpec, measurements: Sequence[Measurement]) -> list[Measurement]:
     """The measurements, fastest first.
 
     Where the job gives no effective batch, the smallest effective batch within 1% of the fastest comes first.
     """
-    order = sorted(measurements, key=lambda one: (score(spec, one), one.configuration.key))
+    order = sorted(measurements, key=lambda one: (pace(spec, one), one.configuration.key))
     if spec.training.effective_batch_size is not None:
         return order
     keys = [str(at) for at in range(len(order))]
-    cost = {key: score(spec, order[int(key)]) for key in keys}
+    cost = {key: pace(spec, order[int(key)]) for key in keys}
     sizes = {key: (order[int(key)].configuration.effective_batch_size,) for key in keys}
     return [order[int(key)] for key in smallest_within(keys, cost, sizes)]
 
@@ -51,3 +117,26 @@ def smallest_within(order: list[str], cost: dict[str, float], sizes: Mapping[str
     near = [key for key in order if cost[key] <= cost[order[0]] * (1 + SMALLEST_WITHIN)]
     smallest = min(near, key=lambda key: (sizes[key], cost[key]))
     return [smallest, *(key for key in order if key != smallest)]
+
+
+def proven_peak(spec: JobSpec, measurement: Measurement, verdict: Verdict | None) -> int | None:
+    """Peak bytes of a configuration after its verification, or None where they are not known.
+
+    Where the soak lowered the micro batch, the trial's own peak is a larger one's, so the soak's and probes' count.
+    With the objective memory the soak's counts in any case, as it is what is promised.
+    """
+    if verdict is None:
+        return measurement.peak_bytes
+    if verdict.micro_batch_size is None:
+        if not is_lean(spec):
+            return measurement.peak_bytes
+        seen = [measurement.peak_bytes]
+    else:
+        seen = [
+            probe.peak_bytes
+            for probe in measurement.probes
+            if probe.micro_batch_size == verdict.micro_batch_size and probe.phase is not ProbePhase.evaluation
+        ]
+    if verdict.soak:
+        seen.append(verdict.soak.peak_bytes)
+    return max((peak for peak in seen if peak is not None), default=None)

@@ -31,6 +31,19 @@ class RecommendedConfiguration(Contract):
     rows_are_packed: bool = Field(description="If so, `micro_batch_size` counts rows of max_length tokens.")
 
 
+class ObjectiveFigure(Contract):
+    """What the answer is best at, in the objective's own unit, and what the baseline has in its place."""
+
+    name: str = Field(description="wall-clock, throughput, memory or cost.", examples=["cost"])
+    unit: str = Field(
+        description="Of wall-clock: seconds; of throughput: tokens/s; of memory: bytes; of cost: money, in the "
+        "currency of the price an hour.",
+        examples=["money"],
+    )
+    value: float | None
+    baseline: float | None
+
+
 class Evidence(Contract):
     """The winner's and the baseline's measurements, and how they compare."""
 
@@ -49,6 +62,7 @@ class Evidence(Contract):
     headroom_bytes: int | None
     run_seconds: float = Field(description="Estimated wall-clock of the user's run, load and compile included.")
     baseline_run_seconds: float | None = Field(default=None, description="The same with the baseline, by the speed-up.")
+    objective: ObjectiveFigure | None = Field(default=None, description="The job's objective, in its unit.")
     run_cost: float | None = Field(default=None, description="Of the run, where the job gives a price an hour.")
     baseline_run_cost: float | None = None
 
@@ -74,25 +88,32 @@ class Rejected(Contract):
 
 
 class Instead(Contract):
-    """A measured configuration for another aim than speed, with what it costs. Its figures are a single trial's."""
+    """A measured configuration for another aim, with what it costs. Its figures are a single trial's."""
 
-    aim: str = Field(description="no-compile, exact-numerics, plain-arguments or least-memory.")
+    aim: str = Field(
+        description="no-compile, exact-numerics, plain-arguments, and least-memory, or fastest with objective memory."
+    )
     meaning: str
     levers: dict[str, str]
     micro_batch_size: int
     effective_batch_size: int
-    speed: float = Field(description="The recommended configuration's seconds over its own, by the job's objective.")
+    speed: float = Field(description="The recommended configuration's seconds over its own.")
     tokens_per_second: float | None
     peak_bytes: int | None
 
 
 class Contribution(Contract):
-    """What one lever of the best configuration brings: how much longer the run takes without it."""
+    """What one lever of the best configuration brings: how much longer the run takes without it.
+
+    With the objective memory, how much more memory it takes.
+    """
 
     lever: str = Field(examples=["batching"])
     baseline: str = Field(description="The baseline's choice.", examples=["padded"])
     choice: str = Field(description="The best configuration's choice.", examples=["grouped"])
-    factor: float | None = Field(description="The run's seconds with the baseline's choice over those with the best's.")
+    factor: float | None = Field(
+        description="The run's seconds (or peak bytes) with the baseline's choice over those with the best's."
+    )
     low: float | None = Field(description="The low end of the factor's 95% interval.")
     high: float | None
     reason: str = Field(description="Why there is no factor; empty where there is one.")
@@ -115,7 +136,7 @@ class Winner(Contract):
 
 
 class Recommendation(Winner):
-    """The answer to a job: the fastest stable configuration over all its methods."""
+    """The answer to a job: the stable configuration that is best by the job's objective, over all its methods."""
 
     schema_version: str = SCHEMA_VERSION
     job_id: str
@@ -130,11 +151,12 @@ class Recommendation(Winner):
     contributions: tuple[Contribution, ...] = Field(
         default=(), description="What each lever brings that is not as in the baseline, the largest first."
     )
-    instead: tuple[Instead, ...] = Field(default=(), description="What to take for another aim than speed.")
+    instead: tuple[Instead, ...] = Field(default=(), description="What to take for another aim.")
     rejected: tuple[Rejected, ...] = ()
     time_spent: dict[str, float] = Field(
         default_factory=dict,
-        description="Seconds of all trials by phase (load, probe, compile, timing and others), and of verifications.",
+        description="Seconds of all trials by phase (load, probe, compile, warm-up, timing and others; processes is "
+        "the rest of their time), of verifications, of planning, and idle: while no task of the job ran on any worker.",
     )
     spec: dict[str, Any]
     reproduce: str

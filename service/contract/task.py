@@ -59,6 +59,9 @@ class TrialRequest(Contract):
         default=0.0, description="What it may take, as the longest trial of the job did; 0 where none has run."
     )
     best_seconds: float | None = Field(default=None, description="The fastest unit so far: clearly slower ends early.")
+    slowest_run_seconds: float | None = Field(
+        default=None, description="With the objective memory: what the whole run may take, as it does by the baseline."
+    )
     reference_loss: float | None = None
     reference_grad_norm: float | None = None
     reference_rounded: bool = Field(default=False, description="The reference itself computes in 16 bits.")

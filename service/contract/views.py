@@ -12,7 +12,7 @@ from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, MemoryLine, Outcome
-from service.contract.recommendation import Contribution
+from service.contract.recommendation import Contribution, ObjectiveFigure
 from service.contract.states import JobPhase, JobStatus, Origin, ProbePhase, TaskState
 
 
@@ -61,7 +61,7 @@ class JobProgress(View):
 
 
 class BestSoFar(View):
-    """The fastest configuration that a job has measured so far, in short."""
+    """The best configuration by the job's objective that a job has measured so far, in short."""
 
     method: Method
     levers: dict[str, str] = Field(examples=[{"precision": "fp32", "batching": "grouped"}])
@@ -69,6 +69,7 @@ class BestSoFar(View):
     tokens_per_second: float
     speedup: float | None = Field(description="Against the measured baseline; null when there is none.")
     stable: bool | None = Field(description="null until it has been verified.")
+    objective: ObjectiveFigure | None = Field(default=None, description="The job's objective, in its unit.")
 
 
 class JobView(JobSummary):
@@ -140,7 +141,7 @@ class TrialView(View):
 class ListedTrial(TrialView):
     """A trial in its job's list."""
 
-    fastest: bool = Field(description="Whether it is the fastest of the list by the job's objective.")
+    fastest: bool = Field(description="Whether it is the best of the job's trials by the job's objective.")
 
 
 class LoggedTrial(TrialView):
@@ -191,7 +192,9 @@ class Waterfall(View):
 
     levers: dict[str, str]
     method: Method
-    speedup: float | None = Field(description="Of single trials: the baseline's seconds over the best's.")
+    speedup: float | None = Field(
+        description="Of single trials: the baseline's seconds over the best's; with objective memory, its peak bytes."
+    )
     contributions: tuple[Contribution, ...]
     together: float | None = Field(description="The speed-up over the product of all factors; null if one is missing.")
 

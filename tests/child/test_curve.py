@@ -15,9 +15,11 @@ from service.contract.measurement import MemoryLine, Probe
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from tests.child import tiny
+from tests.factory import configuration
+from tests.factory import timing as timing_of
 from worker.child import probe, sizes
 from worker.child.curve import Curve, first_size
-from worker.child.measure import unit_size
+from worker.child.measure import _evaluation_batch, run_trial, unit_size
 
 GIB = 1 << 30
 
@@ -135,3 +137,78 @@ def test_a_quick_search_times_another_size_for_a_fifth_only(
     monkeypatch.setattr(sizes, "predict", lambda _, size, __: {4: 10.0, 2: promised, 1: 0.1}[size])
     monkeypatch.setattr("worker.child.curve.plan_of", lambda _, __, size: size)
     assert curve._promising() == (2 if tried else None), "1 is too far from what was timed"
+
+
+def lean_curve(monkeypatch: pytest.MonkeyPatch, spec: Any, seconds: dict[int, float], limit: float | None) -> Any:
+    """A curve of a job for the least memory, on a GPU on which a unit takes so many seconds at each size."""
+    made: Any = Curve.__new__(Curve)
+    device = SimpleNamespace(gains_from_large_batches=True)
+    rows = SimpleNamespace(facts=SimpleNamespace(rows=64))
+    made._bundle = SimpleNamespace(device=device, spec=spec, data=rows)
+    made._request = SimpleNamespace(slowest_run_seconds=limit)
+    made._candidates, made._timed, made._once, made._is_lean = sorted(seconds), {}, 1.0, True
+
+    def time_one(size: int) -> bool:
+        unit = SimpleNamespace(timing=lambda: timing_of(seconds[size], micro=size), first_calls=lambda: 0.5, micro=size)
+        made._timed[size] = unit
+        return True
+
+    monkeypatch.setattr(made, "_time", time_one)
+    return made
+
+
+SECONDS = {1: 16.0, 2: 10.0, 4: 7.0, 8: 5.0, 16: 4.5, 32: 4.0}
+
+
+@pytest.mark.parametrize(
+    ("limit", "timed", "size"),
+    [
+        (11.5 / 0.98, [8, 2, 1], 2),  # ten seconds are within, with what is left for the verification
+        (1.5 + 7.0 * 1.01, [8, 2, 4], 8),  # 4 is within by less than that
+        (5.0, [8, 32], 32),  # none is fast enough: the fastest
+        (None, [8, 2, 1], 1),  # no baseline ran
+    ],
+)
+def test_for_memory_the_smallest_size_that_is_fast_enough_is_looked_for(
+    spec: Callable[..., JobSpec],
+    monkeypatch: pytest.MonkeyPatch,
+    limit: float | None,
+    timed: list[int],
+    size: int,
+) -> None:
+    """Of an epoch of 64 rows, which is one unit; loading takes a second and first calls half a one."""
+    job = spec(training={"epochs": 1}, search={"objective": "memory"})
+    made = lean_curve(monkeypatch, job, SECONDS, limit)
+    made._time_smallest()
+    assert list(made._timed) == timed and made._recommended().micro == size
+
+
+def test_a_device_that_gains_nothing_from_large_batches_begins_with_the_smallest(
+    spec: Callable[..., JobSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = lean_curve(monkeypatch, spec(training={"epochs": 1}), SECONDS, 20.0)
+    made._bundle.device.gains_from_large_batches = False
+    made._time_smallest()
+    assert list(made._timed) == [1]
+
+
+@pytest.mark.parametrize(
+    ("objective", "apart", "size"),
+    [("memory", False, 4), ("memory", True, 2)] + [("wall-clock", False, 16), ("wall-clock", True, 2)],
+)
+def test_a_search_for_memory_evaluates_no_more_than_a_micro_batch(
+    spec: Callable[..., JobSpec], objective: str, apart: bool, size: int
+) -> None:
+    """Of a micro batch of 4, and an evaluation that was found to fit at 16, or in a probe of its own at 2."""
+    assert _evaluation_batch(spec(search={"objective": objective}), 2 if apart else 16, 4, apart) == size
+
+
+@pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")
+def test_a_trial_tells_what_updates_take_and_what_ran_before_it_was_timed(llama: Path, tmp_path: Path) -> None:
+    data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(24))
+    job = tiny.job(llama, data, search={"objective": "memory", "verify": "quick"})
+    made = configuration(effective=8, precision="fp32")
+    asked = TrialRequest(configuration=made, origin=Origin.search, number=2, slowest_run_seconds=1e6)
+    found = run_trial(job, asked, tiny.device(), tiny.workplace(llama, tmp_path), lambda _: None)
+    assert found.timing and 0 < (found.timing.update_seconds or 0) < found.timing.seconds
+    assert found.micro_batch_size == 1 and found.time_spent["warm-up"] > 0 and found.time_spent["timing"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,24 @@ def test_it_certifies_what_was_run(bundle: Bundle, tmp_path: Path) -> None:
     assert (found.steps, found.wanted_steps, found.segments, found.worst_case_steps) == (40, 40, 1, 2)
     assert found.evaluation_loss and found.saved_bytes and found.peak_bytes and found.last_loss
     assert found.growth_bytes is not None and abs(found.growth_bytes) < soak.NOISE_BYTES
+
+
+@pytest.mark.parametrize(("objective", "peak"), [("memory", 900), ("wall-clock", 500)])
+def test_a_search_for_memory_counts_what_the_evaluation_takes(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, objective: str, peak: int
+) -> None:
+    """Elsewhere its batch is the largest that fits, so that it says nothing of training."""
+    search = bundle.spec.search.model_copy(update={"objective": objective})
+    job, evaluate, now = bundle.spec.model_copy(update={"search": search}), soak.evaluate, [0]
+    monkeypatch.setattr(bundle.device, "reset_peak", lambda: now.append(500))
+    monkeypatch.setattr(bundle.device, "peak", lambda: now[-1])
+
+    def evaluated(*asked: Any) -> Any:
+        now.append(900)
+        return evaluate(*asked)
+
+    monkeypatch.setattr(soak, "evaluate", evaluated)
+    assert soak.soak(dataclasses.replace(bundle, spec=job), 2, 8, 0, 4, 600.0).peak_bytes == peak
 
 
 def test_an_interrupted_one_goes_on(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

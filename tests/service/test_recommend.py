@@ -10,7 +10,7 @@ from rich.console import Console
 from service.cli.display import result_table, whole_run
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Outcome, Probe, Soak
+from service.contract.measurement import Outcome, Probe, Soak, Verification
 from service.contract.recommendation import Recommendation
 from service.contract.replay import Proof
 from service.contract.states import Origin
@@ -38,8 +38,12 @@ def test_what_the_time_went_into_is_said(spec: Spec, facts: Facts) -> None:
     base, one = (record.measurement for record in records)
     request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
     judged = judge(spec(), request, (block(base, 10.0), block(one, 5.0)), {}, {})
-    best = recommend("j", spec(), facts(), records, {"lora": judged.model_copy(update={"seconds": 40.0})})
+    verified: dict[str, Verification | None] = {"lora": judged.model_copy(update={"seconds": 40.0})}
+    best = recommend("j", spec(), facts(), records, verified)
     assert best and best.time_spent == {"timing": 2 * (10.0 + 5.0), "verification": 40.0}
+    best = recommend("j", spec(), facts(), records, verified, spent={"trials": 36.0, "planning": 1.0, "idle": 2.0})
+    others = {"processes": 6.0, "planning": 1.0, "idle": 2.0}
+    assert best and best.time_spent == {"timing": 30.0, "verification": 40.0} | others
 
 
 def test_the_whole_run_has_its_time_and_its_price(spec: Spec, facts: Facts) -> None:

@@ -1,6 +1,7 @@
 """The throughput curve: the work unit timed at a few micro batch sizes that fit, and which of them is recommended.
 
-The largest that fits is a limit, not the goal: recommended is the fastest, or the smallest size within 1% of it.
+The largest that fits is a limit, not the goal: recommended is the fastest, or the smallest size within 1% of it. With
+the objective memory it is the smallest at which the run is not slower than with the baseline.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import time
 import torch
 
 from service.contract.child import ProbeStarted, Progress
-from service.contract.measurement import Timing
-from service.contract.objective import SMALLEST_WITHIN
+from service.contract.measurement import PROCESS_SPREAD, Timing
+from service.contract.objective import SMALLEST_WITHIN, is_lean, training_seconds_of
+from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers.batching import BUDGETED
 from worker.child import probe, sizes
@@ -27,6 +29,10 @@ CLEARLY_SLOWER = 1.25  # times the seconds of the search's best trial: such a tr
 WORTH_TRYING, WORTH_TRYING_QUICKLY = 0.98, 0.8
 NEAR = 2  # a size is predicted only within this factor of a timed one, because the cost model extrapolates badly
 MOST_GUIDED = 3  # sizes timed in all where the cost model chooses them
+MOST_HALVED = 4  # sizes timed in all where the smallest that is fast enough is looked for
+# Of the baseline's run: in a trial, a size has to be so much faster that the verification does not find it slower, as
+# pairs of processes differ by about that much (service.contract.measurement.PROCESS_SPREAD).
+FAST_ENOUGH = 1 - PROCESS_SPREAD
 TOKENS_A_CORE, MOST_TOKENS = 512, 2048  # of the first micro batch on a CPU
 SAFE_SHARE = 0.6  # of the largest size by the trial's own memory line: up to it, the worst case need not run first
 BELOW_LARGEST = (1.0, 0.75, 0.5)  # shares of the largest size that are timed where the whole curve is asked for
@@ -51,8 +57,19 @@ def first_size(bundle: Bundle, fitting: list[int]) -> int:
 class Curve:
     """The timings of one trial, by micro batch size."""
 
-    def __init__(self, bundle: Bundle, samples: list[int], request: TrialRequest, tell: Tell, started: float):
+    def __init__(
+        self,
+        bundle: Bundle,
+        samples: list[int],
+        request: TrialRequest,
+        tell: Tell,
+        started: float,
+        once_seconds: float = 0.0,
+    ):
         self._bundle, self._samples, self._request, self._tell = bundle, samples, request, tell
+        self._once = once_seconds  # of the run, for loading and compiling
+        # The baseline is what a user would run, so that its micro batch is the fastest in any case.
+        self._is_lean = is_lean(bundle.spec) and request.origin is not Origin.baseline
         # A fifth of the trial's time is kept for what follows the timing, or the worker would end the child.
         self._deadline = started + request.seconds_limit * 0.8
         self._timed: dict[int, Unit] = {}
@@ -60,6 +77,7 @@ class Curve:
         self._candidates: list[int] = []
         self._found = probe.Found(0, 0, "")
         self._rest = 0.0
+        self.warm_seconds = 0.0  # in which sizes ran before they were timed: their worst case, and what they warm up
         self.notes: list[str] = []
         self.losses: tuple[float, ...] = ()
         self.grad_norms: tuple[float | None, ...] = ()
@@ -76,6 +94,8 @@ class Curve:
         fixed = self._bundle.configuration.micro_batch_size
         if fixed is not None:
             self._time(self._fixed(fixed))
+        elif self._is_lean:
+            self._time_smallest()
         else:
             going = self._time(first_size(self._bundle, self._candidates))
             for below in self._below_largest(found.predicted) if self._request.curve else ():
@@ -88,7 +108,8 @@ class Curve:
         best = self._recommended()
         limit = self._request.best_seconds
         if limit is not None and best.timing().seconds > CLEARLY_SLOWER * limit:
-            self.notes.append("Clearly slower than the best so far, so it was timed once only.")
+            than = "the baseline" if self._is_lean else "the best so far"
+            self.notes.append(f"Clearly slower than {than}, so it was timed once only.")
         elif best.passes < self._request.passes:
             self._tell(Progress(text=f"timing micro batch {best.micro} again"))
             time_unit(best, passes=self._request.passes, extra=1, deadline=self._deadline)
@@ -117,12 +138,14 @@ class Curve:
         self._tell(Progress(text=f"timing micro batch {size}"))
         device.empty_cache()  # of what larger sizes left there, as it would count as this one's
         device.reset_peak()
+        began = time.perf_counter()
         self._tell(ProbeStarted(micro_batch_size=size))
         worst = self._worst(size)
         if worst is None:
             probe.fits(bundle, size)
         unit = Unit(bundle, size, plan_of(bundle, self._samples, size))
         warm(unit, self._deadline)
+        self.warm_seconds += time.perf_counter() - began
         if not unit.run(self._deadline):
             if not self._timed:
                 raise TimeoutError(f"one pass over {len(self._samples)} samples did not end in time")
@@ -131,6 +154,31 @@ class Curve:
         self._timed[size] = unit
         self._shapes += unit.shapes()
         return True
+
+    def _time_smallest(self) -> None:
+        """Time sizes until the smallest is known that is fast enough, halving what is left of the candidates.
+
+        A device that gains from large batches begins in the middle, another with the smallest size, which may well do.
+        """
+        low, high = 0, len(self._candidates)  # the place of the smallest that is fast enough is within [low, high]
+        at = high // 2 if self._bundle.device.gains_from_large_batches else 0
+        for _ in range(MOST_HALVED):
+            size = self._candidates[at]
+            if not self._time(size):
+                return
+            low, high = (low, at) if self._is_fast_enough(self._timed[size]) else (at + 1, high)
+            if low >= high:
+                return
+            at = (low + high) // 2
+
+    def _is_fast_enough(self, unit: Unit) -> bool:
+        """Whether the run takes no longer than with the baseline; any size is fast enough where no baseline ran."""
+        limit = self._request.slowest_run_seconds
+        if limit is None:
+            return True
+        once = self._once + unit.first_calls()
+        rows = self._bundle.data.facts.rows
+        return once + training_seconds_of(self._bundle.spec, rows, unit.timing()) <= limit * FAST_ENOUGH
 
     def _worst(self, size: int) -> int | None:
         """The peak bytes of the size's worst-case batch if that need not run before the size is timed, else None.
@@ -148,7 +196,10 @@ class Curve:
         return int(found.line.at(size)) if quick and found.line and size <= SAFE_SHARE * found.predicted else None
 
     def _recommended(self) -> Unit:
-        """The unit of the fastest size, or of the smallest size within 1% of it."""
+        """The unit of the fastest size, or of the smallest size within 1% of it; or of the smallest fast enough."""
+        enough = [size for size, unit in self._timed.items() if self._is_lean and self._is_fast_enough(unit)]
+        if enough:
+            return self._timed[min(enough)]
         seconds = {size: unit.timing().seconds for size, unit in self._timed.items()}
         near = [size for size in seconds if seconds[size] <= min(seconds.values()) * (1 + SMALLEST_WITHIN)]
         return self._timed[min(near)]

@@ -10,6 +10,7 @@ from typing import Any
 from service.contract.child import Built, Progress, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts, Measurement, Outcome, Probe
+from service.contract.objective import is_lean
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
@@ -139,10 +140,12 @@ def run_trial(
     reference = check_reference(bundle, unit, request, found.largest, notes)
     spent.phase("check")
     weights = steps.trained_sum(bundle.model)
-    times = curve.Curve(bundle, unit, request, tell, started)
+    once = bundle.load_seconds + bundle.quantising_seconds + compile_seconds
+    times = curve.Curve(bundle, unit, request, tell, started, once)
     best = times.run(found)
     notes += times.notes
     spent.phase("timing")
+    spent.phases |= {"warm-up": times.warm_seconds, "timing": spent.phases["timing"] - times.warm_seconds}
     if steps.trained_sum(bundle.model) == weights:
         raise TrainingError("the trained weights did not change", "numbers")
     timing = best.timing()
@@ -168,7 +171,7 @@ def run_trial(
         curve=times.timings(),
         peak_bytes=timing.peak_bytes,
         reserved_bytes=timing.reserved_bytes,
-        evaluation_batch_size=evaluation if apart else max(evaluation, timing.micro_batch_size),
+        evaluation_batch_size=_evaluation_batch(spec, evaluation, timing.micro_batch_size, apart),
         compile_seconds=compile_seconds,
         first_call_seconds=best.first_calls(),
         check_loss=reference.loss,
@@ -180,6 +183,15 @@ def run_trial(
         notes=tuple(notes),
         time_spent={name: round(seconds, 3) for name, seconds in spent.phases.items()},
     )
+
+
+def _evaluation_batch(spec: JobSpec, largest: int, micro: int, apart: bool) -> int:
+    """The evaluation's batch: the largest that fits, which is at least the micro batch unless it was probed `apart`.
+
+    With the objective memory no more than the micro batch, or the evaluation would take what training saves.
+    """
+    found = largest if apart else max(largest, micro)
+    return min(found, micro) if is_lean(spec) else found
 
 
 def built(bundle: Bundle, device: Device, used_before: int) -> Built:

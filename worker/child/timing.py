@@ -275,6 +275,7 @@ class Unit:
         samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
         shapes = [shape for shapes in self.shapes_of.values() for shape in shapes]
         clocks = [clock for clock, _ in self.clocks]
+        waited = sum(statistics.median(waits) for waits in self.waits.values())
         return Timing(
             micro_batch_size=self.micro,
             seconds=seconds,
@@ -285,7 +286,8 @@ class Unit:
             padded_tokens=sum(rows * width for rows, width in shapes),
             steps=len(self.plan),
             passes=self.passes,
-            waiting_seconds=sum(statistics.median(waits) for waits in self.waits.values()),
+            waiting_seconds=waited,
+            update_seconds=max(0.0, sum(self._updates()) - waited),
             peak_bytes=self.peak_bytes,
             reserved_bytes=self.reserved_bytes,
             retries=self.retries,
@@ -294,6 +296,11 @@ class Unit:
             clock_mhz=(min(clocks), max(clocks)) if clocks else None,
             slowed_by=tuple(sorted({reason for _, reasons in self.clocks for reason in reasons})),
         )
+
+    def _updates(self) -> list[float]:
+        """The median seconds of each update with the wait for the next step's batches."""
+        pieces = self.pieces.best().items()
+        return [statistics.median(times) for (number, at), times in pieces if at == len(self.plan[number])]
 
     def first_calls(self) -> float:
         """The seconds that the warm-up's steps took more than the same micro batches and updates did when timed."""

@@ -18,7 +18,7 @@ from worker.plan.proposers import proposers
 from worker.plan.proposers.improvement import promising
 from worker.plan.view import View, completed
 
-ENDED = "The search ended before its budget: nothing that was not tried is expected to be faster by much."
+ENDED = "The search ended before its budget: nothing that was not tried is expected to {} by much."
 
 
 def plan(known: PlanInput) -> PlanDecision:
@@ -42,7 +42,7 @@ def plan(known: PlanInput) -> PlanDecision:
     if known.verify_open:
         return PlanDecision(phase=JobPhase.verifying, notes=tuple(notes))
     if not known.verified_methods and Budget(known).allows(0) and not any(map(_has_more, views)):
-        notes.append(ENDED)
+        notes.append(ENDED.format("take less memory" if views[0].is_lean else "be faster"))
     request = verification([view for view in views if view.method not in known.verified_methods])
     if request is not None:
         notes += _late(known, request)

@@ -12,7 +12,7 @@ import numpy as np
 
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome
-from service.contract.objective import training_seconds
+from service.contract.objective import counts_once, pace, training_seconds
 from service.levers import as_fixed
 from worker.plan.feasibility import Feasibility, cumulative
 from worker.plan.grid import Floats, Grid, Rows
@@ -40,7 +40,7 @@ class Acquisition:
     """Looks at the configurations around the best so far, and at the one that is expected to be the fastest of all."""
 
     def __init__(self, view: View) -> None:
-        ran = [one for one in view.history if one.outcome is Outcome.ok and math.isfinite(view.score(one))]
+        ran = [one for one in view.history if one.outcome is Outcome.ok and math.isfinite(pace(view.spec, one))]
         waiting = [one.configuration for one in view.under_way if one.configuration.method == view.method]
         seen = [*(one.configuration for one in view.history), *waiting]
         earlier = [one.configuration for one in view.earlier]
@@ -48,7 +48,7 @@ class Acquisition:
         self._saving = _saving(view)
         self._prior, self._feasibility = Prior(view, self._grid), Feasibility(view, self._grid)
         self._taken = {tuple(self._grid.encode(one)) for one in seen if one.micro_batch_size is None}
-        counts = view.spec.search.objective == "wall-clock"
+        counts = counts_once(view.spec)
         self._load_seconds = min((one.load_seconds for one in ran), default=0.0) if counts else 0.0
         own = [one for one in ran if one.configuration.micro_batch_size is None or one is view.baseline()]
         self._surrogate = self._fitted(view, own, waiting) if own else None
@@ -62,7 +62,7 @@ class Acquisition:
         measured the very same, and as a hint where only hardware, task and method are the same.
         """
         configurations = [one.configuration for one in ran]
-        values = [math.log(training_seconds(view.spec, one)) for one in ran]
+        values = [math.log(self._training(view, one)) for one in ran]
         alone = {one.configuration.key for one in ran}
         noise = [
             _noise(one) + (0.0 if one.configuration.at_micro_batch(None).key in alone else PINNED_NOISE) for one in ran
@@ -81,6 +81,10 @@ class Acquisition:
             [*configurations, *waiting], [*values, *expected.tolist()], [*noise, *[LEAST_NOISE] * len(waiting)]
         )
 
+    def _training(self, view: View, measured: Measurement) -> float:
+        """The seconds that training takes, by which the surrogate knows a measurement."""
+        return training_seconds(view.spec, measured)
+
     def _surrogate_of(self, configurations: list[Configuration], values: list[float], noise: list[float]) -> Surrogate:
         rows = np.array([self._grid.encode(one) for one in configurations])
         return Surrogate(self._prior, rows, np.array(values), np.array(noise))
@@ -89,7 +93,11 @@ class Acquisition:
         """The best rows of those that ran; where none in the space has, the row nearest to the baseline."""
         mine = [one for one in ran if inside(one.configuration, view.choices, view.spec.task)]
         mine = [one for one in mine if as_fixed(view.spec, one.configuration)]
-        rows = [self._grid.encode(one.configuration) for one in sorted(mine, key=view.score)[:BEST]]
+
+        def order(one: Measurement) -> tuple[float, float]:
+            return view.score(one), pace(view.spec, one)
+
+        rows = [self._grid.encode(one.configuration) for one in sorted(mine, key=order)[:BEST]]
         self._threshold, self._is_first = 0.0, not rows
         if self._surrogate:
             known = np.array(rows or [self._grid.encode(one.configuration) for one in ran])

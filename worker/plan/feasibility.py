@@ -52,7 +52,7 @@ class Feasibility:
         """Which rows cannot fit, as two that need no more memory did not, or as they are predicted far over it."""
         mine = self._coordinates(rows)
         over = _no_less(mine, self._hopeless).sum(axis=1) >= ENOUGH_FAILURES
-        found: NDArray[np.bool_] = over | (self._peaks(rows) > FAR_OVER * self._capacity)
+        found: NDArray[np.bool_] = over | (self.peaks(rows) > FAR_OVER * self._capacity)
         return found
 
     def chance(self, rows: Rows) -> Floats:
@@ -73,7 +73,7 @@ class Feasibility:
 
     def _fits(self, rows: Rows) -> Floats:
         """The probability that each row fits at a micro batch of 1, by its predicted peak."""
-        return cumulative(np.log(self._capacity / np.maximum(self._peaks(rows), 1.0)) / LINE_SPREAD)
+        return cumulative(np.log(self._capacity / np.maximum(self.peaks(rows), 1.0)) / LINE_SPREAD)
 
     def _probably_short(self, failed: list[Measurement]) -> Floats:
         """The probability of each failure that memory was short as a whole: where lines are known, they tell."""
@@ -91,8 +91,8 @@ class Feasibility:
         """Numbers that all grow with the memory that a row needs, of shape (rows, tables)."""
         return np.stack([look_up(table, rows).sum(axis=1) for table in self._tables], axis=1)
 
-    def _peaks(self, rows: Rows) -> Floats:
-        """The predicted peak bytes at a micro batch of 1, by the memory line of the most similar trial; 0 without."""
+    def peaks(self, rows: Rows, micro: float = 1.0) -> Floats:
+        """The predicted peak bytes at a micro batch, by the memory line of the most similar trial; 0 without."""
         lined = [one for one in self._ok if one.memory_line is not None]
         if not lined:
             return np.zeros(len(rows))
@@ -105,7 +105,7 @@ class Feasibility:
         trained = np.array([float(one.trainable_parameters or 0) for one in lined])[nearest]
         weights = np.array([float(one.parameters or 0) for one in lined])[nearest]
         rest = rest + trained * change[:, 1] + weights * change[:, 2]
-        peaks: Floats = np.maximum(rest, 0.0) + slope * np.exp(change[:, 0])
+        peaks: Floats = np.maximum(rest, 0.0) + micro * slope * np.exp(change[:, 0])
         return peaks
 
 

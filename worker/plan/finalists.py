@@ -29,13 +29,14 @@ def finalists(view: View) -> list[Measurement]:
     fastest of other batchings; then others that are near the fastest.
 
     Trials are minutes apart, and a shared machine changes its pace in that time. So trials tell little about which
-    batching is faster; blocks in which candidates take turns do.
+    batching is faster; blocks in which candidates take turns do. Of memory trials tell enough, so that with the
+    objective memory other batchings are not looked for.
     """
     near, reference = view.near(), view.baseline()
     found = near[: NEAREST[view.spec.search.verify]]
     beside = [*_simpler(view, found[0]), *_other_sizes(view, found[0])] if found else []
     found += [one for one in beside if one not in found]
-    for one in view.good if found else ():
+    for one in view.good if found and not view.is_lean else ():
         known = {other.configuration.levers["batching"] for other in found}
         drifted = one is not reference and view.score(one) <= view.score(found[0]) * DRIFT
         if drifted and one.configuration.levers["batching"] not in known:
@@ -75,9 +76,9 @@ def _other_sizes(view: View, best: Measurement) -> list[Measurement]:
 
 
 def _taken_back(view: View, finalists: list[Measurement]) -> list[Measurement]:
-    """The trials of a finalist without one of its levers, for what each lever brings; none in a quick search."""
+    """The trials of finalists without one of their levers, for the time that each saves; none in a quick search."""
     reference = view.baseline_request()
-    if reference is None or view.spec.search.verify == "quick":
+    if reference is None or view.spec.search.verify == "quick" or view.is_lean:
         return []
     keys = {
         made.key

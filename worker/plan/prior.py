@@ -8,6 +8,7 @@ import statistics
 import numpy as np
 
 from service.contract.measurement import Outcome
+from service.contract.objective import counts_once
 from service.levers import LEVERS
 from service.levers.base import Effect
 from worker.plan.budget import unmeasured_pace
@@ -85,7 +86,7 @@ def _families(view: View) -> dict[tuple[str, str], float]:
 
 def _once(view: View, expected: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
     """(lever, choice) -> seconds that it takes once: as measured, or as `expected`, scaled by what was."""
-    if view.spec.search.objective != "wall-clock":
+    if not counts_once(view.spec):
         return {}
     measured: dict[tuple[str, str], list[float]] = {}
     for one in view.good:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, PROCESS_SPREAD, Block, Measurement
-from service.contract.objective import score
+from service.contract.objective import SMALLEST_WITHIN, is_lean, pace, score
 from service.contract.task import VerifyRequest
 
 SURE_WITHIN = 0.05  # half the width of the speed-up's interval at which it is settled
@@ -18,11 +18,11 @@ Ratio = tuple[float, float, float]
 
 
 def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: Measurement) -> Ratio | None:
-    """(their cost divided by ours in the blocks that both ran in, low, high): the 95% interval. None without a block.
+    """(their seconds over ours in the blocks that both ran in, low, high): the 95% interval. None without a block.
 
-    The cost is the job's objective. The variance has two parts: that within a block, from its turns or, where the
-    candidates were not alive together, from the intervals of their timings; and that between blocks, which is assumed
-    to be PROCESS_SPREAD's at least, and where fewer than three blocks tell it.
+    The seconds are those that the job's objective counts. The variance has two parts: that within a block, from its
+    turns or, where the candidates were not alive together, from the intervals of their timings; and that between
+    blocks, which is assumed to be PROCESS_SPREAD's at least, and where fewer than three blocks tell it.
     """
     logs, within = [], []
     for block in blocks:
@@ -30,7 +30,7 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
             if (block.key, other.key) != (ours.configuration.key, theirs.configuration.key):
                 continue
             if other.block == block.block and block.timing and other.timing:
-                logs.append(math.log(score(spec, theirs, other.timing) / score(spec, ours, block.timing)))
+                logs.append(math.log(pace(spec, theirs, other.timing) / pace(spec, ours, block.timing)))
                 within.append(standard_error(block, other))
     if not logs:
         return None
@@ -57,7 +57,7 @@ def standard_error(ours: Block, theirs: Block) -> float:
 
 
 def relative_costs(spec: JobSpec, blocks: tuple[Block, ...], candidates: Sequence[Measurement]) -> dict[str, float]:
-    """Each candidate's cost as a share of the anchor's, in the blocks that both ran in; infinite without a block.
+    """Each candidate's seconds as a share of the anchor's, in the blocks that both ran in; infinite without a block.
 
     The anchor is the first of those that ran in most blocks. Not every candidate runs in every block, and a shared
     machine may be slower in some of them, so costs of different blocks are never compared.
@@ -75,7 +75,9 @@ def relative_costs(spec: JobSpec, blocks: tuple[Block, ...], candidates: Sequenc
 
 
 def settled(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -> bool:
-    """Whether the fastest finalist is known for sure, or tied within 1%, and its speed-up within 5%."""
+    """Whether the best finalist is known for sure, or tied within 1%, and its speed-up within 5%."""
+    if is_lean(spec):
+        return _bounded(spec, request, blocks)
     everyone = [*([request.baseline] if request.baseline else []), *request.finalists]
     costs = relative_costs(spec, blocks, everyone)
     running = [one for one in request.finalists if costs[one.configuration.key] < math.inf]
@@ -88,17 +90,40 @@ def settled(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) ->
     return all(found is None or found[1] > 1.0 or found[2] < 1 + TIED_WITHIN for found in others)
 
 
+def _bounded(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -> bool:
+    """Whether it is known of each finalist whether it is slower than the baseline, up to the first that is not.
+
+    They are asked in the order of their peaks, which need no blocks.
+    """
+    bound = 1 / (1 + SMALLEST_WITHIN)
+    for one in sorted(request.finalists, key=lambda one: score(spec, one)):
+        found = ratio(spec, blocks, one, request.baseline) if request.baseline else None
+        if found is None and request.baseline is not None:
+            continue  # it has failed in its block
+        if found is None or found[1] >= bound:
+            return is_sure(found)
+        if found[2] >= bound:
+            return False
+    return True
+
+
 def is_sure(speedup: Ratio | None) -> bool:
     """Whether a speed-up is known within 5%; one that cannot be known, for want of a baseline, needs no more blocks."""
     return speedup is None or speedup[2] / speedup[0] <= 1 + SURE_WITHIN
 
 
 def certainly_slower(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -> set[str]:
-    """The keys of the finalists that are slower than another one for sure: no more blocks are spent on them."""
-    found = set()
+    """The keys of the finalists that are slower than another one for sure: no more blocks are spent on them.
+
+    With the objective memory, those that are slower than the baseline.
+    """
+    found, most = set(), 1.0
+    faster = request.finalists
+    if is_lean(spec):
+        faster, most = (request.baseline,) if request.baseline else (), 1 + SMALLEST_WITHIN
     for one in request.finalists:
-        for other in request.finalists:
+        for other in faster:
             times = ratio(spec, blocks, other, one) if other is not one else None
-            if times and times[1] > 1.0:
+            if times and times[1] > most:
                 found.add(one.configuration.key)
     return found

@@ -8,11 +8,11 @@ from itertools import product
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.levers import LEVERS, circumstances, excluded
+from service.scaling import LEAST_STEPS_AN_EPOCH, scaled
 from service.space import Space
 
 TRAINER_BATCH = 8  # TrainingArguments.per_device_train_batch_size
 EFFECTIVE_CHOICES = (8, 16, 32, 64)
-LEAST_STEPS_AN_EPOCH = 50  # with the largest effective batch that is tried
 
 
 def inside(configuration: Configuration, choices: Space, task: str) -> bool:
@@ -35,12 +35,10 @@ def effective_choices(spec: JobSpec, rows: int | None) -> tuple[int, ...]:
 def learning_rate(spec: JobSpec, effective: int) -> float:
     """The user's learning rate if they set the effective batch; else it is scaled from Trainer's batch of 8.
 
-    It is scaled by the square root of the ratio, as adaptive optimizers need (Malladi et al. 2022, arXiv 2205.10287).
+    It is scaled by the square root of the ratio (service/scaling.py).
     """
     rate = spec.training.learning_rate
-    if spec.training.effective_batch_size is not None:
-        return rate
-    return float(f"{rate * (effective / TRAINER_BATCH) ** 0.5:.6g}")
+    return rate if spec.training.effective_batch_size is not None else scaled(rate, effective / TRAINER_BATCH)
 
 
 def point(configuration: Configuration, spec: JobSpec) -> dict[str, str]:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Timing, Verdict, Verification
-from service.contract.objective import smallest_within
+from service.contract.objective import (
+    SMALLEST_WITHIN,
+    is_lean,
+    is_too_slow,
+    proven_peak,
+    smallest_within,
+)
 from service.contract.replay import Proof
 from service.contract.task import VerifyRequest
 from service.levers import LEVERS, as_fixed
@@ -28,10 +36,21 @@ def judge(
     known = {one.configuration.key: one for one in candidates}
     asked = {one.configuration.key for one in candidates if as_fixed(spec, one.configuration)}
     stable = [verdict.key for verdict in verdicts if verdict.stable and verdict.key in asked]
-    order = sorted(stable, key=lambda key: cost[key])
-    order = smallest_within(order, cost, {one.configuration.key: _size(spec, one, baseline) for one in candidates})
-    order = _simpler_first(spec, blocks, [known[key] for key in order], baseline)
-    tied = _tied(spec, blocks, [known[key] for key in order[:2]])
+    sizes = {one.configuration.key: _size(spec, one, baseline) for one in candidates}
+
+    def by_pace(keys: list[str]) -> list[str]:
+        order = smallest_within(sorted(keys, key=lambda key: cost[key]), cost, sizes)
+        return _simpler_first(spec, blocks, [known[key] for key in order], baseline)
+
+    kept = [one for one in verdicts if one.key in stable and not is_too_slow(one.speedup)]
+    if is_lean(spec) and kept:  # where all are slower than the baseline, the fastest comes first
+        least, others = _least_first({one.key: _peak(spec, known[one.key], one) for one in kept})
+        order = [*by_pace(least), *others]
+        near = order[:2] if len(least) > 1 else []
+    else:
+        order = by_pace(stable)
+        near = order[:2]
+    tied = _tied(spec, blocks, [known[key] for key in near])  # of memory only those that take as much
     if order:
         verdicts = [_with_cost(spec, blocks, one, known[one.key], known[order[0]]) for one in verdicts]
     return Verification(
@@ -42,6 +61,18 @@ def judge(
         tied=tied,
         note=_note(blocks, tied),
     )
+
+
+def _peak(spec: JobSpec, candidate: Measurement, verdict: Verdict) -> float:
+    """The candidate's peak bytes, as far as it was verified; infinite where they are not known."""
+    return float(proven_peak(spec, candidate, verdict) or math.inf)
+
+
+def _least_first(peaks: dict[str, float]) -> tuple[list[str], list[str]]:
+    """(the keys of those within 1% of the least peak, those of the others by their peak)."""
+    order = sorted(peaks, key=lambda key: peaks[key])
+    most = peaks[order[0]] * (1 + SMALLEST_WITHIN) if order else 0.0
+    return [key for key in order if peaks[key] <= most], [key for key in order if peaks[key] > most]
 
 
 def _simpler_first(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from service.contract.configuration import Configuration
 from service.contract.job import Method
 from service.contract.measurement import Measurement, Outcome
-from service.contract.objective import ranked, score
+from service.contract.objective import is_lean, is_slower, ranked, run_seconds, score
 from service.contract.states import Origin
 from service.contract.task import EarlierTrial, PlanInput, TrialRecord, TrialRequest
 from service.levers import LEVERS, as_fixed
@@ -39,6 +40,7 @@ class View:
         self._number, self._planned = known.next_number + len(new), len(new)
         measured = [one.measurement for one in known.history]
         self.history = [one for one in measured if one.configuration.method == method]
+        self.is_lean = is_lean(known.spec)  # whether the least memory is asked for
         self.good = self._good()
         self.taken = {one.configuration.key for one in measured} | {one.configuration.key for one in self.under_way}
         self.lacks = {name: reason for one in measured for name, reason in one.lacks.items()}
@@ -60,7 +62,8 @@ class View:
             key, before = one.configuration.key, found.get(one.configuration.key)
             if one.outcome is Outcome.ok and (before is None or _known_clean(one) >= _known_clean(before)):
                 found[key] = one
-        return ranked(self.spec, list(found.values()))
+        reference = self._baseline_of(list(found.values()))
+        return ranked(self.spec, list(found.values()), {self.method: reference} if reference else {})
 
     def _earlier(self) -> list[EarlierTrial]:
         """Trials of earlier jobs that are like this one: of its method, and of a model of about its size.
@@ -84,8 +87,11 @@ class View:
         return earlier.same_job and earlier.dataset in self._datasets
 
     def score(self, measurement: Measurement) -> float:
-        """The cost of a measurement by the job's objective, such as the seconds of the user's run: less is better."""
-        return score(self.spec, measurement)
+        """The cost of a measurement by the job's objective, such as the seconds of the user's run: less is better.
+
+        Infinite where the objective rules the measurement out, as being slower than the baseline.
+        """
+        return math.inf if is_slower(self.spec, measurement, self.baseline()) else score(self.spec, measurement)
 
     def trials_left(self) -> float:
         """About how many more trials there is a budget for."""
@@ -115,8 +121,11 @@ class View:
 
     def baseline(self) -> Measurement | None:
         """The baseline's measurement, or None when it has not run to its end."""
+        return self._baseline_of(self.good)
+
+    def _baseline_of(self, measurements: list[Measurement]) -> Measurement | None:
         request = self.baseline_request()
-        return next((one for one in self.good if request and one.configuration == request.configuration), None)
+        return next((one for one in measurements if request and one.configuration == request.configuration), None)
 
     def best(self) -> Measurement | None:
         """The best of the good measurements that has what the job fixes, which the baseline may not have."""
@@ -132,6 +141,8 @@ class View:
         """The request for a trial of a configuration, with what earlier trials of the method tell about it."""
         reference, quick = self.baseline(), self.spec.search.verify == "quick"
         confirmed = any(one.configuration.micro_batch_size is None for one in self.good)
+        # What takes little memory may be slower than the fastest, as long as it is not slower than the baseline.
+        timed = [reference] if reference and self.is_lean else self.good
         return TrialRequest(
             configuration=configuration,
             origin=origin,
@@ -142,7 +153,8 @@ class View:
             passes=1 if quick else 2,  # one is enough where the verification times the best again
             seconds_limit=self.budget.trial_limit(configuration, origin),
             expected_seconds=self.budget.expected(configuration),
-            best_seconds=min((one.timing.seconds for one in self.good if one.timing), default=None),
+            best_seconds=min((one.timing.seconds for one in timed if one.timing), default=None),
+            slowest_run_seconds=run_seconds(self.spec, reference) if reference and self.is_lean else None,
             reference_loss=reference.check_loss if reference else None,
             reference_grad_norm=reference.check_grad_norm if reference else None,
             reference_rounded=reference is not None and not precise(reference),

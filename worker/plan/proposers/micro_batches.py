@@ -10,9 +10,11 @@ import math
 
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement
+from service.contract.objective import pace
 from service.contract.states import Origin
 from service.levers.batching import BUDGETED, ROWS
 from service.levers.optimizer import WHOLE_STEP
+from worker.plan.finalists import DRIFT
 from worker.plan.proposers import Proposal, first_affordable
 from worker.plan.view import View
 
@@ -30,7 +32,11 @@ class MicroBatches:
 
 
 def pending(view: View) -> list[Configuration]:
-    """The best configuration at about twice and half its micro batch, as far as these fit and were not timed."""
+    """The best configuration at about twice and half its micro batch, as far as these fit and were not timed.
+
+    With the objective memory a larger one takes more of it. It is tried only where a drift of the machine's pace may
+    have made the best seem fast enough, for the verification to fall back on.
+    """
     best = view.best()
     if best is None or best.configuration.micro_batch_size is not None or best is view.baseline():
         return []
@@ -38,9 +44,15 @@ def pending(view: View) -> list[Configuration]:
     made = [
         best.configuration.at_micro_batch(size)
         for size in neighbours(best, view.spec.search.max_micro_batch_size)
-        if size not in timed
+        if size not in timed and (size < (best.micro_batch_size or 1) or not _needs_no_larger(view, best))
     ]
     return [one for one in made if one.key not in view.taken]
+
+
+def _needs_no_larger(view: View, best: Measurement) -> bool:
+    """Whether the least memory is asked for, and the best is far enough ahead of the baseline to stay small."""
+    reference = view.baseline()
+    return view.is_lean and (reference is None or pace(view.spec, best) * DRIFT <= pace(view.spec, reference))
 
 
 def neighbours(best: Measurement, limit: int | None) -> list[int]:
