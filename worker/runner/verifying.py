@@ -12,10 +12,11 @@ from service.contract.measurement import Block, Measurement, Outcome, Soak, Veri
 from service.contract.replay import Proof
 from service.contract.task import LEAST_SOAK_SECONDS, VerifyRequest
 from service.levers.optimizer import WHOLE_STEP
+from worker.runner.kept import Keeper, worth_keeping
 from worker.runner.measuring import Bench, JobFailed
 from worker.runner.proving import Prover, failure
 from worker.runner.sandbox import Ending
-from worker.runner.together import fit_together, take_turns
+from worker.runner.together import fit_together
 
 SOAK_SHARE, HOLD_SHARE = 0.25, 0.5  # of the verification's time: for a soak; kept for the proof and the soak
 LEAST_BLOCKS = 2  # before a verification may end early: what one pair of processes shows, another may not
@@ -40,7 +41,8 @@ class Verifier:
     ) -> None:
         self._bench, self._spec, self._request = bench, spec, request
         self._workplace = bench.workplace_of(job_id)
-        self._progress, self._ended, self._lock_fd = on_progress, ended, lock_fd
+        self._progress = on_progress
+        self._children = Keeper(bench.sandbox, ended, lock_fd, bench.host_cap(spec))
         self._started, self._quick = time.monotonic(), spec.search.verify == "quick"
         self._blocks: list[Block] = []
         self._soaks: dict[str, Soak | str] = {}
@@ -63,6 +65,8 @@ class Verifier:
                 self._hold_fastest()
         except _Ended:
             return None
+        finally:
+            self._children.close()
         return self.judged().model_copy(update={"seconds": time.monotonic() - self._started})
 
     def run_blocks(self) -> None:
@@ -87,6 +91,7 @@ class Verifier:
             self._run_block([*baseline, *finalists])
             took = time.monotonic() - began
             self._numbers += 1
+        self._children.close()
 
     def _baseline_rests(self, finalists: list[Measurement]) -> bool:
         """Whether the slow baseline is left out of this block: every other one of a quick verification.
@@ -131,9 +136,7 @@ class Verifier:
         titles = ", ".join(one.configuration.title(self._against()) for one in candidates)
         self._progress(f"block {self._numbers + 1}, in turns: {titles}")
         asked = [self._asked(one, self._numbers).model_copy(update={"in_turns": True}) for one in candidates]
-        limits = [self._limit(one) for one in candidates]
-        cap = self._bench.host_cap(self._spec)
-        endings = take_turns(self._bench.sandbox, asked, limits, self._ended, self._lock_fd, cap)
+        endings = self._children.together(asked, [self._limit(one) for one in candidates])
         for ending in endings:
             self._check(ending)
         return [_block_of(request, ending) for request, ending in zip(asked, endings, strict=True)]
@@ -190,7 +193,9 @@ class Verifier:
 
     def _asked(self, candidate: Measurement, number: int) -> RunBlock:
         seed = self._spec.training.seed + 1 + number
-        return RunBlock(workplace=self._workplace, spec=self._spec, candidate=candidate, block=number, seed=seed)
+        asked = RunBlock(workplace=self._workplace, spec=self._spec, candidate=candidate, block=number, seed=seed)
+        # No process trains more than two blocks: how processes differ is told by as many of them as possible.
+        return asked.model_copy(update={"stays": worth_keeping(candidate) and not self._children.keeps_for(asked)})
 
     def _soak(self, candidate: Measurement) -> Soak | str:
         """The soak's result, or a sentence that says why it failed."""
@@ -211,14 +216,7 @@ class Verifier:
         return self._request.baseline.configuration if self._request.baseline else None
 
     def _run(self, request: RunBlock | RunSoak | RunReplay) -> Ending:
-        ending = self._bench.sandbox.run(
-            request,
-            self._limit(request.candidate),
-            lambda _: None,
-            self._ended,
-            self._lock_fd,
-            self._bench.host_cap(self._spec),
-        )
+        ending = self._children.alone(request, self._limit(request.candidate))
         self._check(ending)
         return ending
 
