@@ -51,9 +51,18 @@ MOST_MESSAGE_BYTES = 64 << 20
 # What a Rust library such as tokenizers prints before it aborts the process because an allocation failed.
 ABORTED_WITHOUT_MEMORY = re.compile(r"memory allocation of \d+ bytes failed")
 FINAL = ("result", "out_of_memory", "failed")
-# On a GPU without peft and bitsandbytes: importing them initialises CUDA, after which a forked child cannot use it.
-PRELOAD = ("torch", "transformers", "transformers.models.auto.modeling_auto", "numpy")
-PRELOAD_CPU = (*PRELOAD, "peft", "accelerate")
+# What leaves CUDA alone, as tests/runner/test_preload.py holds it to. On a GPU without peft and bitsandbytes: importing
+# them initialises CUDA, after which a forked child cannot use it. Most of what they take, inductor is loaded for.
+PRELOAD = (
+    "torch",
+    "transformers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.modeling_utils",
+    "accelerate",
+    "torch._inductor.compile_fx",
+    "numpy",
+)
+PRELOAD_CPU = (*PRELOAD, "peft")
 
 
 class _Inherited:
