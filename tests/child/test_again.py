@@ -56,7 +56,7 @@ def trained(bundle: Bundle, samples: list[int]) -> Unit:
 def test_a_block_after_another_is_what_it_is_in_a_fresh_process(llama: Path, functions: Path, form: str) -> None:
     method, levers, lora = FORMS[form]
     spec = tiny.job(llama, functions, lora={"r": 4, "alpha": 8} | lora)
-    made = configuration(method, 8, **levers)
+    made = configuration(method, 8, None, **levers)
     fresh = tiny.built(spec, made, seed=4)
     first_weights = {name: one.clone() for name, one in again._trained(fresh.model).items()}
     expected = trained(fresh, list(range(16)))

@@ -49,7 +49,8 @@ class Verifier:
         self._proofs: dict[str, Proof | str] = {}
         self._prover = Prover(spec, self._workplace, on_progress, self._run)
         self._numbers = 0
-        self._unsafe, self._may_be_together = False, True
+        self._unsafe, self._may_be_together, self._rested = False, True, False
+        self._halfway: list[Measurement] = []  # who still has to run in reverse order
         self.log = ""
 
     def run(self) -> Verification | None:
@@ -72,54 +73,66 @@ class Verifier:
     def run_blocks(self) -> None:
         """Run blocks until the order and the speed-up are settled, or the time that is left is the soak's.
 
-        Finalists that are certainly slower than another are left out of further blocks.
+        A block of candidates that ran one after another is always followed by one of the same in reverse order.
         """
-        from worker.plan.ratios import certainly_slower, settled
-
         request, took = self._request, 0.0
-        while self._numbers < request.blocks:
-            kept = request.seconds_limit * HOLD_SHARE if self._numbers >= LEAST_BLOCKS else 0.0
-            if self._numbers and self._left() - took < kept:
-                break
-            if self._numbers >= LEAST_BLOCKS and settled(self._spec, request, tuple(self._blocks)):
-                break
-            blocks = tuple(self._blocks)
-            slower = certainly_slower(self._spec, request, blocks) if self._numbers else set()
-            finalists = [one for one in request.finalists if one.configuration.key not in slower]
-            baseline = [] if request.baseline is None or self._baseline_rests(finalists) else [request.baseline]
+        while self._halfway or (self._numbers < request.blocks and not self._is_over(took)):
             began = time.monotonic()
-            self._run_block([*baseline, *finalists])
+            self._run_block(self._halfway or self._candidates())
             took = time.monotonic() - began
             self._numbers += 1
         self._children.close()
 
+    def _is_over(self, took: float) -> bool:
+        """Whether no more blocks are to be begun, of which the last one took so many seconds."""
+        from worker.plan.ratios import settled
+
+        kept = self._request.seconds_limit * HOLD_SHARE if self._numbers >= LEAST_BLOCKS else 0.0
+        if self._numbers and self._left() - took < kept:
+            return True
+        return self._numbers >= LEAST_BLOCKS and settled(self._spec, self._request, tuple(self._blocks))
+
+    def _candidates(self) -> list[Measurement]:
+        """Those of the next block: finalists that are not certainly slower than another, and the baseline."""
+        from worker.plan.ratios import certainly_slower
+
+        request = self._request
+        slower = certainly_slower(self._spec, request, tuple(self._blocks)) if self._numbers else set()
+        finalists = [one for one in request.finalists if one.configuration.key not in slower]
+        baseline = [] if request.baseline is None or self._baseline_rests(finalists) else [request.baseline]
+        return [*baseline, *finalists]
+
     def _baseline_rests(self, finalists: list[Measurement]) -> bool:
-        """Whether the slow baseline is left out of this block: every other one of a quick verification.
+        """Whether the slow baseline is left out of this block: every other time in a quick verification.
 
         Such a block is to order finalists whose speed-ups are known already.
         """
         from worker.plan.ratios import is_sure, ratio
 
-        if not self._quick or self._numbers % 2 == 0 or len(finalists) == 1 or self._request.baseline is None:
-            return False
         blocks, baseline = tuple(self._blocks), self._request.baseline
-        return all(is_sure(ratio(self._spec, blocks, one, baseline)) for one in finalists)
+        if not self._quick or not blocks or len(finalists) == 1 or baseline is None or self._rested:
+            self._rested = False
+            return False
+        self._rested = all(is_sure(ratio(self._spec, blocks, one, baseline)) for one in finalists)
+        return self._rested
 
     def _run_block(self, candidates: list[Measurement]) -> None:
         """Run one block of the candidates that have not failed: together and in turns where their memory allows that.
 
-        Otherwise they run one after another, every other block in reverse order, so that a drift of the machine's pace
-        favours no candidate.
+        Otherwise they run one after another. The next block then has the same candidates in reverse order, so that a
+        drift of the machine's pace favours none of them.
         """
         running = [one for one in candidates if self._runs(one)]
-        if self._may_be_together and len(running) > 1 and fit_together(running, self._bench.facts):
+        together = self._may_be_together and not self._halfway and len(running) > 1
+        if together and fit_together(running, self._bench.facts):
             blocks = self._together(running)
             if all(block.outcome is not Outcome.infeasible for block in blocks):
                 self._blocks += blocks
                 return
             self._may_be_together = False  # one of them ran out of memory, which it may not do alone
-        for candidate in running if self._numbers % 2 == 0 else running[::-1]:
+        for candidate in running:
             self._add(candidate, self._numbers)
+        self._halfway = [] if self._halfway else running[::-1]
 
     def _runs(self, candidate: Measurement) -> bool:
         """Whether a candidate has not failed in a block."""
