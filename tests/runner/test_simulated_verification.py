@@ -88,14 +88,14 @@ class Case:
         )
 
     def verifier(
-        self, world: World, *candidates: Measurement, blocks: int = 4, memory_gib: int = 64
+        self, world: World, *candidates: Measurement, blocks: int = 4, memory_gib: int = 64, seconds: float = 3600.0
     ) -> tuple[Verifier, Simulation]:
         """A verification of the candidates, of which the first is the baseline, and what it runs on."""
         simulation = Simulation(world, self.folder, self._monkeypatch)
         facts = self._facts(memory_bytes=memory_gib << 30, has_own_memory=True)
         bench = Bench(simulation, facts, self.folder, self.place)  # type: ignore[arg-type]
         request = VerifyRequest(
-            method="lora", baseline=candidates[0], finalists=candidates[1:], blocks=blocks, seconds_limit=3600
+            method="lora", baseline=candidates[0], finalists=candidates[1:], blocks=blocks, seconds_limit=seconds
         )
         return Verifier(bench, self.spec, "job", request, lambda _: None, lambda: False, None), simulation
 
@@ -175,6 +175,12 @@ def test_one_after_another_a_drift_of_the_pace_cancels(case: Case, pair: Any) ->
         assert alone is not None and (alone[0] / true - wrong) * (wrong - 1) > 0, "a block alone is wrong"
     found = ratio(case.spec, blocks, fast, slow)
     assert found is not None and found[0] == pytest.approx(true, rel=0.01) and found[1] <= true <= found[2]
+
+
+def test_without_time_a_block_stays_alone(case: Case, pair: Any) -> None:
+    verifier, _ = case.verifier(QUIET, *pair[:2], memory_gib=4, seconds=1e-3)
+    verifier.run_blocks()
+    assert [one.block for one in verifier.judged().blocks] == [0, 0]
 
 
 def test_the_drift_cancels_for_a_baseline_that_rests_too(case: Case, pair: Any) -> None:

@@ -73,10 +73,11 @@ class Verifier:
     def run_blocks(self) -> None:
         """Run blocks until the order and the speed-up are settled, or the time that is left is the soak's.
 
-        A block of candidates that ran one after another is always followed by one of the same in reverse order.
+        A block of candidates that ran one after another is followed by one of the same in reverse order, while there is
+        time at all.
         """
         request, took = self._request, 0.0
-        while self._halfway or (self._numbers < request.blocks and not self._is_over(took)):
+        while (self._halfway or self._numbers < request.blocks) and not self._is_over(took):
             began = time.monotonic()
             self._run_block(self._halfway or self._candidates())
             took = time.monotonic() - began
@@ -87,10 +88,11 @@ class Verifier:
         """Whether no more blocks are to be begun, of which the last one took so many seconds."""
         from worker.plan.ratios import settled
 
-        kept = self._request.seconds_limit * HOLD_SHARE if self._numbers >= LEAST_BLOCKS else 0.0
+        is_free = self._numbers >= LEAST_BLOCKS and not self._halfway  # to end here
+        kept = self._request.seconds_limit * HOLD_SHARE if is_free else 0.0
         if self._numbers and self._left() - took < kept:
             return True
-        return self._numbers >= LEAST_BLOCKS and settled(self._spec, self._request, tuple(self._blocks))
+        return is_free and settled(self._spec, self._request, tuple(self._blocks))
 
     def _candidates(self) -> list[Measurement]:
         """Those of the next block: finalists that are not certainly slower than another, and the baseline."""
