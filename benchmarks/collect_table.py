@@ -33,10 +33,10 @@ from service.contract.measurement import Measurement
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
+from worker.runner.kept import Keeper
 from worker.runner.main import discover, environment
 from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Sandbox
-from worker.runner.together import take_turns
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 120.0  # at most, a trial
@@ -120,7 +120,9 @@ def in_turns(
         RunBlock(workplace=place, spec=spec, candidate=one, block=number, seed=seed, in_turns=True)
         for one in (baseline, *group)
     ]
-    endings = take_turns(bench.sandbox, asked, [SECONDS] * len(asked), lambda: False, None, None)
+    children = Keeper(bench.sandbox, lambda: False, None, None)
+    endings = children.together(asked, [SECONDS] * len(asked))
+    children.close()
     blocks = [ending.last.block if isinstance(ending.last, Result) else None for ending in endings]
     seconds = [block.timing.seconds if block and block.timing else math.nan for block in blocks]
     keys = [one.configuration.key for one in group]

@@ -34,11 +34,11 @@ from service.contract.recommendation import Recommendation
 from service.exports import EXPORTS
 from service.settings import Settings
 from worker.plan.ratios import ratio
+from worker.runner.kept import Keeper
 from worker.runner.lock import DeviceLock
 from worker.runner.main import discover, environment
 from worker.runner.measuring import Bench
 from worker.runner.sandbox import Sandbox
-from worker.runner.together import take_turns
 
 ROOT = Path(__file__).parent.parent
 # What somebody with experience would set by hand on a CPU: levers that differ from the baseline, micro batch.
@@ -111,7 +111,7 @@ def run(found: Recommendation, blocks: int, exports: list[str], only_scripts: bo
     for number in range(blocks):
         for name in rng.sample(list(others), len(others)):
             pair = [asked(ours, number), asked(others[name], number)]
-            endings = take_turns(bench.sandbox, pair, [900.0, 900.0], lambda: False, lock.fd, None)
+            endings = Keeper(bench.sandbox, lambda: False, lock.fd, None).together(pair, [900.0, 900.0])
             made = [ending.last.block for ending in endings if isinstance(ending.last, Result) and ending.last.block]
             seen[name] += made if len(made) == 2 else []
             said = " / ".join(f"{speed(block):,.0f}" for block in made) if len(made) == 2 else endings[1].reason

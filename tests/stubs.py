@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from service.contract.child import (
+    ORDER,
     REQUEST,
+    Again,
     ChildMessage,
     Paused,
     ProbeStarted,
@@ -59,17 +61,20 @@ def _answer(asked: bytes, messages: Connection) -> None:
             ),
         )
         return
+    say(messages, _result(request))
+
+
+def _result(request: RunTrial | RunBlock | RunReplay | RunSoak) -> Result:
     configuration = (request.trial if isinstance(request, RunTrial) else request.candidate).configuration
     made = measured(configuration, 5.0 + int(configuration.key[:2], 16) / 100)
     if isinstance(request, RunBlock):
         seconds = made.timing.seconds if made.timing else 1.0
-        say(messages, Result(block=block(made, seconds, request.block)))
-    elif isinstance(request, RunReplay):
-        say(messages, Result(replay=replay()))
-    elif isinstance(request, RunSoak):
-        say(messages, Result(soak=Soak(steps=4, worst_case_steps=2)))
-    else:
-        say(messages, Result(measurement=made))
+        return Result(block=block(made, seconds, request.block))
+    if isinstance(request, RunReplay):
+        return Result(replay=replay())
+    if isinstance(request, RunSoak):
+        return Result(soak=Soak(steps=4, worst_case_steps=2))
+    return Result(measurement=made)
 
 
 def quick(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
@@ -112,6 +117,37 @@ def as_timed(request: bytes, messages: Connection, lifeline: Connection, scratch
         over = Turn.model_validate_json(messages.recv_bytes()).last
     assert asked.candidate.timing is not None
     say(messages, Result(block=block(asked.candidate, asked.candidate.timing.seconds, asked.block)))
+
+
+def staying(
+    request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object, dies_at: int = 0
+) -> None:
+    """Answers, stays where it may, and writes down its process and what it is asked; it may die of a later request."""
+    isolate(lifeline, scratch)
+    asked = REQUEST.validate_json(request)
+    for number in range(1000):
+        assert isinstance(asked, RunBlock | RunReplay | RunSoak)
+        with (Path(os.environ["DYNOTUNE_LOCKS"]) / "served").open("a") as served:
+            served.write(f"{os.getpid()} {asked.seed}\n")
+        print(f"seed {asked.seed}", flush=True)
+        if number and number == dies_at:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if isinstance(asked, RunBlock) and asked.in_turns:
+            say(messages, Paused())
+            while not Turn.model_validate_json(messages.recv_bytes()).last:
+                say(messages, Paused())
+        stays = not isinstance(asked, RunSoak) and asked.stays
+        say(messages, _result(asked).model_copy(update={"stays": stays}))
+        if not stays:
+            return
+        order = ORDER.validate_json(messages.recv_bytes())
+        assert isinstance(order, Again)
+        asked = order.request
+
+
+def staying_once(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
+    """Dies of the second request that it gets."""
+    staying(request, messages, lifeline, scratch, lock, dies_at=1)
 
 
 def exclusive(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:

@@ -42,6 +42,9 @@ class Workplace(Contract):
         return Roots(self.data_roots, self.hub_cache, self.uploads)
 
 
+STAYS: bool = Field(default=False, description="The child may wait for another request, with its model loaded.")
+
+
 class RunTrial(Contract):
     """Measure one configuration. `known` are the probes of this trial's earlier children, failed ones included."""
 
@@ -66,6 +69,7 @@ class RunBlock(Contract):
     block: int
     seed: int
     in_turns: bool = False
+    stays: bool = STAYS
 
 
 class RunSoak(Contract):
@@ -93,6 +97,7 @@ class RunReplay(Contract):
     count: int
     samples_a_step: int
     steps: tuple[tuple[int, ...], ...] = ()
+    stays: bool = STAYS
 
 
 class RunEstimate(Contract):
@@ -150,7 +155,10 @@ class Built(Contract):
 
 
 class Result(Contract):
-    """The last message of a child that carried out its request; the request's kind decides which field is set."""
+    """The message of a child that carried out its request; the request's kind decides which field is set.
+
+    It is the child's last one, unless the child `stays`: then it keeps its model and waits for `Again`.
+    """
 
     kind: Literal["result"] = "result"
     measurement: Measurement | None = None
@@ -158,6 +166,7 @@ class Result(Contract):
     soak: Soak | None = None
     replay: Replay | None = None
     estimate: Estimate | None = None
+    stays: bool = False
 
 
 class OutOfMemory(Contract):
@@ -190,20 +199,34 @@ class Paused(Contract):
 
 
 class Turn(Contract):
-    """The only order that a running child takes: train until so many passes over the work unit are done, then pause.
+    """An order to a child that trains in turns: train until so many passes over the unit are done, then pause.
 
     A turn that is `last` is answered with the result.
     """
 
+    kind: Literal["turn"] = "turn"
     passes: float = Field(gt=0)
     last: bool = False
 
+
+class Again(Contract):
+    """An order to a child that stays: carry out another request, which trains the same model from its beginning.
+
+    It differs from the one before in the seed, the learning rate and what is trained only.
+    """
+
+    kind: Literal["again"] = "again"
+    request: Annotated[RunBlock | RunReplay, Field(discriminator="kind")]
+
+
+Order = Annotated[Turn | Again, Field(discriminator="kind")]
 
 ChildMessage = Annotated[
     Progress | Built | Paused | ProbeStarted | ProbeDone | Result | OutOfMemory | Failed, Field(discriminator="kind")
 ]
 REQUEST: TypeAdapter[ChildRequest] = TypeAdapter(ChildRequest)
 MESSAGE: TypeAdapter[ChildMessage] = TypeAdapter(ChildMessage)
+ORDER: TypeAdapter[Order] = TypeAdapter(Order)
 
 
 def doing(message: ChildMessage) -> str | None:

@@ -219,6 +219,9 @@ class Block(Contract):
     reason: str = ""
     timing: Timing | None = None
     slices: tuple[Slice, ...] = Field(default=(), description="Its turns, when the candidates were alive together.")
+    process: int | None = Field(
+        default=None, description="The block that its process was started for, where that is another one."
+    )
     _former = model_validator(mode="before")(without_former("dropout", "losses", "grad_norms"))
 
 

@@ -11,7 +11,7 @@ import pytest
 from service.contract.child import MESSAGE, Failed, RunBlock, RunTrial
 from service.contract.measurement import Outcome
 from tests.child import tiny
-from worker.child import block, entry, measure
+from worker.child import again, entry, measure
 
 
 def test_what_no_database_keeps_is_told_as_escapes() -> None:
@@ -33,7 +33,7 @@ def test_only_what_times_no_compiling_shares_what_is_compiled(
         raise Asked
 
     monkeypatch.setattr(measure, "run_trial", begun)
-    monkeypatch.setattr(block, "run_block", begun)
+    monkeypatch.setattr(again, "serve", begun)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "own")
     place = tiny.workplace(llama, cache=tmp_path)
     request = kind.model_construct(

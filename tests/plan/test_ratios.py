@@ -11,7 +11,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Block, Slice
 from service.contract.task import VerifyRequest
 from tests.factory import block, configuration, measured
-from worker.plan.ratios import certainly_slower, ratio, relative_costs, settled, standard_error
+from worker.plan.ratios import certainly_slower, process_pairs, ratio, relative_costs, settled, standard_error
 
 Spec = Callable[..., JobSpec]
 BASE, FAST = measured(configuration(micro=8), 10.0), measured(configuration(batching="sorted"), 5.0)
@@ -54,6 +54,40 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(spec: Spec) -> None:
         assert found is not None, trial
         held += found[1] <= 2.0 <= found[2]
     assert held >= 180
+
+
+def kept(one: Block, process: int) -> Block:
+    """The block, trained by a process that was started for another one."""
+    return one.model_copy(update={"process": process})
+
+
+def test_blocks_of_one_process_tell_less_than_blocks_of_several() -> None:
+    ours, theirs = ([block(one, 10.0, number) for number in range(4)] for one in (FAST, BASE))
+    assert process_pairs(list(zip(ours, theirs, strict=True))) == pytest.approx(4.0)
+    two = [kept(one, one.block // 2 * 2) if one.block % 2 else one for one in ours]
+    other = [kept(one, one.block // 2 * 2) if one.block % 2 else one for one in theirs]
+    assert process_pairs(list(zip(two, other, strict=True))) == pytest.approx(2.0)
+    assert process_pairs(list(zip(two, theirs, strict=True))) == pytest.approx(8 / 3), "fresh on one side only"
+    assert process_pairs([(ours[0], theirs[0])]) == 1.0
+
+
+def test_the_interval_holds_the_truth_where_processes_train_two_blocks(spec: Spec) -> None:
+    """200 verifications of four blocks, of which each two have the same pair of processes, that differ by 2%."""
+    job, rng, held = spec(search={"objective": "throughput"}), random.Random(0), 0
+    for _ in range(200):
+        blocks: tuple[Block, ...] = ()
+        away = 0.0
+        for number in range(4):
+            away = rng.gauss(0, 0.02) if number % 2 == 0 else away
+            both = (
+                sliced(block(BASE, 10.0 * (1 + away), number), [1.0] * 8, rng.randrange(1 << 30), 0.005),
+                sliced(block(FAST, 5.0, number), [1.0] * 8, rng.randrange(1 << 30), 0.005),
+            )
+            blocks += both if number % 2 == 0 else tuple(kept(one, number - 1) for one in both)
+        found = ratio(job, blocks, FAST, BASE)
+        assert found is not None
+        held += found[1] <= 2.0 <= found[2]
+    assert held >= 185
 
 
 def test_a_verification_is_settled_when_order_and_speedup_are_sure(spec: Spec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +35,10 @@ def taken(
         asked = [
             RunBlock(workplace=place, spec=spec(), candidate=one, block=0, seed=1, in_turns=True) for one in candidates
         ]
-        endings = take_turns(sandbox, asked, [60.0] * len(asked), ended, None, None)
+        with contextlib.ExitStack() as stack:
+            endings = take_turns(
+                lambda one: stack.enter_context(sandbox.started(one)), asked, [60.0] * len(asked), ended, None
+            )
         file = tmp_path / "turns"
         return endings, file.read_text().splitlines() if file.exists() else []
 

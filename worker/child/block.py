@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from service.contract.child import ChildMessage, RunBlock, Turn
+from service.contract.child import Paused, RunBlock, Turn
 from service.contract.measurement import Block, Outcome
 from worker.child.arrange import plan_of
-from worker.child.build import build
+from worker.child.build import Bundle
 from worker.child.measure import unit_of
 from worker.child.timing import Unit, time_unit
 from worker.child.turns import Turns
 from worker.child.warmup import warm
-from worker.devices import Device
 
 
-def run_block(
-    request: RunBlock, device: Device, tell: Callable[[ChildMessage], None], hear: Callable[[], Turn]
-) -> Block:
-    """Train the work unit under the block's seed, and return its timing. Errors pass through."""
+def run_block(request: RunBlock, bundle: Bundle, tell: Callable[[Paused], None], hear: Callable[[], Turn]) -> Block:
+    """Train the work unit from the block's first weights on, and return its timing. Errors pass through."""
     spec, candidate = request.spec, request.candidate
     assert candidate.micro_batch_size is not None
-    bundle = build(spec, candidate.configuration, device, request.workplace, request.seed)
-    if bundle.compiled:
-        bundle.compile()
     samples = unit_of(spec, bundle.data, request.seed)
     micro = candidate.micro_batch_size
     unit = Unit(bundle, micro, plan_of(bundle, samples, micro))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from service.contract.child import ChildMessage, ChildRequest, Failed, OutOfMemory, Result, Turn
+    from service.contract.child import ChildMessage, ChildRequest, Failed, Order, OutOfMemory, Result
     from worker.devices import Device
 
 from worker.child.isolation import isolate
@@ -49,14 +49,15 @@ def main(request: bytes, messages: Connection, lifeline: Connection, scratch: st
     began = time.monotonic()
 
     def tell(message: ChildMessage) -> None:
+        sys.stdout.flush()  # the worker reads what was printed as soon as it has a result
         messages.send_bytes(message.model_dump_json().encode())
         if (what := doing(message)) is not None:  # into the trial's log, with the seconds since its process began
             sys.stderr.write(f"{time.monotonic() - began:7.1f} s  {what}\n")
 
-    def hear() -> Turn:
-        from service.contract.child import Turn
+    def hear() -> Order:
+        from service.contract.child import ORDER
 
-        return Turn.model_validate_json(messages.recv_bytes())
+        return ORDER.validate_json(messages.recv_bytes())
 
     tell(_answer(request, tell, hear))
     messages.close()
@@ -65,7 +66,7 @@ def main(request: bytes, messages: Connection, lifeline: Connection, scratch: st
 
 
 def _answer(
-    request: bytes, tell: Callable[[ChildMessage], None], hear: Callable[[], Turn]
+    request: bytes, tell: Callable[[ChildMessage], None], hear: Callable[[], Order]
 ) -> Result | OutOfMemory | Failed:
     """Run the request; its result, or the message that describes whatever was raised, is the child's last message.
 
@@ -126,11 +127,11 @@ def _memory_of(opened: list[Device]) -> tuple[int | None, int]:
 def _run(
     request: ChildRequest,
     tell: Callable[[ChildMessage], None],
-    hear: Callable[[], Turn],
+    hear: Callable[[], Order],
     opened: list[Device],
 ) -> Result:
     """Run the request. The opened device is put into `opened`, so that a failure can be reported with its memory."""
-    from service.contract.child import Result, RunBlock, RunEstimate, RunReplay, RunTrial
+    from service.contract.child import Result, RunEstimate, RunSoak, RunTrial
     from worker.devices import open_device
 
     place = request.workplace
@@ -138,7 +139,7 @@ def _run(
         from worker.child.memory_estimate import estimate
 
         return Result(estimate=estimate(request.request, request.facts, request.known, place))
-    from worker.child import block, measure, replay, soak
+    from worker.child import again, measure, soak
 
     spec = request.spec
     device = open_device(place.device, place.index)
@@ -151,8 +152,6 @@ def _run(
     if isinstance(request, RunTrial):
         measured = measure.run_trial(spec, request.trial, device, place, tell, request.known, request.only_probe)
         return Result(measurement=measured)
-    if isinstance(request, RunBlock):
-        return Result(block=block.run_block(request, device, tell, hear))
-    if isinstance(request, RunReplay):
-        return Result(replay=replay.run_replay(request, device))
-    return Result(soak=soak.run_soak(spec, request.candidate, request.seed, device, place, request.seconds))
+    if isinstance(request, RunSoak):
+        return Result(soak=soak.run_soak(spec, request.candidate, request.seed, device, place, request.seconds))
+    return again.serve(request, device, tell, hear)

@@ -19,17 +19,15 @@ from training.levers.batching import cut, longest_first
 from training.samples import IGNORED, Batch, Step
 from worker.child import steps
 from worker.child.arrange import plan_of
-from worker.child.build import Bundle, build
+from worker.child.build import Bundle
 from worker.child.data import work_unit
-from worker.devices import Device
 
 WATCHED = 4096  # weights of each trained tensor, spread over it: a copy of all weights might not fit
 LONGEST = 0.1  # of the samples are the longest of the data, because faults often show on long rows only
 
 
-def run_replay(request: RunReplay, device: Device) -> Replay:
-    """Train the request's steps and say what happened. TrainingError and out of memory pass."""
-    bundle = build(request.spec, request.candidate.configuration, device, request.workplace, request.seed)
+def run_replay(request: RunReplay, bundle: Bundle) -> Replay:
+    """Train the request's steps on its first weights and say what happened. TrainingError and out of memory pass."""
     micro = request.candidate.micro_batch_size or 1
     if request.steps:
         given = [sample for step in request.steps for sample in step]
@@ -38,8 +36,6 @@ def run_replay(request: RunReplay, device: Device) -> Replay:
         size = request.samples_a_step
         whole = size if bundle.recipe.steps_in_backward else micro
         given, plan = arranged(bundle, request.count, size, whole, request.seed)
-    if bundle.compiled:
-        bundle.compile()
     return replay(bundle, plan, given)
 
 

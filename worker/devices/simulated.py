@@ -47,6 +47,7 @@ class World:
     segment_seconds: float = 1e-3
     others: tuple[Span, ...] = ()
     throttled: tuple[Span, ...] = ()
+    drift: float = 0.0  # by what share of its first pace it becomes slower each second; no reading shows it
 
 
 class Simulated(Device):
@@ -87,6 +88,7 @@ class Simulated(Device):
         begins = max(self.host, self.device)
         for spans in (self.world.others, self.world.throttled):
             seconds /= 1 - _share(spans, begins, begins)
+        seconds *= 1 + self.world.drift * begins
         self.device = begins + seconds
 
     def pay_for_memory(self, calls: int) -> None:

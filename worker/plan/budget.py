@@ -13,13 +13,15 @@ from service.contract.measurement import Measurement
 from service.contract.states import Origin
 from service.contract.task import LEAST_SOAK_SECONDS, PlanInput, block_passes
 from service.levers import chosen, is_compiled
+from service.tasks import TASKS
 from worker.plan.proof import STEPS, samples_a_step
 
 # Of the job's minutes (docs/decisions/0008), but as much as the verification will take if that is no more than half.
 VERIFY_SHARE, MOST_SHARE = 0.25, 0.5
 LEAST_BLOCKS = 2  # of a verification, however little time is left
 CANDIDATES = 4  # of a verification: the baseline and three finalists
-HELD_PROCESSES = 5  # of a proof and a soak
+# Of a proof and a soak; the reference of an adapter without a new head keeps its process (docs/decisions/0028).
+HELD_PROCESSES, HELD_WITH_ADAPTER = 5, 3
 REFERENCES = 2.0  # times what is replayed is trained by references, which are as slow as the slowest candidate
 BEGIN_SECONDS = 3.0  # of a process, before it loads the model
 GRACE_SHARE = 0.1  # of the job's minutes, by which a verification may go past them where trials took longer
@@ -133,7 +135,8 @@ def verification_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequen
     starts = [process_seconds(one) for one in candidates]
     replayed = STEPS[spec.search.verify] * samples_a_step(candidates[-1])
     held = replayed * (min(paces, default=0.0) + REFERENCES * max(paces, default=0.0))
-    held += HELD_PROCESSES * statistics.median(starts) + LEAST_SOAK_SECONDS
+    keeps = candidates[-1].configuration.method != "full" and not TASKS[spec.task].heads
+    held += (HELD_WITH_ADAPTER if keeps else HELD_PROCESSES) * statistics.median(starts) + LEAST_SOAK_SECONDS
     compiling = sum(one.compile_seconds for one in candidates)
     return compiling + LEAST_BLOCKS * block_seconds(facts, candidates) + held
 

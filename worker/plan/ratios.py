@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from service.contract.job import JobSpec
@@ -21,10 +22,10 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
     """(their seconds over ours in the blocks that both ran in, low, high): the 95% interval. None without a block.
 
     The seconds are those that the job's objective counts. The variance has two parts: that within a block, from its
-    turns or, where the candidates were not alive together, from the intervals of their timings; and that between
-    blocks, which is assumed to be PROCESS_SPREAD's at least, and where fewer than three blocks tell it.
+    turns or, where the candidates were not alive together, from the intervals of their timings; and that between pairs
+    of processes, which is assumed to be PROCESS_SPREAD's at least, and where fewer than three blocks tell it.
     """
-    logs, within = [], []
+    logs, within, pairs = [], [], []
     for block in blocks:
         for other in blocks:
             if (block.key, other.key) != (ours.configuration.key, theirs.configuration.key):
@@ -32,12 +33,25 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
             if other.block == block.block and block.timing and other.timing:
                 logs.append(math.log(pace(spec, theirs, other.timing) / pace(spec, ours, block.timing)))
                 within.append(standard_error(block, other))
+                pairs.append((block, other))
     if not logs:
         return None
     count, middle = len(logs), statistics.median(logs)
     between = max(PROCESS_SPREAD, statistics.stdev(logs)) if count > 2 else PROCESS_SPREAD
-    error = math.sqrt((statistics.fmean(one**2 for one in within) + between**2) / count)
+    error = math.sqrt(statistics.fmean(one**2 for one in within) / count + between**2 / process_pairs(pairs))
     return math.exp(middle), math.exp(middle - NORMAL * error), math.exp(middle + NORMAL * error)
+
+
+def process_pairs(blocks: Sequence[tuple[Block, Block]]) -> float:
+    """How many pairs of processes, each with a block of its own, would tell a mean ratio as well as these blocks do.
+
+    A process may train several blocks (docs/decisions/0028), and what is peculiar to it is then in all of them.
+    """
+    spread = 0.0
+    for side in zip(*blocks, strict=True):
+        blocks_of = Counter(one.block if one.process is None else one.process for one in side)
+        spread += sum((count / len(blocks)) ** 2 for count in blocks_of.values()) / 2
+    return 1 / spread
 
 
 def standard_error(ours: Block, theirs: Block) -> float:

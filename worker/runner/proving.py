@@ -45,7 +45,8 @@ class Prover:
         ours = self._replay(asked, "candidate")
         if not isinstance(ours, Replay):
             return ours
-        followed = asked.model_copy(update={"steps": ours.steps})
+        # The reference replays three times, until it is known by how much it differs from itself.
+        followed = asked.model_copy(update={"steps": ours.steps, "stays": self._noise is None})
         for name, reference in judged.references_of(candidate):
             theirs = self._replay(followed.model_copy(update={"candidate": reference}), f"reference in {name}")
             if isinstance(theirs, Replay):
@@ -67,7 +68,7 @@ class Prover:
             "reference at a 2% higher rate",
         )
         of_seed = self._replay(
-            followed.model_copy(update={"candidate": reference, "seed": followed.seed + 1}),
+            followed.model_copy(update={"candidate": reference, "seed": followed.seed + 1, "stays": False}),
             "reference under another seed",
         )
         if not isinstance(of_rate, Replay) or not isinstance(of_seed, Replay):

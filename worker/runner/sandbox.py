@@ -27,7 +27,19 @@ import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from service.contract.base import Contract
-from service.contract.child import MESSAGE, ChildMessage, EndingKind, Failed, OutOfMemory, Paused, Result, Turn
+from service.contract.child import (
+    MESSAGE,
+    Again,
+    ChildMessage,
+    EndingKind,
+    Failed,
+    Order,
+    OutOfMemory,
+    Paused,
+    Result,
+    RunBlock,
+    RunReplay,
+)
 from worker.runner import watchdog
 
 SCRATCH = "dynotune-trial-"
@@ -39,9 +51,18 @@ MOST_MESSAGE_BYTES = 64 << 20
 # What a Rust library such as tokenizers prints before it aborts the process because an allocation failed.
 ABORTED_WITHOUT_MEMORY = re.compile(r"memory allocation of \d+ bytes failed")
 FINAL = ("result", "out_of_memory", "failed")
-# On a GPU without peft and bitsandbytes: importing them initialises CUDA, after which a forked child cannot use it.
-PRELOAD = ("torch", "transformers", "transformers.models.auto.modeling_auto", "numpy")
-PRELOAD_CPU = (*PRELOAD, "peft", "accelerate")
+# What leaves CUDA alone, as tests/runner/test_preload.py holds it to. On a GPU without peft and bitsandbytes: importing
+# them initialises CUDA, after which a forked child cannot use it. Most of what they take, inductor is loaded for.
+PRELOAD = (
+    "torch",
+    "transformers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.modeling_utils",
+    "accelerate",
+    "torch._inductor.compile_fx",
+    "numpy",
+)
+PRELOAD_CPU = (*PRELOAD, "peft")
 
 
 class _Inherited:
@@ -62,7 +83,7 @@ def _detach(handle: Any) -> int:
 class Ending:
     """How a child ended and why. `last` is its final message if it sent one, `seen` its other messages.
 
-    `log` is the end of what it printed.
+    `log` is the end of what it printed. One whose result says that it stays is alive, and waits for `Child.again`.
     """
 
     kind: EndingKind
@@ -79,11 +100,18 @@ class Child:
         self._process, self._pipe, self._scratch, self._messages = process, pipe, scratch, messages
         self._seen: list[ChildMessage] = []
         self._ending: Ending | None = None
+        self._printed = 0  # bytes of its output that belong to former requests
 
-    def order(self, turn: Turn) -> None:
-        """Send an order to a child that trains in turns. One that has ended does not get it, which `watch` will say."""
+    def order(self, order: Order) -> None:
+        """Send an order to a child that waits for one. One that has ended does not get it, which `watch` will say."""
         with contextlib.suppress(BrokenPipeError):
-            self._pipe.send_bytes(turn.model_dump_json().encode())
+            self._pipe.send_bytes(order.model_dump_json().encode())
+
+    def again(self, request: RunBlock | RunReplay) -> None:
+        """Have a child that stays carry out another request, which is then watched as the one before was."""
+        self._seen, self._ending = [], None
+        self._printed = (self._scratch / OUTPUT).stat().st_size
+        self.order(Again(request=request))
 
     def until_paused(self, seconds: float, ended: Callable[[], bool], cap_bytes: int | None = None) -> Ending | None:
         """Like `watch`, but return None as soon as a child that trains in turns waits for the next one."""
@@ -125,7 +153,7 @@ class Child:
             if awaited(message):
                 return None
         ending = self._ending
-        ending.log = _tail(self._scratch / OUTPUT)
+        ending.log = _tail(self._scratch / OUTPUT, self._printed)
         if ending.kind is EndingKind.signal and (said := ABORTED_WITHOUT_MEMORY.search(ending.log)):
             ending.kind, ending.reason = EndingKind.out_of_memory, said[0]
         return ending
@@ -161,7 +189,8 @@ class Child:
             self._ending = _by_exit_code(process.exitcode, seen)
             return None
         if message.kind in FINAL:
-            process.join(GRACE_SECONDS)
+            if not getattr(message, "stays", False):
+                process.join(GRACE_SECONDS)
             self._ending = Ending(EndingKind(message.kind), getattr(message, "reason", ""), message, seen)
             return None
         return cast(ChildMessage, message)
@@ -285,11 +314,11 @@ def _kill_group(process: Any) -> None:
     process.join(GRACE_SECONDS)
 
 
-def _tail(path: Path) -> str:
+def _tail(path: Path, begin: int = 0) -> str:
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, stream.tell() - TAIL_BYTES))
+            stream.seek(max(begin, stream.tell() - TAIL_BYTES))
             return stream.read().decode(errors="replace").replace("\x00", "")  # PostgreSQL's text holds no NUL
     except FileNotFoundError:  # the child has not opened it yet, or has ended and its folder is gone
         return ""

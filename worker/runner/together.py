@@ -6,7 +6,6 @@ What slows a shared machine then slows all of them alike, so their ratios hold w
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 
@@ -14,7 +13,7 @@ from service.contract.child import EndingKind, RunBlock, Turn
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Measurement, Timing
 from service.contract.task import block_passes
-from worker.runner.sandbox import Child, Ending, Sandbox
+from worker.runner.sandbox import Child, Ending
 
 TURN_SECONDS = 2.0  # of the slowest candidate
 LEAST_TURNS = 8  # a pass: the interval of a ratio comes from the spread between the turns
@@ -50,39 +49,37 @@ def course(timings: Sequence[Timing], micro_batches: Sequence[int]) -> tuple[int
 
 
 def take_turns(
-    sandbox: Sandbox,
+    start: Callable[[RunBlock], Child],
     asked: Sequence[RunBlock],
     limits: Sequence[float],
     ended: Callable[[], bool],
-    lock_fd: int | None,
     cap_bytes: int | None,
 ) -> list[Ending]:
     """Run the blocks at the same time, in turns, and say how each child ended.
 
-    `limits` are the seconds that each child may take to get ready, and as long again for each of its turns. A child
-    that fails is out; the others go on.
+    `start` has a child begin with a request. `limits` are the seconds that each child may take to get ready, and as
+    long again for each of its turns. A child that fails is out; the others go on.
     """
     passes, turns = _course(asked)
     endings: dict[int, Ending] = {}
-    with contextlib.ExitStack() as stack:
-        children: list[Child] = []
+    children: list[Child] = []
 
-        def wait(number: int) -> None:
-            ending = children[number].until_paused(limits[number], ended, cap_bytes)
-            if ending is not None:
-                endings[number] = ending
+    def wait(number: int) -> None:
+        ending = children[number].until_paused(limits[number], ended, cap_bytes)
+        if ending is not None:
+            endings[number] = ending
 
-        for number, request in enumerate(asked):
-            children.append(stack.enter_context(sandbox.started(request, lock_fd)))
-            wait(number)
-        for turn in range(1, turns + 1):
-            # Every other round goes backwards, so that a pace that only falls favours no candidate.
-            for number in range(len(asked)) if turn % 2 else reversed(range(len(asked))):
-                if number not in endings:
-                    children[number].order(Turn(passes=passes * turn / turns, last=turn == turns))
-                    wait(number)
-            if any(ending.kind is EndingKind.ended for ending in endings.values()):
-                break
+    for number, request in enumerate(asked):
+        children.append(start(request))
+        wait(number)
+    for turn in range(1, turns + 1):
+        # Every other round goes backwards, so that a pace that only falls favours no candidate.
+        for number in range(len(asked)) if turn % 2 else reversed(range(len(asked))):
+            if number not in endings:
+                children[number].order(Turn(passes=passes * turn / turns, last=turn == turns))
+                wait(number)
+        if any(ending.kind is EndingKind.ended for ending in endings.values()):
+            break
     return [endings.get(number, Ending(EndingKind.ended)) for number in range(len(asked))]
 
 

@@ -13,10 +13,11 @@ from service.contract.replay import Proof
 from service.contract.task import LEAST_SOAK_SECONDS, VerifyRequest
 from service.levers import taken_back
 from service.levers.optimizer import WHOLE_STEP
+from worker.runner.kept import Keeper, worth_keeping
 from worker.runner.measuring import Bench, JobFailed
 from worker.runner.proving import Prover, failure
 from worker.runner.sandbox import Ending
-from worker.runner.together import fit_together, groups, take_turns
+from worker.runner.together import fit_together, groups
 
 SOAK_SHARE, HOLD_SHARE = 0.25, 0.5  # of the verification's time: for a soak; kept for the proof and the soak
 LEAST_BLOCKS = 2  # before a verification may end early: what one pair of processes shows, another may not
@@ -41,14 +42,16 @@ class Verifier:
     ) -> None:
         self._bench, self._spec, self._request = bench, spec, request
         self._workplace = bench.workplace_of(job_id)
-        self._progress, self._ended, self._lock_fd = on_progress, ended, lock_fd
+        self._progress = on_progress
+        self._children = Keeper(bench.sandbox, ended, lock_fd, bench.host_cap(spec))
         self._started, self._quick = time.monotonic(), spec.search.verify == "quick"
         self._blocks: list[Block] = []
         self._soaks: dict[str, Soak | str] = {}
         self._proofs: dict[str, Proof | str] = {}
         self._prover = Prover(spec, self._workplace, on_progress, self._run)
         self._numbers = 0
-        self._unsafe, self._may_be_together = False, True
+        self._unsafe, self._may_be_together, self._rested = False, True, False
+        self._halfway: list[Measurement] = []  # who still has to run in reverse order
         self.log = ""
 
     def run(self) -> Verification | None:
@@ -65,30 +68,43 @@ class Verifier:
             self._take_levers_back()
         except _Ended:
             return None
+        finally:
+            self._children.close()
         return self.judged().model_copy(update={"seconds": time.monotonic() - self._started})
 
     def run_blocks(self) -> None:
         """Run blocks until the order and the speed-up are settled, or the time that is left is the soak's.
 
-        Finalists that are certainly slower than another are left out of further blocks.
+        A block of candidates that ran one after another is followed by one of the same in reverse order, while there is
+        time at all.
         """
-        from worker.plan.ratios import certainly_slower, settled
-
         request, took = self._request, 0.0
-        while self._numbers < request.blocks:
-            kept = request.seconds_limit * HOLD_SHARE if self._numbers >= LEAST_BLOCKS else 0.0
-            if self._numbers and self._left() - took < kept:
-                break
-            if self._numbers >= LEAST_BLOCKS and settled(self._spec, request, tuple(self._blocks)):
-                break
-            blocks = tuple(self._blocks)
-            slower = certainly_slower(self._spec, request, blocks) if self._numbers else set()
-            finalists = [one for one in request.finalists if one.configuration.key not in slower]
-            baseline = [] if request.baseline is None or self._baseline_rests(finalists) else [request.baseline]
+        while (self._halfway or self._numbers < request.blocks) and not self._is_over(took):
             began = time.monotonic()
-            self._run_block([*baseline, *finalists])
+            self._run_block(self._halfway or self._candidates())
             took = time.monotonic() - began
             self._numbers += 1
+        self._children.close()
+
+    def _is_over(self, took: float) -> bool:
+        """Whether no more blocks are to be begun, of which the last one took so many seconds."""
+        from worker.plan.ratios import settled
+
+        is_free = self._numbers >= LEAST_BLOCKS and not self._halfway  # to end here
+        kept = self._request.seconds_limit * HOLD_SHARE if is_free else 0.0
+        if self._numbers and self._left() - took < kept:
+            return True
+        return is_free and settled(self._spec, self._request, tuple(self._blocks))
+
+    def _candidates(self) -> list[Measurement]:
+        """Those of the next block: finalists that are not certainly slower than another, and the baseline."""
+        from worker.plan.ratios import certainly_slower
+
+        request = self._request
+        slower = certainly_slower(self._spec, request, tuple(self._blocks)) if self._numbers else set()
+        finalists = [one for one in request.finalists if one.configuration.key not in slower]
+        baseline = [] if request.baseline is None or self._baseline_rests(finalists) else [request.baseline]
+        return [*baseline, *finalists]
 
     def _take_levers_back(self) -> None:
         """Let the fastest take turns with what it is without each of its levers, as long as there is time for it.
@@ -108,8 +124,9 @@ class Verifier:
             seconds = LEAST_BLOCKS * block_seconds(self._bench.facts, [first, *group])
             if self._left() < seconds:
                 return
+            self._halfway = []
             for _ in range(LEAST_BLOCKS):
-                self._run_block([first, *group])
+                self._run_block(self._halfway or [first, *group])
                 self._numbers += 1
         self._hold_fastest()
 
@@ -120,32 +137,36 @@ class Verifier:
         return next((one for one in known if ranking and one.configuration.key == ranking[0]), None)
 
     def _baseline_rests(self, finalists: list[Measurement]) -> bool:
-        """Whether the slow baseline is left out of this block: every other one of a quick verification.
+        """Whether the slow baseline is left out of this block: every other time in a quick verification.
 
         Such a block is to order finalists whose speed-ups are known already.
         """
         from worker.plan.ratios import is_sure, ratio
 
-        if not self._quick or self._numbers % 2 == 0 or len(finalists) == 1 or self._request.baseline is None:
-            return False
         blocks, baseline = tuple(self._blocks), self._request.baseline
-        return all(is_sure(ratio(self._spec, blocks, one, baseline)) for one in finalists)
+        if not self._quick or not blocks or len(finalists) == 1 or baseline is None or self._rested:
+            self._rested = False
+            return False
+        self._rested = all(is_sure(ratio(self._spec, blocks, one, baseline)) for one in finalists)
+        return self._rested
 
     def _run_block(self, candidates: list[Measurement]) -> None:
         """Run one block of the candidates that have not failed: together and in turns where their memory allows that.
 
-        Otherwise they run one after another, every other block in reverse order, so that a drift of the machine's pace
-        favours no candidate.
+        Otherwise they run one after another. The next block then has the same candidates in reverse order, so that a
+        drift of the machine's pace favours none of them.
         """
         running = [one for one in candidates if self._runs(one)]
-        if self._may_be_together and len(running) > 1 and fit_together(running, self._bench.facts):
+        together = self._may_be_together and not self._halfway and len(running) > 1
+        if together and fit_together(running, self._bench.facts):
             blocks = self._together(running)
             if all(block.outcome is not Outcome.infeasible for block in blocks):
                 self._blocks += blocks
                 return
             self._may_be_together = False  # one of them ran out of memory, which it may not do alone
-        for candidate in running if self._numbers % 2 == 0 else running[::-1]:
+        for candidate in running:
             self._add(candidate, self._numbers)
+        self._halfway = [] if self._halfway else running[::-1]
 
     def _runs(self, candidate: Measurement) -> bool:
         """Whether a candidate has not failed in a block."""
@@ -162,9 +183,7 @@ class Verifier:
         titles = ", ".join(one.configuration.title(self._against()) for one in candidates)
         self._progress(f"block {self._numbers + 1}, in turns: {titles}")
         asked = [self._asked(one, self._numbers).model_copy(update={"in_turns": True}) for one in candidates]
-        limits = [self._limit(one) for one in candidates]
-        cap = self._bench.host_cap(self._spec)
-        endings = take_turns(self._bench.sandbox, asked, limits, self._ended, self._lock_fd, cap)
+        endings = self._children.together(asked, [self._limit(one) for one in candidates])
         for ending in endings:
             self._check(ending)
         return [_block_of(request, ending) for request, ending in zip(asked, endings, strict=True)]
@@ -222,7 +241,9 @@ class Verifier:
 
     def _asked(self, candidate: Measurement, number: int) -> RunBlock:
         seed = self._spec.training.seed + 1 + number
-        return RunBlock(workplace=self._workplace, spec=self._spec, candidate=candidate, block=number, seed=seed)
+        asked = RunBlock(workplace=self._workplace, spec=self._spec, candidate=candidate, block=number, seed=seed)
+        # No process trains more than two blocks: how processes differ is told by as many of them as possible.
+        return asked.model_copy(update={"stays": worth_keeping(candidate) and not self._children.keeps_for(asked)})
 
     def _soak(self, candidate: Measurement) -> Soak | str:
         """The soak's result, or a sentence that says why it failed."""
@@ -243,14 +264,7 @@ class Verifier:
         return self._request.baseline.configuration if self._request.baseline else None
 
     def _run(self, request: RunBlock | RunSoak | RunReplay) -> Ending:
-        ending = self._bench.sandbox.run(
-            request,
-            self._limit(request.candidate),
-            lambda _: None,
-            self._ended,
-            self._lock_fd,
-            self._bench.host_cap(self._spec),
-        )
+        ending = self._children.alone(request, self._limit(request.candidate))
         self._check(ending)
         return ending
 
