@@ -138,9 +138,10 @@ def test_turns_with_the_baseline_are_the_truth(tmp_path: Path) -> None:
     table.add_ratios(0, {key: 0.5})
     table.add_ratios(1, {key: 0.7})
     table.add_ratios(2, {key: 0.6})
-    assert table.baseline().timing is not None
+    base = table.baseline().timing
+    assert base is not None
     counted = Table(file).measurements()
-    assert (timed := counted[key].timing) and timed.seconds == pytest.approx(0.6 * table.baseline().timing.seconds)
+    assert (timed := counted[key].timing) and timed.seconds == pytest.approx(0.6 * base.seconds)
     own = source.measure(counted[other].configuration, 0).timing
     assert own is not None and counted[other].timing == own, "without turns its trial tells"
     assert key not in {one.configuration.key for _, group in Table(file).groups(1, 4) for one in group}, "it was done"

@@ -71,7 +71,8 @@ class Kernel:
         pairs = (first**2 - second) / 2
         triples = (first**3 - 3 * first * second + 2 * third) / 6
         strength = (self.pairs / UNIT) ** 2
-        return LEVEL**2 + single.sum(axis=-1) + strength * pairs + (TRIPLES * strength) ** 2 * triples
+        found: Floats = LEVEL**2 + single.sum(axis=-1) + strength * pairs + (TRIPLES * strength) ** 2 * triples
+        return found
 
 
 class Surrogate:
