@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import libcst as cst
 import pytest
 
-from service.exports.inline import inlined
-from service.exports.specialise import Specialiser
-from service.exports.tidy import tidied
+from service.exports.rewriting.inline import inlined
+from service.exports.rewriting.specialise import Specialiser
+from service.exports.rewriting.tidy import tidied
 from service.recipe import Applied
+from tests.conftest import ROOT
 
 
 def specialised(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -98,3 +101,10 @@ def test_what_has_no_use_is_taken_out() -> None:
         "def kept(a, unused):\n    return a",
         "def main():\n    f(1)\n    h(kept)",
     ]
+
+
+def test_a_process_that_prints_nothing_does_not_wait_for_libcst() -> None:
+    """Each worker on a database and each control plane imports the exports' words, for its recommendations."""
+    script = "import sys, service.api, worker.runner.loop; print(*{'libcst', 'service.exports'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "service.exports\n"
