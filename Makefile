@@ -23,7 +23,7 @@ demo: install examples/data/functions.jsonl
 
 test: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone"
-	$(BIN)/python -m pytest -q -m alone
+	$(BIN)/python -m pytest -q -m alone tests/e2e
 
 # The tests of what survives, for longer: 1,200 trials under 40 SIGKILLs and 20 SIGSTOPs, 120 under 3 crashes of
 # PostgreSQL, 240 jobs whose workers die at six points of their code, 6,250 calls against a model, 33,000 requests.

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from benchmarks.acceptance import attention, conformance, facts, lora_kernels, memory, overhead, peak, seeding, tuning
 from benchmarks.acceptance.place import ROOT, Failed, Part, Place, Step
+from benchmarks.finders.ours import MALLOC
 from benchmarks.store import Row, Store, say
-from worker.runner.main import discover, environment
+from worker.runner.main import discover, environment, read_facts
 
 PARTS = {
     part.name: part
@@ -92,13 +93,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--home", type=Path, default=ROOT / "dynotune-out" / "gpu-acceptance")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--facts", type=Path, help="a file with the device's facts, which takes seconds to find out")
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     deadline = time.monotonic() + options.minutes * 60
     os.environ.update(environment())
-    device = discover()[0]
+    device = read_facts(options.facts) if options.facts else discover()[0]
     if device.device != "cuda" and not options.dry_run:
         sys.exit("gpu_acceptance: this machine has no NVIDIA GPU that torch sees; --dry-run walks the code without one")
+    if not device.has_own_memory:  # before the first child, whose fork server all others share
+        os.environ.update(MALLOC)
     home = options.home.resolve() / ("dry" if options.dry_run else "real")
     home.mkdir(parents=True, exist_ok=True)
     store = Store(home / "results.json")

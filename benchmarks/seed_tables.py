@@ -31,7 +31,7 @@ from service.contract.measurement import Measurement, Outcome
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers import LEVERS, circumstances, excluded
-from worker.runner.main import discover, environment
+from worker.runner.main import discover, environment, read_facts
 from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Sandbox
 
@@ -169,12 +169,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two tables, tiny")
     parser.add_argument("--home", type=Path, default=ROOT / "dynotune-out" / "seed-tables")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--data", type=Path, help="a folder that examples/stdlib_data.py has written to")
+    parser.add_argument("--facts", type=Path, help="a file with the device's facts, which takes seconds to find out")
     options = parser.parse_args()
     os.environ.update(environment())
-    facts = discover()[0]
+    facts = read_facts(options.facts) if options.facts else discover()[0]
     size = SIZES["tiny" if options.quick else options.size]
     home = (options.home / options.size).resolve()
-    prepare(home, size)
+    prepare(home, size, options.data)
     wanted = options.table or (
         ["lightning", "states"] if options.quick else [*(one.name for one in TABLES), "generation"]
     )

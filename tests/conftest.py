@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The tests' own tensors are tiny: two threads take longer for them than one, and each core has a pytest process.
 # Trials and exported scripts set their number of threads themselves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` looks for tests that run alone in tests/e2e, so that their run does not import all others."""
+    alone = [item for item in items if item.get_closest_marker("alone")]
+    if astray := [item.nodeid for item in alone if Path(__file__).parent / "e2e" not in item.path.parents]:
+        raise pytest.UsageError(f"a test that runs alone has its place in tests/e2e: {', '.join(astray)}")
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +59,21 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[postgr
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database, closed, so that a copy of this one file is all of it."""
+    file = tmp_path_factory.mktemp("sqlite") / "template.db"
+    upgrade(f"sqlite:///{file}")
+    assert [one.name for one in file.parent.iterdir()] == [file.name]
+    return file
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A migrated database of each kind."""
     if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'test.db'}"
-        upgrade(url)
-        yield url
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), tmp_path / "test.db")
+        yield f"sqlite:///{tmp_path / 'test.db'}"
         return
     server = request.getfixturevalue("postgres_server")
     name = f"test_{os.getpid()}_{next(_numbers)}"

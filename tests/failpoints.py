@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import event, select
+from sqlalchemy import event, select, update
 from sqlalchemy.orm import Session
 
 import worker.plan
 from service.contract.job import JobSpec
 from service.db import connect
-from service.models import Job
+from service.models import Job, Task
 from service.queue import Queue
 from tests.processes import until
 from worker.runner import lease, loop, main
@@ -108,6 +108,15 @@ def _ended(url: str, job: str) -> bool:
         engine.dispose()
 
 
+def _lease_runs_out(url: str) -> None:
+    """What the dead worker had leased is as if the time of a lease had passed since."""
+    engine = connect(url)
+    with Session(engine) as session, session.begin():
+        leased = update(Task).where(Task.state == "running")
+        session.execute(leased.values(lease_until=Task.lease_until - LEASE_SECONDS))
+    engine.dispose()
+
+
 def run(url: str, facts: str, point: str, seed: int) -> int:
     """Submit a job, and serve it by two workers that die at a call which the seed draws, and a third; count deaths."""
     engine = connect(url)
@@ -129,6 +138,7 @@ def run(url: str, facts: str, point: str, seed: int) -> int:
         _, status = os.waitpid(pid, 0)
         if os.WIFSIGNALED(status):
             deaths += 1
+            _lease_runs_out(url)
         elif _ended(url, job):
             return deaths
     raise AssertionError(f"seed {seed}: the last worker ended before its job")

@@ -63,9 +63,12 @@ class Server:
         return f"postgresql+psycopg://postgres@/{database}?host={self._sockets}&port={PORT}"
 
     def create_database(self, name: str, template: str | None = None) -> None:
-        """Nobody may be connected to the template meanwhile: dispose of its engines first."""
+        """Nobody may be connected to the template meanwhile: dispose of its engines first.
+
+        Its files are copied, which takes half of the time that logging each of their blocks does.
+        """
         names = sql.Identifier(name), sql.Identifier(template or "template1")
-        self._execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*names))
+        self._execute(sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY").format(*names))
 
     def drop_database(self, name: str) -> None:
         """Drops it if it is there, also with clients still connected (they are cut off)."""

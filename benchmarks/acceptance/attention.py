@@ -7,8 +7,6 @@ which must not see each other. Milliseconds of forward plus backward, bf16, 32 q
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -150,6 +148,3 @@ def show(_: Place, rows: dict[str, Row]) -> list[str]:
 
 
 PART = Part("attention", steps, show)
-
-if __name__ == "__main__":
-    print(json.dumps(child(*map(int, sys.argv[1:]))))

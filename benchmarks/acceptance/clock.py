@@ -27,7 +27,7 @@ def _once(function: Callable[[], Any], device: Device) -> float:
 
 
 def median_seconds(function: Callable[[], Any], device: Device) -> float:
-    """The median of at least five calls and a third of a second, after two that are not counted."""
+    """The median of at least five calls and LEAST_SECONDS, after two that are not counted."""
     for _ in range(2):
         function()
     times: list[float] = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 
 from benchmarks.acceptance.place import Part, Place, Step
@@ -66,6 +64,3 @@ def show(_: Place, rows: dict[str, Row]) -> list[str]:
 
 
 PART = Part("facts", steps, show)
-
-if __name__ == "__main__":
-    print(json.dumps(child(int(sys.argv[1]))))

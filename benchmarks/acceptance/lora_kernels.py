@@ -6,8 +6,6 @@ backward under autocast. `profile` is what peft adds to the base alone: where th
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from benchmarks.acceptance.models import SHAPES
@@ -59,7 +57,7 @@ def forwards(made: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def child(name: str, tokens: int, dry: int) -> Row:
+def child(name: str, tokens: int, dry: bool) -> Row:
     """Milliseconds by group and way, and how far the fused gradients are from peft's."""
     import torch
 
@@ -96,7 +94,7 @@ def steps(place: Place) -> list[Step]:
     """One a model's shape."""
 
     def step(name: str) -> Step:
-        arguments = (name, place.pick(8192, 64), int(place.dry))
+        arguments = (name, place.pick(8192, 64), place.dry)
         return Step(f"lora-kernels/{name}", 40, lambda here: here.child("lora_kernels", *arguments))
 
     return [step(name) for name in place.pick(("llama-1b", "llama-8b"), ("llama-1b",))]
@@ -115,6 +113,3 @@ def show(_: Place, rows: dict[str, Row]) -> list[str]:
 
 
 PART = Part("lora-kernels", steps, show)
-
-if __name__ == "__main__":
-    print(json.dumps(child(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 from benchmarks.acceptance.models import data, model
 from benchmarks.acceptance.place import Failed, Part, Place, Step, against
 from benchmarks.finders import estimates
 from benchmarks.finders.cases import Case
-from benchmarks.finders.ours import MALLOC, Machine, dynotune, truth, warm
+from benchmarks.finders.ours import Machine, dynotune, truth, warm
 from benchmarks.finders.soaks import soak
 from benchmarks.store import Row, say
 
@@ -31,18 +30,11 @@ def cases(place: Place) -> list[Case]:
     ]
 
 
-def machine(place: Place) -> Machine:
-    """Where the finders' children run."""
-    if place.device == "cpu":
-        os.environ.update(MALLOC)
-    return Machine(place.facts, place.home, 600.0, deadline=place.deadline)
-
-
 def prepared(place: Place, case: Case) -> Machine:
     """The machine, with the case's model, rows and tokens there."""
     model(place, case.model)
     data(place, "functions")
-    made = machine(place)
+    made = Machine(place.facts, place.home, 600.0, deadline=place.deadline)
     warm(made, case)
     return made
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.acceptance.place import ROOT, Place
+from benchmarks.store import Row
 from service.contract.measurement import Measurement
 
 EXAMPLE = ROOT / "examples" / "llama-13m"
@@ -45,13 +46,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 # FLOP a matmul's parameter and token: forward, and backward to the input, and without an adapter to the weights too.
 TRAINED = {"full": 6, "lora": 4, "qlora": 4}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-# For `python -c`: drawn where it is fast, kept as a checkpoint keeps it, so that loading is as a user's.
-DRAW = (
-    "import sys, torch; from transformers import AutoConfig, AutoModelForCausalLM;"
-    "torch.set_default_device('cuda' if torch.cuda.is_available() else 'cpu');"
-    "config = AutoConfig.from_pretrained(sys.argv[1]);"
-    "AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(sys.argv[2])"
-)
+
+
+def child(source: str, target: str) -> Row:
+    """A model's weights, drawn where that is fast, and kept as a checkpoint keeps them: loading is as a user's."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
+    config = AutoConfig.from_pretrained(source)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(target)
+    return {}
 
 
 def model(place: Place, name: str) -> Path:
@@ -67,7 +72,7 @@ def model(place: Place, name: str) -> Path:
         (folder / "config.json").write_text(json.dumps(shape))
     if "llama" in name and not any(folder.glob("*.safetensors")):
         drawn = folder.with_name(f"{name}-drawn")  # whole, or not there: it may be cut off
-        place.python("-c", DRAW, str(folder), str(drawn))
+        place.child("models", str(folder), str(drawn))
         for file in drawn.iterdir():
             file.replace(folder / file.name)
     return folder

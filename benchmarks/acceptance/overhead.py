@@ -6,16 +6,14 @@ Trainer has the arguments that dynotune exports. Wall-clock between two waits fo
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.acceptance.models import data, model
-from benchmarks.acceptance.place import Part, Place, Step
+from benchmarks.acceptance.place import ROOT, Part, Place, Step
 from benchmarks.store import Row
 from service.contract.child import Workplace
 from service.contract.configuration import Configuration
@@ -80,7 +78,7 @@ def child(way: str, asked: dict[str, Any]) -> Row:
     device.limit(None)
     workplace = Workplace(
         device=asked["device"],
-        data_roots=(home, Path.cwd()),
+        data_roots=(home, ROOT),
         hub_cache=home / "hub",
         job_cache=home / "cache" / f"overhead-{spec.name}",
     )
@@ -161,7 +159,7 @@ def _trainer(bundle: Any, plan: list[Any]) -> float:
 
 def compared(place: Place, name: str) -> Row:
     """Tokens/s of both in every block, and the median ratio."""
-    asked = json.dumps(request(place, name))
+    asked = request(place, name)
     seen: dict[str, list[float]] = {"ours": [], "trainer": []}
     for number in range(place.pick(BLOCKS, 1)):
         for way in ("ours", "trainer") if number % 2 == 0 else ("trainer", "ours"):
@@ -195,6 +193,3 @@ def show(_: Place, rows: dict[str, Row]) -> list[str]:
 
 
 PART = Part("overhead", steps, show)
-
-if __name__ == "__main__":
-    print(json.dumps(child(sys.argv[1], json.loads(sys.argv[2]))))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.acceptance.clock import median_seconds
 from benchmarks.acceptance.place import Part, Place, Step
 from benchmarks.store import Row
-from worker.devices import Device
+
+if TYPE_CHECKING:
+    from worker.devices import Device
 
 SECONDS = 10.0  # of products without a pause
 
@@ -22,7 +21,7 @@ def child(size: int, seconds: float) -> Row:
     """
     import torch
 
-    from benchmarks.acceptance.clock import pick_device
+    from benchmarks.acceptance.clock import median_seconds, pick_device
 
     clock = pick_device()
     device = clock.torch
@@ -41,6 +40,8 @@ def child(size: int, seconds: float) -> Row:
 
 def sustained(function: Callable[[], Any], device: Device, seconds: float) -> tuple[float, list[str]]:
     """(mean seconds of a call over that many seconds without a pause, why the clock was lowered meanwhile)."""
+    from benchmarks.acceptance.clock import median_seconds
+
     each, slowed, calls, total = median_seconds(function, device), set[str](), 0, 0.0
     while total < seconds:
         count = max(1, int(min(seconds, 1.0) / each))
@@ -71,6 +72,3 @@ def show(place: Place, rows: dict[str, Row]) -> list[str]:
 
 
 PART = Part("peak", steps, show)
-
-if __name__ == "__main__":
-    print(json.dumps(child(int(sys.argv[1]), float(sys.argv[2]))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,8 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.acceptance.child import ENTRY, MESSAGES, Answer, Call
+from benchmarks.finders.ours import MALLOC
 from benchmarks.store import Row
+from service.contract.child import EndingKind
 from service.contract.hardware import HardwareFacts
+from worker.runner.sandbox import PRELOAD, PRELOAD_CPU, Sandbox
 
 ROOT = Path(__file__).parent.parent.parent
 # Dense bf16 TFLOP/s of the data sheets.
@@ -50,6 +53,7 @@ class Place:
     def python(self, *arguments: str, environment: dict[str, str] | None = None) -> str:
         """A Python process's standard output; Failed with the end of its errors, or when it takes too long."""
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        own = {name: value for name, value in os.environ.items() if name not in MALLOC}  # as a user has it
         more = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "DYNOTUNE_HOME": str(self.home / "state")}
         try:
             done = subprocess.run(
@@ -57,7 +61,7 @@ class Place:
                 capture_output=True,
                 text=True,
                 cwd=ROOT,
-                env=os.environ | more | (environment or {}),
+                env=own | more | (environment or {}),
                 timeout=max(1.0, self.left()),
             )
         except subprocess.TimeoutExpired as error:
@@ -66,9 +70,18 @@ class Place:
             raise Failed("\n".join((done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-12:]))
         return done.stdout
 
-    def child(self, module: str, *arguments: Any) -> Any:
-        """What a module of this folder printed as JSON in its last line, in a process of its own that may use CUDA."""
-        return json.loads(self.python("-m", f"benchmarks.acceptance.{module}", *map(str, arguments)).splitlines()[-1])
+    def child(self, module: str, *arguments: Any) -> Row:
+        """What the function `child` of a file of this folder returns in a process of its own, see `child.py`."""
+        preload = PRELOAD if self.facts.has_own_memory else PRELOAD_CPU
+        sandbox = Sandbox(self.facts.has_own_memory, ENTRY, MESSAGES, preload)
+        seconds = max(1.0, self.left())
+        call = Call(module=module, arguments=arguments, dry=self.dry)
+        ending = sandbox.run(call, seconds, lambda _: None, lambda: False)
+        answer: Any = ending.last
+        if isinstance(answer, Answer):
+            return answer.row
+        said = f"cut off after {seconds:.0f} s" if ending.kind is EndingKind.timed_out else ending.reason
+        raise Failed("\n".join([*ending.log.splitlines()[-12:], said]))
 
     def peak_flops(self) -> dict[str, float]:
         """FLOP/s to hold a speed against: as measured by the part `peak`, and the data sheet's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 
+from benchmarks.acceptance.models import data
 from benchmarks.acceptance.place import Part, Place, Step
 from benchmarks.published.tables import TABLES
 from benchmarks.store import Row
@@ -17,8 +18,11 @@ def table(place: Place, name: str) -> Row:
     file = place.home / f"{name}.json"
     home = place.home / "seed-tables"
     size = place.pick("full", "tiny")
+    facts = place.home / "facts.json"
+    facts.write_text(place.facts.model_dump_json())
+    known = ["--facts", str(facts), "--data", str(data(place, "functions").parent)]
     options = ["--size", size, "--table", name, "--home", str(home), "--json", str(file)]
-    printed = place.python("-m", "benchmarks.seed_tables", *options)
+    printed = place.python("-m", "benchmarks.seed_tables", *known, *options)
     return {"printed": printed.splitlines(), "table": json.loads(file.read_text())["tables"][name]}
 
 

@@ -47,7 +47,7 @@ class Job:
             "method": self.methods if not place.dry else self.methods[:1],
             "training": {"effective_batch_size": place.pick(self.effective, 8), "learning_rate": 1e-4, "epochs": 1},
             "search": {
-                "minutes": place.pick(minutes, 0.5),
+                "minutes": place.pick(minutes, 0.2),
                 "trials": place.pick(200, 2),
                 "seed": self.seed,
                 "verify": "quick",

@@ -53,8 +53,8 @@ def config(model: str, size: Size) -> dict[str, Any]:
     return IDS | names | shape | {"num_key_value_heads": size.heads, "max_position_embeddings": 2048}
 
 
-def prepare(home: Path, size: Size) -> None:
-    """Write models, with a tokenizer that has a mask token, and data below `home`."""
+def prepare(home: Path, size: Size, data: Path | None = None) -> None:
+    """Write models, with a tokenizer that has a mask token, and data below `home`; `data` has them already."""
     for model in ("bert", "distilbert", "llama"):
         folder = home / model
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,10 @@ def prepare(home: Path, size: Size) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"mask_token": mask}))
     if not (home / "data" / "functions.jsonl").exists():
         maker = ROOT / "examples" / "stdlib_data.py"
-        subprocess.run([sys.executable, str(maker), "--out", str(home / "data")], check=True, stdout=sys.stderr)
+        if data is not None:
+            shutil.copytree(data, home / "data", dirs_exist_ok=True)
+        else:
+            subprocess.run([sys.executable, str(maker), "--out", str(home / "data")], check=True, stdout=sys.stderr)
         for name in ("packages", "functions") if size.every > 1 else ():
             file = home / "data" / f"{name}.jsonl"
             rows = file.read_text().splitlines(keepends=True)

@@ -1,11 +1,14 @@
-"""Prints training code as one script: the modules of training/, specialised for one recipe, inlined and tidied."""
+"""Prints training code as one script: the modules of training/, specialised for one recipe, inlined and tidied.
+
+libcst is imported where a script is printed: it takes as long as all of FastAPI, and every worker and control plane
+would wait for it at its start.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -17,9 +20,6 @@ from typing import Any
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
 from service.errors import NotYet
-from service.exports.inline import inlined, parsed
-from service.exports.specialise import Specialiser
-from service.exports.tidy import tidied
 from service.recipe import Applied, recipe_fields
 
 # The modules of training/ in the order in which a script is read; `tasks` and `levers` are those of the recipe.
@@ -100,6 +100,9 @@ def script(
     Of names that several modules define the last module's counts. `values` are the texts of values by name, in place of
     those that the modules have for them.
     """
+    from service.exports.rewriting.inline import inlined
+    from service.exports.rewriting.tidy import tidied
+
     imports: list[str] = []
     mentioned: dict[str, Any] = {}
     definitions: dict[str, Definition] = {}
@@ -132,6 +135,9 @@ def _module(source: str, fields: Mapping[str, Any]) -> Module:
 
 @lru_cache(maxsize=1024)
 def _specialised(source: str, decided: Decided) -> Module:
+    from service.exports.rewriting.inline import parsed
+    from service.exports.rewriting.specialise import Specialiser
+
     specialiser = Specialiser({"recipe": SimpleNamespace(**decided.fields)}, {})
     tree = parsed(source).visit(specialiser)
     imports: list[str] = []
@@ -191,10 +197,12 @@ def _reached(uses: dict[str, frozenset[str]], start: set[str]) -> set[str]:
 
 def formatted(text: str) -> str:
     """The text as ruff formats it, imports sorted and those that nothing uses left out."""
-    ruff = [sys.executable, "-m", "ruff"]
+    from ruff.__main__ import find_ruff_bin
+
+    ruff = find_ruff_bin()  # `python -m ruff` finds it as well, and takes six times as long
     same = ["--isolated", "--quiet", f"--line-length={WIDTH}", "-"]
-    tidy = [*ruff, "check", "--fix", "--exit-zero", "--select=F401,I001,F811", *same]
-    for command in (tidy, [*ruff, "format", *same]):
+    tidy = [ruff, "check", "--fix", "--exit-zero", "--select=F401,I001,F811", *same]
+    for command in (tidy, [ruff, "format", *same]):
         text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
     return text
 

@@ -49,11 +49,16 @@ def walked(home: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str
 
 
 @pytest.mark.timeout(600)
-def test_every_part_runs_at_tiny_sizes_and_the_next_call_goes_on(home: Path) -> None:
+def test_every_part_runs_at_tiny_sizes_and_the_next_call_goes_on(
+    home: Path, facts: Callable[..., HardwareFacts]
+) -> None:
     """All parts in one call, as on a GPU, so that the device, the rows and the models are looked at or made once."""
     results = home / "dry" / "results.json"
     results.write_text(json.dumps({"peak/matmul": {"reason": "it failed"}}))
-    done, found = walked(home, "--dry-run", "--part", *PARTS)
+    device = home / "device.json"
+    device.write_text(facts().model_dump_json())
+    options = ("--facts", str(device), "--dry-run", "--part")
+    done, found = walked(home, *options, *PARTS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["dry_run"] is True and not found["left"]
     assert all("reason" not in row for row in found["rows"].values())
@@ -65,7 +70,7 @@ def test_every_part_runs_at_tiny_sizes_and_the_next_call_goes_on(home: Path) -> 
     assert away and max(away) < 0.02, "the fused LoRA computes what peft computes, in bf16"
     assert found["rows"]["peak/matmul"]["tflops"] > 0, "what had failed was tried again"
 
-    again, kept = walked(home, "--dry-run", "--part", "peak", "facts")
+    again, kept = walked(home, *options, "peak", "facts")
     assert again.stderr.count("from an earlier call") == 2 and kept["rows"] == found["rows"]
 
 

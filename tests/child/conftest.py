@@ -11,6 +11,7 @@ import torch
 
 from tests.child import tiny
 from tests.conftest import ROOT
+from worker.child import build
 
 SDPA = ("flash", "mem_efficient", "cudnn", "math")
 
@@ -26,6 +27,12 @@ def _process_settings() -> Iterator[None]:
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
+
+
+@pytest.fixture(autouse=True)
+def _tokenizers_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial loads one tokenizer in its process. Here a thousand load the same ones, each from a megabyte of JSON."""
+    monkeypatch.setattr(build, "tokenizer_of", tiny.tokenizer_of)
 
 
 @pytest.fixture(scope="session")

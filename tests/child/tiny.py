@@ -22,6 +22,7 @@ from service.contract.job import JobSpec
 from tests.conftest import ROOT
 from tests.factory import configuration
 from worker.child.build import Bundle, build
+from worker.child.build import tokenizer_of as load_tokenizer
 from worker.devices import open_device
 
 DEVICE = os.environ.get("DYNOTUNE_TEST_DEVICE", "cpu")
@@ -36,6 +37,7 @@ SHAPE: dict[str, Any] = {
 }
 IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GROUPED: dict[str, Any] = {"num_key_value_heads": 2, "tie_word_embeddings": True}
+TOKENIZERS: dict[tuple[Any, ...], Any] = {}
 WORDS = [
     "return",
     "self",
@@ -161,6 +163,15 @@ def built(spec: JobSpec, made: Configuration, on: Any = None, seed: int = 0) -> 
         # peft 0.21 and the lever use the names that transformers before 5.23 has; 5.23 calls them deprecated.
         warnings.filterwarnings("ignore", ".(is_)?gradient_checkpointing(_enable)?. is deprecated", FutureWarning)
         return build(spec, made, trained_on, workplace(*folders), seed)
+
+
+def tokenizer_of(folder: Path, place: Workplace) -> Any:
+    """The folder's tokenizer, as a trial loads it, but only once as long as the folder's files are the same."""
+    files = sorted((one.name, one.stat().st_mtime_ns) for one in folder.glob("*.json"))
+    key = (folder, place.allow_remote_code, *files)
+    if key not in TOKENIZERS:
+        TOKENIZERS[key] = load_tokenizer(folder, place)
+    return TOKENIZERS[key]
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:

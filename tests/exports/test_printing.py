@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +13,12 @@ import libcst as cst
 import pytest
 
 import training
-from service.exports.inline import inlined
 from service.exports.printing import LOOP, MODULES
-from service.exports.specialise import Specialiser
-from service.exports.tidy import tidied
+from service.exports.rewriting.inline import inlined
+from service.exports.rewriting.specialise import Specialiser
+from service.exports.rewriting.tidy import tidied
 from service.recipe import Applied
+from tests.conftest import ROOT
 
 
 def specialised(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -125,3 +128,10 @@ def test_nothing_that_can_be_printed_together_has_the_same_name() -> None:
         for name in names_of(file):
             assert given.setdefault(name, file.name) == file.name, f"{name} is in {given[name]} and in {file.name}"
     assert len(given) > 100
+
+
+def test_a_process_that_prints_nothing_does_not_wait_for_libcst() -> None:
+    """Each worker on a database and each control plane imports the exports' words, for its recommendations."""
+    script = "import sys, service.api, worker.runner.loop; print(*{'libcst', 'service.exports'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "service.exports\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.child.conftest import _process_settings, bert, functions, llama, reviews
+from tests.child.conftest import _process_settings, _tokenizers_are_loaded_once, bert, functions, llama, reviews
 
 
 @pytest.fixture(autouse=True)
@@ -19,4 +19,4 @@ def _compiled_code_is_of_one_test() -> Iterator[None]:
         torch._dynamo.config.fail_on_recompile_limit_hit = False
 
 
-__all__ = ["_process_settings", "bert", "functions", "llama", "reviews"]
+__all__ = ["_process_settings", "_tokenizers_are_loaded_once", "bert", "functions", "llama", "reviews"]

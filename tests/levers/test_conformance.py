@@ -75,11 +75,14 @@ STEPS = 5
 REFERENCES: dict[tuple[str, str], steps.StepResult] = {}
 
 
-@pytest.fixture
-def models(llama: Path, functions: Path, bert: Path, reviews: Path, tmp_path: Path) -> dict[str, JobSpec]:
+@pytest.fixture(scope="session")
+def models(
+    llama: Path, functions: Path, bert: Path, reviews: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, JobSpec]:
     """Jobs of the Llama, of its first layer, and of the BERT without dropout: losses are to fall, kernels have none."""
-    first = tiny.changed(llama, tmp_path / "llama", num_hidden_layers=1)
-    plain = tiny.changed(bert, tmp_path / "bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    folder = tmp_path_factory.mktemp("conformance")
+    first = tiny.changed(llama, folder / "llama", num_hidden_layers=1)
+    plain = tiny.changed(bert, folder / "bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     jobs = {"llama": tiny.job(llama, functions), "shallow": tiny.job(first, functions)}
     return jobs | {"bert": tiny.job(plain, reviews, task=TASKS["bert"])}
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from service.contract.child import Workplace
+from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from tests import tiny
 from tests.factory import configuration
-from worker.runner.main import discover, environment
+from worker.runner.main import environment
 from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Sandbox
 
@@ -25,7 +27,7 @@ GIB = 0.75
 
 
 def test_a_cap_below_one_sample_is_infeasible_and_says_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: Callable[..., HardwareFacts]
 ) -> None:
     for name, value in environment().items():
         monkeypatch.setitem(os.environ, name, value)
@@ -39,9 +41,8 @@ def test_a_cap_below_one_sample_is_infeasible_and_says_what_it_needs(
         configuration=configuration(effective=8), origin=Origin.baseline, number=1, seconds_limit=120
     )
     sandbox = Sandbox(False)
-    bench = Bench(
-        sandbox, discover()[0], tmp_path, Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path / "hub")
-    )
+    place = Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path / "hub")
+    bench = Bench(sandbox, facts(), tmp_path, place)
     found, log = measure(bench, JobSpec.model_validate(body), "job", request, lambda _: None, lambda: False, None)
     sandbox.close()
     assert found is not None and found.outcome is Outcome.infeasible, (found, log)

@@ -91,9 +91,10 @@ def discover() -> list[HardwareFacts]:
     """The facts of this machine's devices, read in another process, because reading them imports torch."""
     from service.contract.hardware import HardwareFacts
 
-    done = subprocess.run(
-        [sys.executable, "-m", "worker.devices.facts"], capture_output=True, text=True, env=environment()
-    )
+    # Nothing is compiled there, and without dynamo bitsandbytes imports no compiler, which takes a second.
+    around = environment() | {"TORCHDYNAMO_DISABLE": "1"}
+    command = [sys.executable, "-m", "worker.devices.facts"]
+    done = subprocess.run(command, capture_output=True, text=True, env=around)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         sys.exit(f"dynotune worker: the devices could not be read ({last}); is dynotune[worker] installed?")

@@ -11,7 +11,7 @@ from typing import Any
 import libcst as cst
 import libcst.matchers as m
 
-from service.exports.inline import parsed
+from service.exports.rewriting.inline import parsed
 
 NO_CONTEXT = m.WithItem(
     item=m.Call(func=m.Attribute(m.Name("contextlib"), m.Name("nullcontext")), args=[]), asname=None
