@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement
-from service.contract.objective import NO_BASELINES, SMALLEST_WITHIN, fastest_first, is_lean, pace, ranked
+from service.contract.objective import NO_BASELINES, SMALLEST_WITHIN, fastest_first, minimises_memory, pace, ranked
 from service.contract.recommendation import Instead
 from service.levers import chosen, is_compiled
 
@@ -43,13 +43,13 @@ def instead(
     """For each aim that the best configuration does not serve, the best that does, by their single trials."""
     order = ranked(spec, list(good), baselines)
     mine = [one for one in order if one.configuration.method == best.configuration.method]
-    which = "the one with the least memory" if is_lean(spec) else "the fastest"
+    which = "the one with the least memory" if minimises_memory(spec) else "the fastest"
     found = []
     for aim, (meaning, serves) in AIMS.items():
         other = next((one for one in mine if serves(one)), None)
         if other is not None and not serves(best):
             found.append(_of(spec, aim, f"{which} {meaning}", best, other))
-    if is_lean(spec):
+    if minimises_memory(spec):
         quick = next(iter(fastest_first(spec, mine)), best)
         if pace(spec, quick) * (1 + SMALLEST_WITHIN) < pace(spec, best):
             found.append(_of(spec, FASTEST, "the fastest, whatever memory it takes", best, quick))

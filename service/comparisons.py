@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, PROCESS_SPREAD, Measurement, Outcome, Verdict
-from service.contract.objective import is_lean, score
+from service.contract.objective import minimises_memory, score
 from service.contract.recommendation import Contribution
 from service.contract.task import TrialRecord
 from service.contract.views import Pareto, ParetoPoint, Waterfall
@@ -27,9 +27,10 @@ def waterfall(
     Where these took turns with the best in the verification, by their `verdicts`, the blocks tell; else trials do. With
     the objective memory it is how much less memory the best takes, which trials tell, else how much less time.
     """
-    in_turns = {one.key: one for one in verdicts if one.cost is not None and not is_lean(spec)}
+    in_turns = {one.key: one for one in verdicts if one.slowdown is not None and not minimises_memory(spec)}
     known = {one.measurement.configuration.key: one.measurement for one in trials}
     found: list[Contribution] = []
+    by_blocks: set[bool] = set()
     if baseline is not None:
         # Those without a lever looked for a micro batch, so they are compared with the best that did so, too.
         searched = best.configuration.at_micro_batch(None)
@@ -38,11 +39,14 @@ def waterfall(
             _contribution(spec, twin, name, made, known.get(made.key), in_turns.get(made.key))
             for name, made in without.items()
         ]
+        by_blocks = {made.key in in_turns for made in without.values()}
         found += _inseparable(spec, best.configuration, baseline.configuration, set(without))
     usual = score(spec, baseline) if baseline else math.inf
     speedup = usual / score(spec, best) if math.isfinite(usual) else None
     factors = [one.factor for one in found]
-    complete = speedup is not None and all(factors)
+    if by_blocks == {True}:
+        speedup = next((one.speedup for one in verdicts if one.key == best.configuration.key), speedup)
+    complete = speedup is not None and all(factors) and len(by_blocks) < 2  # blocks and trials are of other minutes
     return Waterfall(
         levers=best.configuration.levers,
         method=best.configuration.method,
@@ -79,7 +83,7 @@ def _contribution(
     factor = low = high = None
     reason = ""
     if verdict is not None:
-        factor, low, high = verdict.cost, verdict.cost_low, verdict.cost_high
+        factor, low, high = verdict.slowdown, verdict.slowdown_low, verdict.slowdown_high
     elif without is None:
         reason = "not measured: the search had no time for it"
     elif without.outcome is not Outcome.ok:
@@ -89,7 +93,7 @@ def _contribution(
     else:
         factor = score(spec, without) / score(spec, best)
         errors = [one.timing.log_error for one in (best, without) if one.timing]
-        width = 1.0 if is_lean(spec) else math.exp(NORMAL * math.hypot(PROCESS_SPREAD, *errors))
+        width = 1.0 if minimises_memory(spec) else math.exp(NORMAL * math.hypot(PROCESS_SPREAD, *errors))
         low, high = factor / width, factor * width
     return Contribution(
         lever=lever,

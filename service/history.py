@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Verification
-from service.contract.objective import is_lean
+from service.contract.objective import minimises_memory
 from service.contract.states import Origin, TaskState
 from service.contract.task import (
     EarlierTrial,
@@ -155,7 +155,7 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
     Paces of a search for the least memory are those of its small micro batches, and peaks are not handed on: it tells
     other searches nothing, and begins from nothing itself.
     """
-    if not spec.search.reuse or is_lean(spec):
+    if not spec.search.reuse or minimises_memory(spec):
         return ()
     rows = session.scalars(
         select(Job)
@@ -167,7 +167,7 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
     for row in rows:
         other = JobSpec.model_validate(row.spec)
         alike = (other.task, other.baseline) == (spec.task, spec.baseline)
-        if alike and not is_lean(other):  # as paces are compared with the baseline's
+        if alike and not minimises_memory(other):  # as paces are compared with the baseline's
             found += _earlier_trials(trials(session, row.id), _what(other) == _what(spec))
     return tuple(sorted(found, key=lambda one: not one.same_job)[:EARLIER_TRIALS])
 

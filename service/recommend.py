@@ -14,8 +14,8 @@ from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome, Verdict, Verification
 from service.contract.objective import (
     counts_once,
-    is_lean,
     is_too_slow,
+    minimises_memory,
     pace,
     proven_peak,
     ranked,
@@ -180,12 +180,13 @@ def _build(
         run_cost=_cost(spec, seconds),
         baseline_run_cost=_cost(spec, theirs),
     )
+    verdicts = verification.verdicts if verification else ()
     return Winner(
         configuration=recommended,
         **arguments(spec, recommended, on_host),
-        evidence=evidence.model_copy(update={"objective": figure(spec, evidence)}),
+        evidence=evidence.model_copy(update={"objective": figure(spec, evidence, verdicts)}),
         stability=_stability(spec, verdict, verification),
-        verdicts=verification.verdicts if verification else (),
+        verdicts=verdicts,
     )
 
 
@@ -213,7 +214,7 @@ def _value(spec: JobSpec, winner: Winner) -> tuple[bool, float]:
     verification's timing if there is one.
     """
     evidence, verdict = winner.evidence, winner.stability.verdict
-    if is_lean(spec):
+    if minimises_memory(spec):
         return is_too_slow(evidence.speedup), float(evidence.peak_bytes or math.inf)
     return False, pace(spec, evidence.measurement, verdict.timing if verdict else None)
 
@@ -286,7 +287,7 @@ def _rejected(
                 reason = "; ".join(verdict.reasons)
                 made = by_key[verdict.key]
                 rejected.append(Rejected(method=made.method, levers=made.levers, outcome="unstable", reason=reason))
-            elif is_lean(spec) and is_too_slow(verdict.speedup) and verdict.key in by_key:
+            elif minimises_memory(spec) and is_too_slow(verdict.speedup) and verdict.key in by_key:
                 made = by_key[verdict.key]
                 reason = f"it runs at {verdict.speedup:.2f} of the baseline's speed, which objective memory rules out"
                 rejected.append(Rejected(method=made.method, levers=made.levers, outcome="slower", reason=reason))
@@ -331,7 +332,7 @@ def _notes(spec: JobSpec, best: Winner, pays: str | None) -> tuple[str, ...]:
     if best.configuration.levers["batching"] in ACROSS_STEPS:
         name = best.configuration.levers["batching"]
         notes.append(f"Batching {name!r} arranges samples across steps: every sample is seen, in another order.")
-    return (*notes, *(one for one in (pays, larger_batch(spec, measurement)) if one))
+    return (*notes, *(one for one in (pays, larger_batch(spec, measurement, best.stability.verdict)) if one))
 
 
 def _environment(facts: HardwareFacts) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Timing
-from service.contract.objective import is_lean, pace
+from service.contract.measurement import Measurement, Timing, Verdict
+from service.contract.objective import minimises_memory, pace
 
 LEAST_STEPS_AN_EPOCH = 50  # with the largest effective batch that is tried or named
 # How many times as large a batch is named. The cost of a micro batch is extrapolated badly beyond twice what was timed.
@@ -24,21 +24,24 @@ def scaled(rate: float, ratio: float, optimizer: str = "adamw") -> float:
     return float(f"{rate * ratio ** (1.0 if optimizer in NOT_ADAPTIVE else 0.5):.6g}")
 
 
-def larger_batch(spec: JobSpec, best: Measurement) -> str | None:
+def larger_batch(spec: JobSpec, best: Measurement, verdict: Verdict | None = None) -> str | None:
     """A sentence about twice the user's effective batch, where the run is predicted to be clearly faster with it.
 
     It is only said: what the user asked to learn is what is learnt. None where the user gave no effective batch, as the
     search chooses it then; where so large a batch would leave too few steps; and where the memory is what counts.
     """
     effective, rows = spec.training.effective_batch_size, best.dataset.rows if best.dataset else 0
-    if effective is None or is_lean(spec) or rows // (LARGER * effective) < LEAST_STEPS_AN_EPOCH or not best.timing:
+    if effective is None or minimises_memory(spec) or not best.timing:
+        return None
+    if rows // (LARGER * effective) < LEAST_STEPS_AN_EPOCH:
         return None
     timing, sources = best.timing, []
     seconds = timing.seconds
     if timing.update_seconds:
         seconds -= timing.update_seconds * (1 - 1 / LARGER)
         sources.append(f"half as many optimizer updates, which take {timing.update_seconds / timing.seconds:.0%} of it")
-    if gain := _saved_by_larger_micro_batch(spec, best):
+    is_lowered = verdict is not None and verdict.micro_batch_size is not None  # as the soak had too little memory
+    if not is_lowered and (gain := _saved_by_larger_micro_batch(spec, best)):
         saved, smaller = gain
         seconds -= saved
         micro = timing.micro_batch_size

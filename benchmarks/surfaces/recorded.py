@@ -132,7 +132,8 @@ def _scaled(one: Measurement, seconds: float) -> Measurement:
     if one.timing is None:
         return one
     factor = seconds / one.timing.seconds
-    changed = {name: getattr(one.timing, name) * factor for name in ("seconds", "low", "high", "waiting_seconds")}
+    parts = ("seconds", "low", "high", "waiting_seconds", "update_seconds")
+    changed = {name: value * factor for name in parts if (value := getattr(one.timing, name)) is not None}
     return one.model_copy(update={"timing": one.timing.model_copy(update=changed)})
 
 

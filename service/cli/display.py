@@ -203,9 +203,11 @@ def result_table(recommendation: Recommendation) -> Table:
                 ratio = f"{verdict.speedup:.2f}x" if verdict.speedup is not None else "-"
                 held = "yes" if verdict.soak else "timed only"
                 judged = (ratio, "; ".join((held if verdict.stable else "no", *verdict.reasons)))
-            spec = JobSpec.model_validate(recommendation.spec)
-            seconds = run_seconds(spec, one, verdict.timing if verdict else None)
-            cells = (*_measured(one, verdict), *_costs(price, (price or 0) * seconds / 3600), *judged)
+            cost = None
+            if price:
+                spec = JobSpec.model_validate(recommendation.spec)
+                cost = price * run_seconds(spec, one, verdict.timing if verdict else None) / 3600
+            cells = (*_measured(one, verdict), *_costs(price, cost), *judged)
             table.add_row(f"{method}: {title}", *cells, style="dim")
     for rejected in recommendation.rejected:
         usual = baselines.get(rejected.method)
@@ -214,11 +216,7 @@ def result_table(recommendation: Recommendation) -> Table:
         levers = f"{rejected.method}: {levers or 'as the baseline'}"
         table.add_row(
             levers,
-            "",
-            "",
-            "",
-            "",
-            "",
+            *[""] * 5,
             *_costs(price, None),
             "",
             f"no: {rejected.outcome}: {rejected.reason}",

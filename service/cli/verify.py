@@ -13,7 +13,7 @@ from service.cli.output import console as new_console
 from service.cli.tune import run
 from service.contract.base import Contract
 from service.contract.job import JobSpec
-from service.contract.objective import is_lean
+from service.contract.objective import minimises_memory
 from service.contract.recommendation import Recommendation
 from service.errors import Misconfigured
 
@@ -112,7 +112,7 @@ def compare(old: Recommendation, new: Recommendation) -> Comparison:
     if before and now is None:
         reasons.append("There is no baseline to compare with any more.")
     had, has = old.evidence.peak_bytes, new.evidence.peak_bytes
-    if is_lean(JobSpec.model_validate(old.spec)) and had and has and has > had * (1 + WITHIN):
+    if minimises_memory(JobSpec.model_validate(old.spec)) and had and has and has > had * (1 + WITHIN):
         reasons.append(f"The peak of its memory is {has / had - 1:+.0%} away.")
     ours, theirs = old.configuration, new.configuration
     return Comparison(

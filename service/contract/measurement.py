@@ -261,11 +261,11 @@ class Verdict(Contract):
     speedup: float | None = None
     speedup_low: float | None = None
     speedup_high: float | None = None
-    cost: float | None = Field(
-        default=None, description="Its cost over that of the first of the ranking, in the blocks that both ran in."
+    slowdown: float | None = Field(
+        default=None, description="Its seconds over those of the first of the ranking, in the blocks that both ran in."
     )
-    cost_low: float | None = Field(default=None, description="The low end of the cost's 95% interval.")
-    cost_high: float | None = None
+    slowdown_low: float | None = Field(default=None, description="The low end of the slowdown's 95% interval.")
+    slowdown_high: float | None = None
     _former = model_validator(mode="before")(without_former("largest_loss_difference", "loss_steps"))
     proof: Proof | None = Field(default=None, description="The comparison with a reference, step by step.")
     soak: Soak | None = None

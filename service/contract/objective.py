@@ -17,7 +17,7 @@ SMALLEST_WITHIN = 0.01
 NO_BASELINES: Mapping[Method, Measurement] = {}
 
 
-def is_lean(spec: JobSpec) -> bool:
+def minimises_memory(spec: JobSpec) -> bool:
     """Whether the job asks for the least memory, and not for the least time or what that costs."""
     return spec.search.objective == "memory"
 
@@ -56,7 +56,7 @@ def score(spec: JobSpec, measurement: Measurement) -> float:
 
     What the run costs grows with its seconds, so that seconds order by the cost as well.
     """
-    if not is_lean(spec):
+    if not minimises_memory(spec):
         return pace(spec, measurement)
     return float("inf") if measurement.peak_bytes is None else float(measurement.peak_bytes)
 
@@ -66,7 +66,7 @@ def is_slower(spec: JobSpec, measurement: Measurement, baseline: Measurement | N
 
     Nothing is ruled out where no baseline ran, or by another objective.
     """
-    if not is_lean(spec) or baseline is None:
+    if not minimises_memory(spec) or baseline is None:
         return False
     return pace(spec, measurement) > pace(spec, baseline) * (1 + SMALLEST_WITHIN)
 
@@ -84,7 +84,7 @@ def ranked(
     With that, those within 1% of the least peak come first, the fastest of them before the others; then the others by
     their peak; and last those that are slower than their method's baseline.
     """
-    if not is_lean(spec):
+    if not minimises_memory(spec):
         return fastest_first(spec, measurements)
     slow: list[Measurement] = []
     left: list[Measurement] = []
@@ -128,7 +128,7 @@ def proven_peak(spec: JobSpec, measurement: Measurement, verdict: Verdict | None
     if verdict is None:
         return measurement.peak_bytes
     if verdict.micro_batch_size is None:
-        if not is_lean(spec):
+        if not minimises_memory(spec):
             return measurement.peak_bytes
         seen = [measurement.peak_bytes]
     else:

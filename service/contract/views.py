@@ -196,7 +196,9 @@ class Waterfall(View):
         description="Of single trials: the baseline's seconds over the best's; with objective memory, its peak bytes."
     )
     contributions: tuple[Contribution, ...]
-    together: float | None = Field(description="The speed-up over the product of all factors; null if one is missing.")
+    together: float | None = Field(
+        description="The speed-up over the product of all factors; null if one is missing, or some are of trials only."
+    )
 
 
 class ParetoPoint(View):

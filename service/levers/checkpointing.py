@@ -77,7 +77,7 @@ LEVER = Lever(
             memory=Memory(activations=0.3),
             asked_by=asked(BESIDE, offload=True),
             training_arguments=kept(offload=True),
-            not_expressible="Trainer's offload computes nothing while it copies, as train.py does",
+            not_expressible="Trainer's offload computes nothing while it copies; train.py copies and computes at once",
             effect=Effect(1.3, 0.15, limited=1.0),
         ),
     ),

@@ -4,6 +4,7 @@ from service.levers.base import Asked, Choice, Effect, Exclusion, Lever, Togethe
 from service.levers.checkpointing import CHECKPOINTED
 from service.levers.float8 import FLOAT8
 from service.levers.head import WITHOUT_LOGITS
+from service.levers.optimizer import WHOLE_STEP
 
 BY_LAYER = "The baseline's torch_compile compiles the whole model; it was measured compiled layer by layer."
 TRAINER = "Trainer's torch_compile compiles the whole model; train.py compiles each layer"
@@ -125,6 +126,11 @@ LEVER = Lever(
             {"compile": WHOLE, "checkpointing": ("offloaded",)},
             "the hooks that move layers' inputs to host memory break the graph at every layer; per layer does not",
             "https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html",
+        ),
+        Exclusion(
+            {"compile": GRAPHS, "optimizer": WHOLE_STEP},
+            "gradients have to be kept beside the graphs, and this optimizer takes each as soon as it is there",
+            "https://github.com/pytorch/pytorch/issues/169545",
         ),
         Exclusion(
             {"head": WITHOUT_LOGITS, "compile": WHOLE},

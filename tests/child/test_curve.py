@@ -139,14 +139,14 @@ def test_a_quick_search_times_another_size_for_a_fifth_only(
     assert curve._promising() == (2 if tried else None), "1 is too far from what was timed"
 
 
-def lean_curve(monkeypatch: pytest.MonkeyPatch, spec: Any, seconds: dict[int, float], limit: float | None) -> Any:
+def memory_curve_of(monkeypatch: pytest.MonkeyPatch, spec: Any, seconds: dict[int, float], limit: float | None) -> Any:
     """A curve of a job for the least memory, on a GPU on which a unit takes so many seconds at each size."""
     made: Any = Curve.__new__(Curve)
     device = SimpleNamespace(gains_from_large_batches=True)
     rows = SimpleNamespace(facts=SimpleNamespace(rows=64))
     made._bundle = SimpleNamespace(device=device, spec=spec, data=rows)
     made._request = SimpleNamespace(slowest_run_seconds=limit)
-    made._candidates, made._timed, made._once, made._is_lean = sorted(seconds), {}, 1.0, True
+    made._candidates, made._timed, made._once, made._minimises_memory = sorted(seconds), {}, 1.0, True
 
     def time_one(size: int) -> bool:
         unit = SimpleNamespace(timing=lambda: timing_of(seconds[size], micro=size), first_calls=lambda: 0.5, micro=size)
@@ -178,7 +178,7 @@ def test_for_memory_the_smallest_size_that_is_fast_enough_is_looked_for(
 ) -> None:
     """Of an epoch of 64 rows, which is one unit; loading takes a second and first calls half a one."""
     job = spec(training={"epochs": 1}, search={"objective": "memory"})
-    made = lean_curve(monkeypatch, job, SECONDS, limit)
+    made = memory_curve_of(monkeypatch, job, SECONDS, limit)
     made._time_smallest()
     assert list(made._timed) == timed and made._recommended().micro == size
 
@@ -186,7 +186,7 @@ def test_for_memory_the_smallest_size_that_is_fast_enough_is_looked_for(
 def test_a_device_that_gains_nothing_from_large_batches_begins_with_the_smallest(
     spec: Callable[..., JobSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = lean_curve(monkeypatch, spec(training={"epochs": 1}), SECONDS, 20.0)
+    made = memory_curve_of(monkeypatch, spec(training={"epochs": 1}), SECONDS, 20.0)
     made._bundle.device.gains_from_large_batches = False
     made._time_smallest()
     assert list(made._timed) == [1]

@@ -75,18 +75,19 @@ def test_a_simpler_one_and_another_size_are_finalists_where_they_are_about_as_fa
 
 
 @pytest.mark.parametrize("verify", ["quick", "standard"])
-def test_those_without_a_lever_are_compared_in_turns_and_are_no_reserves(spec: Spec, facts: Facts, verify: str) -> None:
+def test_those_without_a_lever_are_compared_in_turns_and_are_reserves_as_others_are(
+    spec: Spec, facts: Facts, verify: str
+) -> None:
     best = measured(configuration(batching="grouped", attention="eager"), 5.0)
     without = measured(configuration(attention="eager"), 7.0)
     other = measured(configuration(batching="packed"), 7.5)
     records = (*history(spec()), *map(record, (best, without, other)))
     decision = plan(known(spec(search={"trials": len(records), "verify": verify}), facts(), records))
     assert decision.verify
-    if verify == "quick":
-        assert decision.verify.taken_back == () and without in decision.verify.reserves
-    else:
-        assert decision.verify.taken_back == (without,)
-        assert other in decision.verify.reserves and without not in decision.verify.reserves
+    assert decision.verify.taken_back == (() if verify == "quick" else (without,))
+    assert {one.configuration.key for one in (without, other)} <= {
+        one.configuration.key for one in decision.verify.reserves
+    }, "where every finalist fails for one lever, one without it may hold"
 
 
 def test_a_verification_takes_the_warm_up_of_its_blocks(spec: Spec, facts: Facts) -> None:

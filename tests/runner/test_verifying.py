@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from service.comparisons import waterfall
-from service.contract.child import Workplace
+from service.contract.child import RunBlock, Workplace
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Verification
+from service.contract.measurement import Measurement, Soak, Verification
 from service.contract.task import VerifyRequest
 from tests.conftest import ROOT
 from tests.factory import configuration, measured
 from worker.runner.measuring import Bench
 from worker.runner.sandbox import Sandbox
-from worker.runner.verifying import Verifier
+from worker.runner.verifying import Verifier, _Ended
 
 BASELINE = measured(configuration(micro=8), 20.0)
 LEVERS: dict[str, Any] = {"batching": "sorted", "attention": "eager"}
@@ -80,6 +80,52 @@ def test_a_lever_that_brings_nothing_is_left_out_of_the_answer(verify: Verify) -
     assert found.ranking[0] == simpler.configuration.key
     verdict = next(one for one in found.verdicts if one.key == simpler.configuration.key)
     assert verdict.stable and verdict.proof is not None and verdict.soak is not None, "it is held itself"
+    # It ran in no block with the baseline, but with the fastest, which did.
+    assert verdict.speedup is not None and verdict.speedup_low is not None
+    assert verdict.speedup == pytest.approx(20.0 / 5.05, rel=0.05) and verdict.speedup_low < verdict.speedup
+
+
+def test_what_was_not_held_itself_is_never_the_answer(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is stopped while a simpler one, which was as fast, would be proved."""
+
+    def stopped(*_: object) -> Any:
+        raise _Ended
+
+    original = Verifier._take_levers_back
+
+    def without_proof(self: Verifier) -> None:
+        monkeypatch.setattr(self._prover, "proof", stopped)
+        original(self)
+
+    monkeypatch.setattr(Verifier, "_take_levers_back", without_proof)
+    simpler = measured(configuration(batching="sorted"), 5.05)
+    found, blocks = verify(simpler)
+    assert len(blocks) == 4 and simpler.configuration.key in blocks[-1]
+    assert found.ranking[0] == FASTEST.configuration.key, "what was held before is the answer"
+    assert simpler.configuration.key not in found.ranking
+
+
+def test_a_lowered_micro_batch_is_that_of_the_turns(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, soaked = Verifier._soak, list[int | None]()
+
+    def short_of_memory_at_first(self: Verifier, candidate: Measurement) -> Soak | str:
+        soaked.append(candidate.micro_batch_size)
+        found = original(self, candidate)
+        self._unsafe = len(soaked) == 1
+        return "the soak failed (infeasible): memory ran out" if self._unsafe else found
+
+    monkeypatch.setattr(Verifier, "_soak", short_of_memory_at_first)
+    asked: list[tuple[str, int | None]] = []
+    run = Verifier._asked
+
+    def noted(self: Verifier, candidate: Measurement, number: int) -> RunBlock:
+        asked.append((candidate.configuration.key, candidate.micro_batch_size))
+        return run(self, candidate, number)
+
+    monkeypatch.setattr(Verifier, "_asked", noted)
+    found, _ = verify(WITHOUT_BATCHING)
+    assert soaked == [8, 4] and found.ranking[0] == FASTEST.configuration.key
+    assert [size for key, size in asked if key == FASTEST.configuration.key] == [8, 8, 4, 4, 4]
 
 
 def test_where_memory_holds_few_they_come_in_groups(verify: Verify) -> None:

@@ -40,7 +40,7 @@ SLOW = measured(configuration(checkpointing="offloaded"), 12.0, peak_bytes=2 * G
 RECORDS = (record(BASE, Origin.baseline), *map(record, (FAST, SLIM, SLOW)))
 
 
-def lean(spec: Spec, **search: Any) -> JobSpec:
+def for_memory(spec: Spec, **search: Any) -> JobSpec:
     return spec(search={"objective": "memory", "verify": "quick"} | search)
 
 
@@ -91,14 +91,14 @@ def test_time_is_shown_in_its_unit(spec: Spec, facts: Facts, objective: str, uni
 
 
 def test_memory_takes_the_least_peak_that_is_not_slower(spec: Spec, facts: Facts) -> None:
-    best = recommend("j", lean(spec), facts(), RECORDS, {})
+    best = recommend("j", for_memory(spec), facts(), RECORDS, {})
     assert best and best.evidence.measurement == SLIM
     assert best.evidence.objective == ObjectiveFigure(name="memory", unit="bytes", value=4 * GIB, baseline=8 * GIB)
     said = "Objective memory: it takes 4.00 GiB at most, 8.00 GiB with the baseline; the least of what is not slower "
     assert best.notes[0] == said + "than the baseline."
     assert best.evidence.speedup and best.evidence.speedup > 1.05, "the speed-up is one of time"
     assert best.alternatives == (FAST, BASE, SLOW)
-    alone = recommend("j", lean(spec), facts(), RECORDS[1:], {})
+    alone = recommend("j", for_memory(spec), facts(), RECORDS[1:], {})
     assert alone and alone.evidence.measurement == SLOW and "nothing says how slow" in alone.notes[0]
 
 
@@ -110,7 +110,7 @@ def verified(job: JobSpec, slim: float, soak: Soak | None = None) -> dict[str, V
 
 
 def test_what_blocks_find_slower_is_rejected_as_that(spec: Spec, facts: Facts) -> None:
-    job = lean(spec)
+    job = for_memory(spec)
     best = recommend("j", job, facts(), RECORDS, verified(job, 11.0))
     assert best and best.evidence.measurement == FAST and best.stability.stable is True
     (rejected,) = best.rejected
@@ -119,13 +119,13 @@ def test_what_blocks_find_slower_is_rejected_as_that(spec: Spec, facts: Facts) -
 
 
 def test_where_nothing_is_better_the_baseline_is_said_to_be_the_answer(spec: Spec, facts: Facts) -> None:
-    best = recommend("j", lean(spec), facts(), (RECORDS[0], RECORDS[3]), {})
+    best = recommend("j", for_memory(spec), facts(), (RECORDS[0], RECORDS[3]), {})
     assert best and best.evidence.measurement == BASE
     assert best.notes[0].endswith("nothing that takes less was as fast as this, which is the baseline.")
 
 
 def test_where_only_slower_ones_may_be_recommended_it_is_said(spec: Spec, facts: Facts) -> None:
-    best = recommend("j", lean(spec, fixed={"checkpointing": "offloaded"}), facts(), RECORDS, {})
+    best = recommend("j", for_memory(spec, fixed={"checkpointing": "offloaded"}), facts(), RECORDS, {})
     assert best and best.evidence.measurement == SLOW
     assert best.notes[0].endswith(
         "nothing that search.fixed allows is as fast as the baseline, so this is the fastest."
@@ -133,7 +133,7 @@ def test_where_only_slower_ones_may_be_recommended_it_is_said(spec: Spec, facts:
 
 
 def test_the_soaks_peak_is_what_is_promised(spec: Spec, facts: Facts) -> None:
-    job = lean(spec)
+    job = for_memory(spec)
     soak = Soak(micro_batch_size=8, steps=8, wanted_steps=8, peak_bytes=5 * GIB)
     best = recommend("j", job, facts(), RECORDS, verified(job, 9.0, soak))
     assert best and best.evidence.measurement == SLIM and best.evidence.peak_bytes == 5 * GIB
@@ -153,7 +153,9 @@ def test_the_method_of_least_memory_leads_if_it_is_not_slower_than_its_own_basel
 
 def test_other_aims_of_a_search_for_memory(spec: Spec) -> None:
     rounding = SLIM.model_copy(update={"configuration": configuration(checkpointing="full", compile="per-layer")})
-    found = {one.aim: one for one in instead(lean(spec), rounding, [BASE, FAST, SLIM, SLOW, rounding], {"lora": BASE})}
+    found = {
+        one.aim: one for one in instead(for_memory(spec), rounding, [BASE, FAST, SLIM, SLOW, rounding], {"lora": BASE})
+    }
     assert found["no-compile"].peak_bytes == 4 * GIB and "the one with the least memory" in found["no-compile"].meaning
     assert found["fastest"].peak_bytes == 6 * GIB and found["fastest"].speed == pytest.approx(9 / 5, abs=0.01)
     assert "least-memory" not in found
@@ -161,19 +163,22 @@ def test_other_aims_of_a_search_for_memory(spec: Spec) -> None:
 
 def test_levers_bring_memory(spec: Spec) -> None:
     best = measured(configuration(checkpointing="full", batching="grouped"), 9.0, peak_bytes=4 * GIB)
-    found = waterfall(lean(spec), best, BASE, [record(one) for one in (BASE, best, FAST)])
+    found = waterfall(for_memory(spec), best, BASE, [record(one) for one in (BASE, best, FAST)])
     by_lever = {one.lever: one for one in found.contributions}
     assert found.speedup == 2.0, "its peak over the best's"
     without = by_lever["checkpointing"]
     assert (without.factor, without.low, without.high) == (1.5, 1.5, 1.5), "6 GiB instead of 4"
     unknown = waterfall(
-        lean(spec), best, BASE, [record(one) for one in (BASE, best, FAST.model_copy(update={"peak_bytes": None}))]
+        for_memory(spec),
+        best,
+        BASE,
+        [record(one) for one in (BASE, best, FAST.model_copy(update={"peak_bytes": None}))],
     )
     assert "does not tell" in {one.lever: one.reason for one in unknown.contributions}["checkpointing"]
 
 
 def test_the_list_marks_the_least_memory(queue: Queue, engine: Engine, facts: Facts, spec: Spec) -> None:
-    with_trials(queue, facts, lean(spec))
+    with_trials(queue, facts, for_memory(spec))
     with Session(engine) as session:
         (job,) = session.scalars(select(Job))
         listed = jobs.trials(session, job)
@@ -207,9 +212,9 @@ def run_trials(queue: Queue, plan: PlanClaim) -> None:
 
 def test_a_search_for_memory_neither_teaches_nor_learns(queue: Queue, facts: Facts, spec: Spec) -> None:
     """Its paces are those of small micro batches."""
-    with_trials(queue, facts, lean(spec))
+    with_trials(queue, facts, for_memory(spec))
     ended(queue)
-    for job, told in ((spec(name="fast"), 0), (spec(name="again"), 3), (lean(spec), 0)):
+    for job, told in ((spec(name="fast"), 0), (spec(name="again"), 3), (for_memory(spec), 0)):
         queue.submit(job)
         plan = queue.claim("w", (TaskKind.plan,))
         assert isinstance(plan, PlanClaim)
@@ -264,9 +269,9 @@ def test_the_answer_says_how_long_the_job_was_idle(queue: Queue, engine: Engine,
 
 
 def test_more_memory_than_promised_does_not_hold(spec: Spec, facts: Facts) -> None:
-    old = recommend("j", lean(spec), facts(), RECORDS, {})
+    old = recommend("j", for_memory(spec), facts(), RECORDS, {})
     grown = SLIM.model_copy(update={"peak_bytes": 5 * GIB})
-    new = recommend("j", lean(spec), facts(), (RECORDS[0], record(grown)), {})
+    new = recommend("j", for_memory(spec), facts(), (RECORDS[0], record(grown)), {})
     assert old and new and verify.compare(old, old).holds
     found = verify.compare(old, new)
     assert not found.holds and found.reasons == ("The peak of its memory is +25% away.",)

@@ -12,7 +12,7 @@ import torch
 
 from service.contract.child import ProbeStarted, Progress
 from service.contract.measurement import PROCESS_SPREAD, Timing
-from service.contract.objective import SMALLEST_WITHIN, is_lean, training_seconds_of
+from service.contract.objective import SMALLEST_WITHIN, minimises_memory, training_seconds_of
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers.batching import BUDGETED
@@ -69,7 +69,7 @@ class Curve:
         self._bundle, self._samples, self._request, self._tell = bundle, samples, request, tell
         self._once = once_seconds  # of the run, for loading and compiling
         # The baseline is what a user would run, so that its micro batch is the fastest in any case.
-        self._is_lean = is_lean(bundle.spec) and request.origin is not Origin.baseline
+        self._minimises_memory = minimises_memory(bundle.spec) and request.origin is not Origin.baseline
         # A fifth of the trial's time is kept for what follows the timing, or the worker would end the child.
         self._deadline = started + request.seconds_limit * 0.8
         self._timed: dict[int, Unit] = {}
@@ -94,7 +94,7 @@ class Curve:
         fixed = self._bundle.configuration.micro_batch_size
         if fixed is not None:
             self._time(self._fixed(fixed))
-        elif self._is_lean:
+        elif self._minimises_memory:
             self._time_smallest()
         else:
             going = self._time(first_size(self._bundle, self._candidates))
@@ -108,7 +108,7 @@ class Curve:
         best = self._recommended()
         limit = self._request.best_seconds
         if limit is not None and best.timing().seconds > CLEARLY_SLOWER * limit:
-            than = "the baseline" if self._is_lean else "the best so far"
+            than = "the baseline" if self._minimises_memory else "the best so far"
             self.notes.append(f"Clearly slower than {than}, so it was timed once only.")
         elif best.passes < self._request.passes:
             self._tell(Progress(text=f"timing micro batch {best.micro} again"))
@@ -197,7 +197,7 @@ class Curve:
 
     def _recommended(self) -> Unit:
         """The unit of the fastest size, or of the smallest size within 1% of it; or of the smallest fast enough."""
-        enough = [size for size, unit in self._timed.items() if self._is_lean and self._is_fast_enough(unit)]
+        enough = [size for size, unit in self._timed.items() if self._minimises_memory and self._is_fast_enough(unit)]
         if enough:
             return self._timed[min(enough)]
         seconds = {size: unit.timing().seconds for size, unit in self._timed.items()}

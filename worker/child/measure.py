@@ -10,7 +10,7 @@ from typing import Any
 from service.contract.child import Built, Progress, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts, Measurement, Outcome, Probe
-from service.contract.objective import is_lean
+from service.contract.objective import minimises_memory
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
@@ -191,7 +191,7 @@ def _evaluation_batch(spec: JobSpec, largest: int, micro: int, apart: bool) -> i
     With the objective memory no more than the micro batch, or the evaluation would take what training saves.
     """
     found = largest if apart else max(largest, micro)
-    return min(found, micro) if is_lean(spec) else found
+    return min(found, micro) if minimises_memory(spec) else found
 
 
 def built(bundle: Bundle, device: Device, used_before: int) -> Built:

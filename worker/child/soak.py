@@ -20,7 +20,7 @@ from pathlib import Path
 from service.contract.child import Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Soak
-from service.contract.objective import is_lean
+from service.contract.objective import minimises_memory
 from service.contract.task import LEAST_SOAK_SECONDS
 from training import evaluation as training_evaluation
 from training.batches import Prepared
@@ -156,7 +156,7 @@ def soak(
         if state.evaluation is None and (number >= middle or time.perf_counter() - started > seconds / 2):
             state.evaluation = evaluate(bundle, evaluation_size)
             state.saved = save(bundle)
-            if is_lean(bundle.spec):  # elsewhere the evaluation's batch is the largest that fits
+            if minimises_memory(bundle.spec):  # elsewhere the evaluation's batch is the largest that fits
                 state.peak = max(state.peak, device.peak())
         before, began, around = device.retries(), time.perf_counter(), device.neighbours()
         step = next(prepared)

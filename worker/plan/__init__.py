@@ -42,7 +42,7 @@ def plan(known: PlanInput) -> PlanDecision:
     if known.verify_open:
         return PlanDecision(phase=JobPhase.verifying, notes=tuple(notes))
     if not known.verified_methods and Budget(known).allows(0) and not any(map(_has_more, views)):
-        notes.append(ENDED.format("take less memory" if views[0].is_lean else "be faster"))
+        notes.append(ENDED.format("take less memory" if views[0].minimises_memory else "be faster"))
     request = verification([view for view in views if view.method not in known.verified_methods])
     if request is not None:
         notes += _late(known, request)

@@ -138,10 +138,10 @@ def verification_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequen
     keeps = candidates[-1].configuration.method != "full" and not TASKS[spec.task].heads
     held += (HELD_WITH_ADAPTER if keeps else HELD_PROCESSES) * statistics.median(starts) + LEAST_SOAK_SECONDS
     compiling = sum(one.compile_seconds for one in candidates)
-    return compiling + LEAST_BLOCKS * block_seconds(facts, candidates) + held
+    return compiling + LEAST_BLOCKS * _block_seconds(facts, candidates) + held
 
 
-def block_seconds(facts: HardwareFacts, candidates: Sequence[Measurement]) -> float:
+def _block_seconds(facts: HardwareFacts, candidates: Sequence[Measurement]) -> float:
     """About how many seconds a block of these takes: each loads its model and trains the work unit, often enough."""
     timed = [one for one in candidates if one.timing]
     passes = block_passes(max((one.timing.seconds for one in timed if one.timing), default=math.inf))

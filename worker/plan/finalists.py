@@ -36,7 +36,7 @@ def finalists(view: View) -> list[Measurement]:
     found = near[: NEAREST[view.spec.search.verify]]
     beside = [*_simpler(view, found[0]), *_other_sizes(view, found[0])] if found else []
     found += [one for one in beside if one not in found]
-    for one in view.good if found and not view.is_lean else ():
+    for one in view.good if found and not view.minimises_memory else ():
         known = {other.configuration.levers["batching"] for other in found}
         drifted = one is not reference and view.score(one) <= view.score(found[0]) * DRIFT
         if drifted and one.configuration.levers["batching"] not in known:
@@ -78,7 +78,7 @@ def _other_sizes(view: View, best: Measurement) -> list[Measurement]:
 def _taken_back(view: View, finalists: list[Measurement]) -> list[Measurement]:
     """The trials of finalists without one of their levers, for the time that each saves; none in a quick search."""
     reference = view.baseline_request()
-    if reference is None or view.spec.search.verify == "quick" or view.is_lean:
+    if reference is None or view.spec.search.verify == "quick" or view.minimises_memory:
         return []
     keys = {
         made.key
@@ -111,13 +111,12 @@ def verification(left: list[View]) -> VerifyRequest | None:
         always = [baseline] if baseline else []
         best = affordable(view.spec, view.facts, best, always, seconds)
         others = [one for one in view.good if one != baseline and one not in best]
-        without = _taken_back(view, best)
         return VerifyRequest(
             method=view.method,
             baseline=baseline,
             finalists=tuple(best),
-            reserves=tuple([one for one in others if one not in without][:RESERVES]),
-            taken_back=tuple(without),
+            reserves=tuple(others[:RESERVES]),
+            taken_back=tuple(_taken_back(view, best)),
             blocks=BLOCKS[view.spec.search.verify],
             seconds_limit=seconds,
             expected_seconds=verification_seconds(view.spec, view.facts, [*always, *best]),

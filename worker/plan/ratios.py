@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, PROCESS_SPREAD, Block, Measurement
-from service.contract.objective import SMALLEST_WITHIN, is_lean, pace, score
+from service.contract.objective import SMALLEST_WITHIN, minimises_memory, pace, score
 from service.contract.task import VerifyRequest
 
 SURE_WITHIN = 0.05  # half the width of the speed-up's interval at which it is settled
@@ -54,6 +54,26 @@ def process_pairs(blocks: Sequence[tuple[Block, Block]]) -> float:
     return 1 / spread
 
 
+def chained(
+    spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: Measurement, others: Sequence[Measurement]
+) -> Ratio | None:
+    """The ratio of two candidates, by way of one of the others where they ran in no block together.
+
+    Of several ways it is the one with the narrowest interval; the errors of its two ratios add up as variances.
+    """
+    direct = ratio(spec, blocks, ours, theirs)
+    if direct is not None or ours is theirs:
+        return direct
+    found = []
+    for one in others:
+        near, far = ratio(spec, blocks, ours, one), ratio(spec, blocks, one, theirs)
+        if near is not None and far is not None:
+            width = math.exp(math.hypot(math.log(near[2] / near[0]), math.log(far[2] / far[0])))
+            middle = near[0] * far[0]
+            found.append((middle, middle / width, middle * width))
+    return min(found, key=lambda one: one[2] / one[0], default=None)
+
+
 def standard_error(ours: Block, theirs: Block) -> float:
     """The standard error of the logarithm of two candidates' ratio within a block.
 
@@ -90,7 +110,7 @@ def relative_costs(spec: JobSpec, blocks: tuple[Block, ...], candidates: Sequenc
 
 def settled(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -> bool:
     """Whether the best finalist is known for sure, or tied within 1%, and its speed-up within 5%."""
-    if is_lean(spec):
+    if minimises_memory(spec):
         return _bounded(spec, request, blocks)
     everyone = [*([request.baseline] if request.baseline else []), *request.finalists]
     costs = relative_costs(spec, blocks, everyone)
@@ -133,7 +153,7 @@ def certainly_slower(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block,
     """
     found, most = set(), 1.0
     faster = request.finalists
-    if is_lean(spec):
+    if minimises_memory(spec):
         faster, most = (request.baseline,) if request.baseline else (), 1 + SMALLEST_WITHIN
     for one in request.finalists:
         for other in faster:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Timing, Verdict, Verification
 from service.contract.objective import (
     SMALLEST_WITHIN,
-    is_lean,
     is_too_slow,
+    minimises_memory,
     proven_peak,
     smallest_within,
 )
 from service.contract.replay import Proof
 from service.contract.task import VerifyRequest
 from service.levers import LEVERS, as_fixed
-from worker.plan.ratios import ratio, relative_costs
+from worker.plan.ratios import chained, ratio, relative_costs
 
 UNSURE_WITHIN = 1.03  # how much slower a simpler one may seem that is not surely slower
 
@@ -27,15 +29,19 @@ def judge(
     blocks: tuple[Block, ...],
     soaks: dict[str, Soak | str],
     proofs: dict[str, Proof | str],
+    unranked: AbstractSet[str] = frozenset(),
 ) -> Verification:
-    """The verification from its blocks, soaks and proofs. A sentence in place of one says why it failed."""
+    """The verification from its blocks, soaks and proofs. A sentence in place of one says why it failed.
+
+    The candidates with the keys `unranked` are compared with the others, and are no answer.
+    """
     baseline = request.baseline
     candidates = [*([baseline] if baseline else []), *_run(request, blocks)]
-    verdicts = [_verdict(spec, candidate, request, blocks, soaks, proofs) for candidate in candidates]
+    verdicts = [_verdict(spec, one, request, candidates, blocks, soaks, proofs) for one in candidates]
     cost = relative_costs(spec, blocks, candidates)
     known = {one.configuration.key: one for one in candidates}
     asked = {one.configuration.key for one in candidates if as_fixed(spec, one.configuration)}
-    stable = [verdict.key for verdict in verdicts if verdict.stable and verdict.key in asked]
+    stable = [verdict.key for verdict in verdicts if verdict.stable and verdict.key in asked - unranked]
     sizes = {one.configuration.key: _size(spec, one, baseline) for one in candidates}
 
     def by_pace(keys: list[str]) -> list[str]:
@@ -43,7 +49,7 @@ def judge(
         return _simpler_first(spec, blocks, [known[key] for key in order], baseline)
 
     kept = [one for one in verdicts if one.key in stable and not is_too_slow(one.speedup)]
-    if is_lean(spec) and kept:  # where all are slower than the baseline, the fastest comes first
+    if minimises_memory(spec) and kept:  # where all are slower than the baseline, the fastest comes first
         least, others = _least_first({one.key: _peak(spec, known[one.key], one) for one in kept})
         order = [*by_pace(least), *others]
         near = order[:2] if len(least) > 1 else []
@@ -52,7 +58,7 @@ def judge(
         near = order[:2]
     tied = _tied(spec, blocks, [known[key] for key in near])  # of memory only those that take as much
     if order:
-        verdicts = [_with_cost(spec, blocks, one, known[one.key], known[order[0]]) for one in verdicts]
+        verdicts = [_with_slowdown(spec, blocks, one, known[one.key], known[order[0]]) for one in verdicts]
     return Verification(
         baseline_key=baseline.configuration.key if baseline else None,
         blocks=blocks,
@@ -110,18 +116,18 @@ def _changes(candidate: Measurement, baseline: Measurement | None) -> dict[str, 
 def _run(request: VerifyRequest, blocks: tuple[Block, ...]) -> list[Measurement]:
     """The finalists, and of the reserves and of those without a lever the ones that have run."""
     seen = {block.key for block in blocks}
-    others = (*request.reserves, *request.taken_back)
-    return [*request.finalists, *(one for one in others if one.configuration.key in seen)]
+    others = {one.configuration.key: one for one in (*request.reserves, *request.taken_back)}
+    return [*request.finalists, *(one for key, one in others.items() if key in seen)]
 
 
-def _with_cost(
+def _with_slowdown(
     spec: JobSpec, blocks: tuple[Block, ...], verdict: Verdict, candidate: Measurement, first: Measurement
 ) -> Verdict:
-    """The verdict with the candidate's cost over that of the first, where both ran in a block."""
+    """The verdict with the candidate's seconds over those of the first, where both ran in a block."""
     found = ratio(spec, blocks, first, candidate) if candidate is not first else None
     if found is None:
         return verdict
-    return verdict.model_copy(update={"cost": found[0], "cost_low": found[1], "cost_high": found[2]})
+    return verdict.model_copy(update={"slowdown": found[0], "slowdown_low": found[1], "slowdown_high": found[2]})
 
 
 def _note(blocks: tuple[Block, ...], tied: bool) -> str:
@@ -158,6 +164,7 @@ def _verdict(
     spec: JobSpec,
     candidate: Measurement,
     request: VerifyRequest,
+    candidates: Sequence[Measurement],
     blocks: tuple[Block, ...],
     soaks: dict[str, Soak | str],
     proofs: dict[str, Proof | str],
@@ -171,7 +178,8 @@ def _verdict(
     reasons += [proof] if isinstance(proof, str) else proof.reasons if proof else []
     lowered = isinstance(soak, Soak) and soak.micro_batch_size not in (None, candidate.micro_batch_size)
     reasons += [soak] if isinstance(soak, str) else []
-    speedup, low, high = _speedup(spec, candidate, request.baseline, blocks)
+    found = chained(spec, blocks, candidate, request.baseline, candidates) if request.baseline else None
+    speedup, low, high = found or (None, None, None)
     timings = sorted(_timings(blocks, key), key=lambda timing: timing.seconds / timing.tokens)
     return Verdict(
         key=key,
@@ -185,11 +193,3 @@ def _verdict(
         proof=proof if isinstance(proof, Proof) else None,
         soak=soak if isinstance(soak, Soak) else None,
     )
-
-
-def _speedup(
-    spec: JobSpec, candidate: Measurement, baseline: Measurement | None, blocks: tuple[Block, ...]
-) -> tuple[float | None, float | None, float | None]:
-    """(speed-up over the baseline by the job's objective, the low end of its interval, the high end), None without."""
-    found = ratio(spec, blocks, candidate, baseline) if baseline else None
-    return found or (None, None, None)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from service.contract.configuration import Configuration
 from service.contract.job import Method
 from service.contract.measurement import Measurement, Outcome
-from service.contract.objective import is_lean, is_slower, ranked, run_seconds, score
+from service.contract.objective import is_slower, minimises_memory, ranked, run_seconds, score
 from service.contract.states import Origin
 from service.contract.task import EarlierTrial, PlanInput, TrialRecord, TrialRequest
 from service.levers import LEVERS, as_fixed
@@ -40,7 +40,7 @@ class View:
         self._number, self._planned = known.next_number + len(new), len(new)
         measured = [one.measurement for one in known.history]
         self.history = [one for one in measured if one.configuration.method == method]
-        self.is_lean = is_lean(known.spec)  # whether the least memory is asked for
+        self.minimises_memory = minimises_memory(known.spec)  # whether the least memory is asked for
         self.good = self._good()
         self.taken = {one.configuration.key for one in measured} | {one.configuration.key for one in self.under_way}
         self.lacks = {name: reason for one in measured for name, reason in one.lacks.items()}
@@ -142,7 +142,7 @@ class View:
         reference, quick = self.baseline(), self.spec.search.verify == "quick"
         confirmed = any(one.configuration.micro_batch_size is None for one in self.good)
         # What takes little memory may be slower than the fastest, as long as it is not slower than the baseline.
-        timed = [reference] if reference and self.is_lean else self.good
+        timed = [reference] if reference and self.minimises_memory else self.good
         return TrialRequest(
             configuration=configuration,
             origin=origin,
@@ -154,7 +154,7 @@ class View:
             seconds_limit=self.budget.trial_limit(configuration, origin),
             expected_seconds=self.budget.expected(configuration),
             best_seconds=min((one.timing.seconds for one in timed if one.timing), default=None),
-            slowest_run_seconds=run_seconds(self.spec, reference) if reference and self.is_lean else None,
+            slowest_run_seconds=run_seconds(self.spec, reference) if reference and self.minimises_memory else None,
             reference_loss=reference.check_loss if reference else None,
             reference_grad_norm=reference.check_grad_norm if reference else None,
             reference_rounded=reference is not None and not precise(reference),

@@ -1,9 +1,14 @@
-"""Runs a verification: finalists and baseline take turns in blocks, then the fastest is proved and soaked."""
+"""Runs a verification: finalists and baseline take turns in blocks, then the fastest is proved and soaked.
+
+Last, in all but a quick one, the fastest takes turns with itself without each of its levers.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 from service.contract.child import EndingKind, Failed, Result, RunBlock, RunReplay, RunSoak
 from service.contract.configuration import Configuration
@@ -52,6 +57,8 @@ class Verifier:
         self._numbers = 0
         self._unsafe, self._may_be_together, self._rested = False, True, False
         self._halfway: list[Measurement] = []  # who still has to run in reverse order
+        self._lowered: dict[str, Measurement] = {}  # those that the soak gave a smaller micro batch
+        self._tentative: set[str] = set()  # the keys of those without a lever, which only tell what it brings
         self.log = ""
 
     def run(self) -> Verification | None:
@@ -112,7 +119,7 @@ class Verifier:
         That tells what each lever brings more surely than trials that are minutes apart. One that brings nothing is
         left out of the answer, once the simpler configuration is proved and soaked itself.
         """
-        from worker.plan.budget import block_seconds
+        from worker.plan.budget import verification_seconds
 
         request, first = self._request, self._first()
         if request.baseline is None or first is None or first is request.baseline:
@@ -120,21 +127,24 @@ class Verifier:
         made = taken_back(self._spec, first.configuration, request.baseline.configuration)
         keys, ran = {one.key for one in made.values()}, {block.key for block in self._blocks}
         others = [one for one in request.taken_back if one.configuration.key in keys - ran]
-        for group in groups(first, others, self._bench.facts):
-            seconds = LEAST_BLOCKS * block_seconds(self._bench.facts, [first, *group])
-            if self._left() < seconds:
-                return
-            self._halfway = []
-            for _ in range(LEAST_BLOCKS):
-                self._run_block(self._halfway or [first, *group])
-                self._numbers += 1
-        self._hold_fastest()
+        self._tentative = {one.configuration.key for one in others}
+        with contextlib.suppress(_Ended):  # what is held already stays the answer
+            for group in groups(first, others, self._bench.facts):
+                # Two blocks, and for one that turns out to be as fast a proof and a soak.
+                if self._left() < verification_seconds(self._spec, self._bench.facts, [*group, first]):
+                    break
+                self._halfway = []
+                for _ in range(LEAST_BLOCKS):
+                    self._run_block(self._halfway or [first, *group])
+                    self._numbers += 1
+            self._hold_fastest()
 
     def _first(self) -> Measurement | None:
-        """The first of the ranking so far, or None where no candidate is stable."""
+        """The first of the ranking so far, at the micro batch that it was soaked at; None where none is stable."""
         request, ranking = self._request, self.judged().ranking
         known = (*([request.baseline] if request.baseline else []), *request.finalists, *request.reserves)
-        return next((one for one in known if ranking and one.configuration.key == ranking[0]), None)
+        found = next((one for one in known if ranking and one.configuration.key == ranking[0]), None)
+        return self._lowered.get(found.configuration.key, found) if found else None
 
     def _baseline_rests(self, finalists: list[Measurement]) -> bool:
         """Whether the slow baseline is left out of this block: every other time in a quick verification.
@@ -198,7 +208,7 @@ class Verifier:
         others = (*request.finalists, *request.reserves, *request.taken_back)
         known = {one.configuration.key: one for one in others}
         known |= {request.baseline.configuration.key: request.baseline} if request.baseline else {}
-        while ranking := self.judged().ranking:
+        while ranking := self._judged(frozenset()).ranking:
             key = ranking[0]
             if isinstance(self._soaks.get(key), Soak):
                 return
@@ -210,7 +220,7 @@ class Verifier:
             if self._unsafe and (lower := lowered(known[key])):
                 again = self._soak(lower)
                 if isinstance(again, Soak):
-                    self._soaks[key] = again
+                    self._soaks[key], self._lowered[key] = again, lower
                     self._time_again(lower)
 
     def _time_again(self, lower: Measurement) -> None:
@@ -221,10 +231,13 @@ class Verifier:
             self._add(lower, number)
 
     def judged(self) -> Verification:
-        """What has run so far comes to."""
+        """What has run so far comes to; of those without a lever, only what is proved and soaked may be first."""
+        return self._judged(self._tentative - {key for key, soak in self._soaks.items() if isinstance(soak, Soak)})
+
+    def _judged(self, unranked: AbstractSet[str]) -> Verification:
         from worker.plan.verdicts import judge  # imported here because worker.plan imports Optuna, which takes a second
 
-        return judge(self._spec, self._request, tuple(self._blocks), self._soaks, self._proofs)
+        return judge(self._spec, self._request, tuple(self._blocks), self._soaks, self._proofs, unranked)
 
     def _held(self) -> bool:
         """Whether a candidate other than the baseline is stable."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from service.contract.configuration import Configuration
 from service.contract.states import Origin
 from worker.plan.acquisition import Acquisition
-from worker.plan.lean import LeanAcquisition
+from worker.plan.least_memory import MemoryAcquisition
 from worker.plan.proposers import Proposal, first_affordable, micro_batches
 from worker.plan.proposers.ablation import kept_for_ablation
 from worker.plan.view import View
@@ -44,7 +44,7 @@ def promising(view: View) -> Iterator[Configuration]:
     and some choices only help in pairs.
     """
     enough = ENOUGH_AGAIN if any(view.repeats(one) for one in view.earlier) else ENOUGH
-    first, acquisition = 2 - len(view.history) % 2, (LeanAcquisition if view.is_lean else Acquisition)(view)
+    first, acquisition = 2 - len(view.history) % 2, (MemoryAcquisition if view.minimises_memory else Acquisition)(view)
     for switches in (first, 3 - first):
         for configuration, promised in acquisition.best(switches):
             if promised < enough and view.good:

@@ -52,7 +52,7 @@ def pending(view: View) -> list[Configuration]:
 def _needs_no_larger(view: View, best: Measurement) -> bool:
     """Whether the least memory is asked for, and the best is far enough ahead of the baseline to stay small."""
     reference = view.baseline()
-    return view.is_lean and (reference is None or pace(view.spec, best) * DRIFT <= pace(view.spec, reference))
+    return view.minimises_memory and (reference is None or pace(view.spec, best) * DRIFT <= pace(view.spec, reference))
 
 
 def neighbours(best: Measurement, limit: int | None) -> list[int]:

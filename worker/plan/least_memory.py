@@ -56,7 +56,7 @@ class MemoryPrior(Prior):
         return np.log(peaks) if np.all(peaks > 0) else -self._feasibility.saved(rows)
 
 
-class LeanAcquisition(Acquisition):
+class MemoryAcquisition(Acquisition):
     """Looks at the same configurations, for the smallest peak."""
 
     _memory: Surrogate | None = None

@@ -42,7 +42,7 @@ def job(spec: Spec) -> JobSpec:
     return spec(search={"objective": "memory", "minutes": 6000, "trials": 20, "verify": "standard"})
 
 
-def lean(job: JobSpec, facts: HardwareFacts, *others: Measurement) -> View:
+def for_memory(job: JobSpec, facts: HardwareFacts, *others: Measurement) -> View:
     records = (record(BASE, Origin.baseline), *map(record, others))
     return View(known(job, facts, records), "lora")
 
@@ -62,7 +62,7 @@ def test_one_percent_is_not_slower(job: JobSpec, spec: Spec) -> None:
 
 def test_the_plan_is_told_what_a_trial_may_take(job: JobSpec, spec: Spec, facts: Facts) -> None:
     """Of the whole run, load included: 3 x 1000 / 64 units of 10 seconds and one second more."""
-    request = lean(job, facts(), FAST).request(configuration(head="chunked"), Origin.search)
+    request = for_memory(job, facts(), FAST).request(configuration(head="chunked"), Origin.search)
     assert request.slowest_run_seconds == pytest.approx(1.0 + 3 * 1000 / 64 * 10)
     assert request.best_seconds == 10.0, "what is slower than the fastest may be the best"
     other = View(known(spec(), facts(), (record(BASE, Origin.baseline), record(FAST))), "lora")
@@ -71,7 +71,7 @@ def test_the_plan_is_told_what_a_trial_may_take(job: JobSpec, spec: Spec, facts:
 
 
 def test_finalists_are_those_of_the_least_peak(job: JobSpec, facts: Facts) -> None:
-    view = lean(job, facts(), FAST, SLIM, TWIN, SLOW)
+    view = for_memory(job, facts(), FAST, SLIM, TWIN, SLOW)
     assert view.score(SLOW) == math.inf and view.best() == TWIN
     assert finalists(view) == [SLIM, TWIN]
     decision = plan(
@@ -90,7 +90,7 @@ def test_a_larger_micro_batch_is_tried_only_to_fall_back_on(
 ) -> None:
     """Where the best may have been measured in a fast minute: blocks may find it slower than the baseline's 10 s."""
     best = measured(configuration(batching="grouped"), seconds, predicted_micro_batch=32, peak_bytes=4 * GIB)
-    assert [one.micro_batch_size for one in pending(lean(job, facts(), best))] == sizes
+    assert [one.micro_batch_size for one in pending(for_memory(job, facts(), best))] == sizes
     fast = View(known(spec(), facts(), (record(BASE, Origin.baseline), record(best))), "lora")
     assert [one.micro_batch_size for one in pending(fast)] == [16, 4], "of time, both"
     alone = View(known(job, facts(), (record(best),)), "lora")
