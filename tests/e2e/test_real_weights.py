@@ -88,7 +88,7 @@ def test_faster_and_as_good(tmp_path: Path, facts: Callable[..., HardwareFacts])
         "training": {"epochs": 1, "learning_rate": 3e-4, "effective_batch_size": 32},
         # A batching that keeps each step's samples: both then take the same steps, and 320 validation samples are
         # enough to compare them.
-        "search": {"minutes": 1.5, "trials": 3, "verify": "quick", "fixed": {"batching": "token-budget"}},
+        "search": {"minutes": 1.25, "trials": 3, "verify": "quick", "fixed": {"batching": "token-budget"}},
         "hardware": {"memory_gib": 4},
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
