@@ -64,13 +64,18 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        tasks = (
-            asyncio.create_task(_every(REAP_SECONDS, lambda: asyncio.to_thread(queue.reap))),
-            asyncio.create_task(_every(PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune, settings.keep_seconds))),
-            asyncio.create_task(_every(SEND_SECONDS, hooks.send)),
+        over = asyncio.Event()
+        chores: tuple[tuple[float, Callable[[], Awaitable[object]]], ...] = (
+            (REAP_SECONDS, lambda: asyncio.to_thread(queue.reap)),
+            (PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune, settings.keep_seconds)),
+            (SEND_SECONDS, hooks.send),
         )
+        tasks = [asyncio.create_task(_every(seconds, work, over)) for seconds, work in chores]
         yield
-        for task in tasks:
+        # A cancelled task leaves its thread alone with a connection that is closed below, so they are waited for.
+        over.set()
+        _, hanging = await asyncio.wait(tasks, timeout=LAST_SECONDS)
+        for task in hanging:
             task.cancel()
         # The end of a job that `dynotune tune` has waited for is told before the control plane ends as well.
         with contextlib.suppress(TimeoutError, SQLAlchemyError):
@@ -110,10 +115,12 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
     return app
 
 
-async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
-    """Do the work again and again, whatever happens: while the database is away, and after a mistake of ours."""
-    while True:
-        await asyncio.sleep(seconds)
+async def _every(seconds: float, work: Callable[[], Awaitable[object]], over: asyncio.Event) -> None:
+    """Do the work again and again until it is over: while the database is away, and after a mistake of ours."""
+    while not over.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), seconds)
+            return
         try:
             await work()
         except SQLAlchemyError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import subprocess
 import threading
@@ -17,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from service import __version__, access, logs
 from service.access import Scope
+from service.api import app
 from service.api.app import _every
 from service.api.watching import EventWatch
 from service.cli import embedded
@@ -150,14 +150,40 @@ def test_the_reaper_outlives_a_mistake() -> None:
         raise ValueError("a mistake")
 
     async def run() -> None:
-        task = asyncio.create_task(_every(0.0, work))
+        over = asyncio.Event()
+        task = asyncio.create_task(_every(0.0, work, over))
         while len(rounds) < 3:
             await asyncio.sleep(0)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        over.set()
+        await task
 
     asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_the_end_waits_for_the_reaper(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread has a connection, which the end of the control plane would otherwise close while it is used."""
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def reap(_: Queue) -> int:
+        begun.set()
+        assert may_end.wait(20)
+        ended.set()
+        return 0
+
+    seen: list[bool] = []
+    close = EventWatch.close
+
+    async def closed(watch: EventWatch) -> None:  # the last that is done before the connections are closed
+        seen.append(ended.is_set())
+        await close(watch)
+
+    monkeypatch.setattr(Queue, "reap", reap)
+    monkeypatch.setattr(EventWatch, "close", closed)
+    monkeypatch.setattr(app, "REAP_SECONDS", 0.01)
+    with here(settings):
+        assert begun.wait(20)
+        threading.Timer(0.2, may_end.set).start()  # while the end waits
+    assert seen == [True]
 
 
 def test_an_estimate_belongs_to_its_owner(locked: TestClient, engine: Engine) -> None:
