@@ -18,6 +18,8 @@ FILES = {
     ("tests/child/test_timing.py", ""): 60,
     ("tests/levers/test_projections.py", ""): 60,
     ("tests/child/test_quantised.py", ""): 60,
+    ("tests/levers/test_offloading.py", ""): 60,
+    ("tests/levers/test_graphs.py", ""): 90,
 }
 PROCESSES = "4"
 
