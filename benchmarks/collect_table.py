@@ -120,9 +120,7 @@ def in_turns(
         RunBlock(workplace=place, spec=spec, candidate=one, block=number, seed=seed, in_turns=True)
         for one in (baseline, *group)
     ]
-    children = Keeper(bench.sandbox, lambda: False, None, None)
-    endings = children.together(asked, [SECONDS] * len(asked))
-    children.close()
+    endings = Keeper(bench.sandbox, lambda: False, None, None).together(asked, [SECONDS] * len(asked))
     blocks = [ending.last.block if isinstance(ending.last, Result) else None for ending in endings]
     seconds = [block.timing.seconds if block and block.timing else math.nan for block in blocks]
     keys = [one.configuration.key for one in group]

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement
-from service.contract.objective import NO_BASELINES, SMALLEST_WITHIN, fastest_first, minimises_memory, pace, ranked
+from service.contract.objective import (
+    NO_BASELINES,
+    SMALLEST_WITHIN,
+    counted_seconds,
+    fastest_first,
+    minimises_memory,
+    ranked,
+)
 from service.contract.recommendation import Instead
 from service.levers import chosen, is_compiled
 
@@ -51,11 +58,11 @@ def instead(
             found.append(_of(spec, aim, f"{which} {meaning}", best, other))
     if minimises_memory(spec):
         quick = next(iter(fastest_first(spec, mine)), best)
-        if pace(spec, quick) * (1 + SMALLEST_WITHIN) < pace(spec, best):
+        if counted_seconds(spec, quick) * (1 + SMALLEST_WITHIN) < counted_seconds(spec, best):
             found.append(_of(spec, FASTEST, "the fastest, whatever memory it takes", best, quick))
         return tuple(found)
     sized = [one for one in mine if one.peak_bytes is not None]
-    slim = min(sized, key=lambda one: (one.peak_bytes, pace(spec, one)), default=None)
+    slim = min(sized, key=lambda one: (one.peak_bytes, counted_seconds(spec, one)), default=None)
     if slim is not None and best.peak_bytes is not None and (slim.peak_bytes or 0) < best.peak_bytes:
         found.append(_of(spec, LEAST_MEMORY, "the one that takes the least memory", best, slim))
     return tuple(found)
@@ -74,7 +81,7 @@ def _of(spec: JobSpec, aim: str, meaning: str, best: Measurement, other: Measure
         levers=other.configuration.levers,
         micro_batch_size=other.micro_batch_size or 1,
         effective_batch_size=other.configuration.effective_batch_size,
-        speed=pace(spec, best) / pace(spec, other),
+        speed=counted_seconds(spec, best) / counted_seconds(spec, other),
         tokens_per_second=other.tokens_per_second,
         peak_bytes=other.peak_bytes,
     )

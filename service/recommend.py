@@ -13,10 +13,10 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome, Verdict, Verification
 from service.contract.objective import (
+    counted_seconds,
     counts_once,
     is_too_slow,
     minimises_memory,
-    pace,
     proven_peak,
     ranked,
     run_seconds,
@@ -216,7 +216,7 @@ def _value(spec: JobSpec, winner: Winner) -> tuple[bool, float]:
     evidence, verdict = winner.evidence, winner.stability.verdict
     if minimises_memory(spec):
         return is_too_slow(evidence.speedup), float(evidence.peak_bytes or math.inf)
-    return False, pace(spec, evidence.measurement, verdict.timing if verdict else None)
+    return False, counted_seconds(spec, evidence.measurement, verdict.timing if verdict else None)
 
 
 def _speedup(
@@ -227,7 +227,7 @@ def _speedup(
     if baseline is None or baseline.timing is None or measurement.timing is None:
         return None, None, None, "the baseline did not run to its end, so there is nothing to compare with"
     ours, theirs = measurement.timing, baseline.timing
-    ratio = pace(spec, baseline) / pace(spec, measurement)
+    ratio = counted_seconds(spec, baseline) / counted_seconds(spec, measurement)
     unsure = (theirs.low / theirs.seconds) * (ours.seconds / ours.high)
     over = (theirs.high / theirs.seconds) * (ours.seconds / ours.low)
     return ratio, ratio * unsure, ratio * over, "single trials, one after the other (not verified)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Timing, Verdict
-from service.contract.objective import minimises_memory, pace
+from service.contract.objective import counted_seconds, minimises_memory
 
 LEAST_STEPS_AN_EPOCH = 50  # with the largest effective batch that is tried or named
 # How many times as large a batch is named. The cost of a micro batch is extrapolated badly beyond twice what was timed.
@@ -46,7 +46,7 @@ def larger_batch(spec: JobSpec, best: Measurement, verdict: Verdict | None = Non
         seconds -= saved
         micro = timing.micro_batch_size
         sources.append(f"a micro batch of {LARGER * micro}, by those of {smaller} and {micro} that were timed")
-    faster = pace(spec, best) / pace(spec, best, timing.model_copy(update={"seconds": seconds}))
+    faster = counted_seconds(spec, best) / counted_seconds(spec, best, timing.model_copy(update={"seconds": seconds}))
     if faster < CLEARLY_FASTER:
         return None
     optimizer, rate = best.configuration.levers["optimizer"], best.configuration.learning_rate

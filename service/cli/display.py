@@ -191,6 +191,7 @@ def result_table(recommendation: Recommendation) -> Table:
         _add_winner(table, method, winner, _costs(price, winner.evidence.run_cost))
     baselines = {method: winner.evidence.baseline for method, winner in recommendation.methods.items()}
     verdicts = {verdict.key: verdict for winner in recommendation.methods.values() for verdict in winner.verdicts}
+    spec = JobSpec.model_validate(recommendation.spec) if price else None
     for one in recommendation.alternatives:
         method = one.configuration.method
         against = baselines.get(method)
@@ -204,8 +205,7 @@ def result_table(recommendation: Recommendation) -> Table:
                 held = "yes" if verdict.soak else "timed only"
                 judged = (ratio, "; ".join((held if verdict.stable else "no", *verdict.reasons)))
             cost = None
-            if price:
-                spec = JobSpec.model_validate(recommendation.spec)
+            if price and spec:
                 cost = price * run_seconds(spec, one, verdict.timing if verdict else None) / 3600
             cells = (*_measured(one, verdict), *_costs(price, cost), *judged)
             table.add_row(f"{method}: {title}", *cells, style="dim")

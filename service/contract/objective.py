@@ -46,7 +46,7 @@ def run_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None =
     return measurement.once_seconds + training_seconds(spec, measurement, timing)
 
 
-def pace(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
+def counted_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
     """The seconds by which the job tells faster from slower, whatever its objective; infinite without a timing."""
     return (run_seconds if counts_once(spec) else training_seconds)(spec, measurement, timing)
 
@@ -57,7 +57,7 @@ def score(spec: JobSpec, measurement: Measurement) -> float:
     What the run costs grows with its seconds, so that seconds order by the cost as well.
     """
     if not minimises_memory(spec):
-        return pace(spec, measurement)
+        return counted_seconds(spec, measurement)
     return float("inf") if measurement.peak_bytes is None else float(measurement.peak_bytes)
 
 
@@ -68,7 +68,7 @@ def is_slower(spec: JobSpec, measurement: Measurement, baseline: Measurement | N
     """
     if not minimises_memory(spec) or baseline is None:
         return False
-    return pace(spec, measurement) > pace(spec, baseline) * (1 + SMALLEST_WITHIN)
+    return counted_seconds(spec, measurement) > counted_seconds(spec, baseline) * (1 + SMALLEST_WITHIN)
 
 
 def is_too_slow(speedup: float | None) -> bool:
@@ -90,7 +90,7 @@ def ranked(
     left: list[Measurement] = []
     for one in measurements:
         (slow if is_slower(spec, one, baselines.get(one.configuration.method)) else left).append(one)
-    left.sort(key=lambda one: (score(spec, one), pace(spec, one), one.configuration.key))
+    left.sort(key=lambda one: (score(spec, one), counted_seconds(spec, one), one.configuration.key))
     most = score(spec, left[0]) * (1 + SMALLEST_WITHIN) if left else 0.0
     count = sum(score(spec, one) <= most for one in left)
     return [*fastest_first(spec, left[:count]), *left[count:], *fastest_first(spec, slow)]
@@ -101,11 +101,11 @@ def fastest_first(spec: JobSpec, measurements: Sequence[Measurement]) -> list[Me
 
     Where the job gives no effective batch, the smallest effective batch within 1% of the fastest comes first.
     """
-    order = sorted(measurements, key=lambda one: (pace(spec, one), one.configuration.key))
+    order = sorted(measurements, key=lambda one: (counted_seconds(spec, one), one.configuration.key))
     if spec.training.effective_batch_size is not None:
         return order
     keys = [str(at) for at in range(len(order))]
-    cost = {key: pace(spec, order[int(key)]) for key in keys}
+    cost = {key: counted_seconds(spec, order[int(key)]) for key in keys}
     sizes = {key: (order[int(key)].configuration.effective_batch_size,) for key in keys}
     return [order[int(key)] for key in smallest_within(keys, cost, sizes)]
 

@@ -193,7 +193,8 @@ class Waterfall(View):
     levers: dict[str, str]
     method: Method
     speedup: float | None = Field(
-        description="Of single trials: the baseline's seconds over the best's; with objective memory, its peak bytes."
+        description="The baseline's seconds over the best's: of the verification's blocks where all factors are of "
+        "blocks, else of single trials. With the objective memory, its peak bytes over the best's."
     )
     contributions: tuple[Contribution, ...]
     together: float | None = Field(

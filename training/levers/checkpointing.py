@@ -84,7 +84,7 @@ def called_through(offloading: Offloading, kind: type) -> type:
 
 def in_host_memory(tensor: torch.Tensor) -> bool:
     """Whether there is nothing to gain from a copy in host memory, as the tensor lies there."""
-    return tensor.device.type == "cpu"
+    return tensor.is_cpu
 
 
 class Offloading:

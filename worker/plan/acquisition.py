@@ -12,7 +12,7 @@ import numpy as np
 
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome
-from service.contract.objective import counts_once, pace, training_seconds
+from service.contract.objective import counted_seconds, counts_once, training_seconds
 from service.levers import as_fixed
 from worker.plan.feasibility import Feasibility, cumulative
 from worker.plan.grid import Floats, Grid, Rows
@@ -40,7 +40,9 @@ class Acquisition:
     """Looks at the configurations around the best so far, and at the one that is expected to be the fastest of all."""
 
     def __init__(self, view: View) -> None:
-        ran = [one for one in view.history if one.outcome is Outcome.ok and math.isfinite(pace(view.spec, one))]
+        ran = [
+            one for one in view.history if one.outcome is Outcome.ok and math.isfinite(counted_seconds(view.spec, one))
+        ]
         waiting = [one.configuration for one in view.under_way if one.configuration.method == view.method]
         seen = [*(one.configuration for one in view.history), *waiting]
         earlier = [one.configuration for one in view.earlier]
@@ -95,7 +97,7 @@ class Acquisition:
         mine = [one for one in mine if as_fixed(view.spec, one.configuration)]
 
         def order(one: Measurement) -> tuple[float, float]:
-            return view.score(one), pace(view.spec, one)
+            return view.score(one), counted_seconds(view.spec, one)
 
         rows = [self._grid.encode(one.configuration) for one in sorted(mine, key=order)[:BEST]]
         self._threshold, self._is_first = 0.0, not rows

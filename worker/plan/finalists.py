@@ -50,9 +50,7 @@ def _simpler(view: View, best: Measurement) -> list[Measurement]:
 
     Blocks tell whether the lever brings anything; if not, the simpler one is recommended.
     """
-    reference = view.baseline_request()
-    taken = taken_back(view.spec, best.configuration, reference.configuration).values() if reference else ()
-    keys = {one.key for one in taken}
+    keys = _keys_without(view, best)
 
     def is_about_as_fast(one: Measurement) -> bool:
         unsure = math.hypot(*(made.timing.log_error for made in (one, best) if made.timing))
@@ -77,16 +75,17 @@ def _other_sizes(view: View, best: Measurement) -> list[Measurement]:
 
 def _taken_back(view: View, finalists: list[Measurement]) -> list[Measurement]:
     """The trials of finalists without one of their levers, for the time that each saves; none in a quick search."""
-    reference = view.baseline_request()
-    if reference is None or view.spec.search.verify == "quick" or view.minimises_memory:
+    if view.spec.search.verify == "quick" or view.minimises_memory:
         return []
-    keys = {
-        made.key
-        for one in finalists
-        for made in taken_back(view.spec, one.configuration, reference.configuration).values()
-    }
-    baseline = view.baseline()
+    keys, baseline = set().union(*(_keys_without(view, one) for one in finalists)), view.baseline()
     return [one for one in view.good if one.configuration.key in keys and one not in finalists and one is not baseline]
+
+
+def _keys_without(view: View, best: Measurement) -> set[str]:
+    """The keys of a configuration without one of its levers each; none without a baseline to take them back to."""
+    reference = view.baseline_request()
+    made = taken_back(view.spec, best.configuration, reference.configuration) if reference else {}
+    return {one.key for one in made.values()}
 
 
 def affordable(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, PROCESS_SPREAD, Block, Measurement
-from service.contract.objective import SMALLEST_WITHIN, minimises_memory, pace, score
+from service.contract.objective import SMALLEST_WITHIN, counted_seconds, minimises_memory, score
 from service.contract.task import VerifyRequest
 
 SURE_WITHIN = 0.05  # half the width of the speed-up's interval at which it is settled
@@ -31,7 +31,9 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
             if (block.key, other.key) != (ours.configuration.key, theirs.configuration.key):
                 continue
             if other.block == block.block and block.timing and other.timing:
-                logs.append(math.log(pace(spec, theirs, other.timing) / pace(spec, ours, block.timing)))
+                logs.append(
+                    math.log(counted_seconds(spec, theirs, other.timing) / counted_seconds(spec, ours, block.timing))
+                )
                 within.append(standard_error(block, other))
                 pairs.append((block, other))
     if not logs:

@@ -23,7 +23,6 @@ UNIT = 0.15  # spread of a choice whose pairs with one of the same spread have a
 STRENGTHS = ((0.8, 0.3, 0.5), (1.3, 0.3, 0.0), (1.3, 0.6, 0.5), (2.0, 0.4, 1.0), (2.0, 0.8, 1.5))
 LEAST_SHARE = 0.01  # of an assumption that is kept
 # Least spread of a choice in pairs and triples: what does nothing by itself may still do something with another.
-# The likelihood of what was not yet measured, on 48 synthetic surfaces other than the committed ones, is highest there.
 INTERACTING = 0.1
 ALIKE = 0.5  # correlation of two choices of one lever: what leaves the baseline's choice tends to do the same
 FAMILY = 0.85  # correlation of two choices of one family, such as two kinds of autocast

@@ -52,7 +52,7 @@ MOST_MESSAGE_BYTES = 64 << 20
 ABORTED_WITHOUT_MEMORY = re.compile(r"memory allocation of \d+ bytes failed")
 FINAL = ("result", "out_of_memory", "failed")
 # What leaves CUDA alone, as tests/runner/test_preload.py holds it to. On a GPU without peft and bitsandbytes: importing
-# them initialises CUDA, after which a forked child cannot use it. Most of what they take, inductor is loaded for.
+# them initialises CUDA, after which a forked child cannot use it. Most of what their imports take is inductor's.
 PRELOAD = (
     "torch",
     "transformers",

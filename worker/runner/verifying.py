@@ -141,10 +141,14 @@ class Verifier:
 
     def _first(self) -> Measurement | None:
         """The first of the ranking so far, at the micro batch that it was soaked at; None where none is stable."""
-        request, ranking = self._request, self.judged().ranking
-        known = (*([request.baseline] if request.baseline else []), *request.finalists, *request.reserves)
-        found = next((one for one in known if ranking and one.configuration.key == ranking[0]), None)
-        return self._lowered.get(found.configuration.key, found) if found else None
+        ranking = self.judged().ranking
+        return {**self._known(), **self._lowered}[ranking[0]] if ranking else None
+
+    def _known(self) -> dict[str, Measurement]:
+        """All that may run, by their keys."""
+        request = self._request
+        every = (*request.finalists, *request.reserves, *request.taken_back, request.baseline)
+        return {one.configuration.key: one for one in every if one is not None}
 
     def _baseline_rests(self, finalists: list[Measurement]) -> bool:
         """Whether the slow baseline is left out of this block: every other time in a quick verification.
@@ -204,10 +208,7 @@ class Verifier:
         A candidate whose soak ran out of memory, or came close to that, is soaked again at a smaller micro batch. The
         baseline is what the others are compared with, so it is only soaked.
         """
-        request = self._request
-        others = (*request.finalists, *request.reserves, *request.taken_back)
-        known = {one.configuration.key: one for one in others}
-        known |= {request.baseline.configuration.key: request.baseline} if request.baseline else {}
+        request, known = self._request, self._known()
         while ranking := self._judged(frozenset()).ranking:
             key = ranking[0]
             if isinstance(self._soaks.get(key), Soak):

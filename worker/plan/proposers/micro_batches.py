@@ -10,7 +10,7 @@ import math
 
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement
-from service.contract.objective import pace
+from service.contract.objective import counted_seconds
 from service.contract.states import Origin
 from service.levers.batching import BUDGETED, ROWS
 from service.levers.optimizer import WHOLE_STEP
@@ -52,7 +52,9 @@ def pending(view: View) -> list[Configuration]:
 def _needs_no_larger(view: View, best: Measurement) -> bool:
     """Whether the least memory is asked for, and the best is far enough ahead of the baseline to stay small."""
     reference = view.baseline()
-    return view.minimises_memory and (reference is None or pace(view.spec, best) * DRIFT <= pace(view.spec, reference))
+    return view.minimises_memory and (
+        reference is None or counted_seconds(view.spec, best) * DRIFT <= counted_seconds(view.spec, reference)
+    )
 
 
 def neighbours(best: Measurement, limit: int | None) -> list[int]:
