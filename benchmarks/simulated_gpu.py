@@ -23,16 +23,16 @@ from benchmarks.surfaces.lengths import Lengths
 from benchmarks.surfaces.mechanistic import surface
 from benchmarks.surfaces.policies import searched
 from benchmarks.surfaces.workers import H200, RTX_4090
+from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Measurement
-from service.contract.task import LEAST_SOAK_SECONDS, PlanInput, VerifyRequest
+from service.contract.task import LEAST_SOAK_SECONDS, PlanInput, VerifyRequest, block_passes, keeps_process
 from worker.child.measure import unit_size
 from worker.child.soak import STEPS as SOAK_STEPS
 from worker.plan.proof import STEPS as PROOF_STEPS
+from worker.runner.together import fit_together
 
-WARM_UP = 1  # pass over the unit, in which every shape is called for the first time
 REPLAYS = 4  # of a proof: the candidate's, the reference's, and two that tell the job's own noise
-BLOCKS = 2  # of candidates that take turns: on a quiet GPU two settle which is faster
-PASSES = WARM_UP + 1  # of the unit, in a block
+BLOCKS = 2  # on a quiet GPU two settle which is faster
 GPUS = {"24gib": (RTX_4090, "4090"), "139gib": (H200, "h200")}
 # Name -> (task, method, model, the lengths of its rows, minutes, what else the job says of training).
 LONG = Lengths(700, 0.8, 4096, 20_000)
@@ -53,7 +53,7 @@ def build(name: str, seed: int, verify: str) -> Analytic:
     made = surface(name, device, model, facts, task, method, lengths, **training)
     search = {"trials": 1000, "minutes": minutes, "verify": verify, "seed": seed}
     made.spec = made.spec.model_copy(update={"search": made.spec.search.model_copy(update=search)})
-    made.unit_samples, made.passes = unit_size(made.spec, made.dataset), WARM_UP + (1 if verify == "quick" else 2)
+    made.unit_samples, made.passes = unit_size(made.spec, made.dataset), 1 if verify == "quick" else 2
     return made
 
 
@@ -62,17 +62,33 @@ def process(one: Measurement) -> float:
     return START + one.load_seconds
 
 
-def verification(request: VerifyRequest, verify: str) -> float:
+def blocks(request: VerifyRequest, facts: HardwareFacts) -> float:
+    """Seconds of the blocks: candidates that fit together take turns, others run one after another and back again.
+
+    A process that is kept trains two blocks (docs/decisions/0028): of those that do not fit together only the last one.
+    """
+    everyone = [*([request.baseline] if request.baseline else []), *request.finalists]
+    units = [one.timing.seconds for one in everyone if one.timing]
+    passes, are_together = block_passes(max(units)), fit_together(everyone, facts)
+    seconds = 0.0
+    for one, unit in zip(everyone, units, strict=True):
+        kept = keeps_process(one) and (are_together or one is everyone[-1])
+        seconds += (1 if kept else BLOCKS) * process(one)
+        seconds += BLOCKS * (passes * unit + one.time_spent["warm-up"])
+    return seconds
+
+
+def verification(request: VerifyRequest, verify: str, facts: HardwareFacts) -> float:
     """Seconds of a verification: blocks of all candidates, the proof of the fastest, and its soak."""
     everyone = [*([request.baseline] if request.baseline else []), *request.finalists]
     best = request.finalists[0]
-    step = best.step_seconds or 0.0
+    step, slowest = best.step_seconds or 0.0, max(one.step_seconds or 0.0 for one in everyone)
     compiling = sum(one.compile_seconds for one in everyone)
-    blocks = BLOCKS * sum(process(one) + PASSES * (one.timing.seconds if one.timing else 0.0) for one in everyone)
-    slowest = max(one.step_seconds or 0.0 for one in everyone)
-    proof = REPLAYS * process(best) + PROOF_STEPS[verify] * (step + (REPLAYS - 1) * slowest) / 4
+    # The candidate's process, and the reference's for each of its replays, or one for all.
+    processes = 2 if best.configuration.method != "full" else REPLAYS
+    proof = processes * process(best) + PROOF_STEPS[verify] * (step + (REPLAYS - 1) * slowest) / 4
     soak = SOAK_STEPS[verify] * step
-    needed = compiling + blocks + proof + process(best)
+    needed = compiling + blocks(request, facts) + proof + process(best)
     # A soak ends with the job's time, but never before it has run for so long.
     return needed + max(LEAST_SOAK_SECONDS, min(soak, request.seconds_limit - needed))
 
@@ -93,7 +109,7 @@ def run(name: str, seed: int, verify: str) -> dict[str, Any]:
         return row | {"regret": math.inf, "minutes": known.elapsed_seconds / 60}
     # Blocks tell finalists apart by their true speed.
     best = min(made.true_score(one.configuration) for one in decision.verify.finalists)
-    seconds = known.elapsed_seconds + verification(decision.verify, verify)
+    seconds = known.elapsed_seconds + verification(decision.verify, verify, made.facts)
     return row | {
         "regret": best / made.best - 1,
         "minutes": seconds / 60,

@@ -145,6 +145,33 @@ def staying(
         asked = order.request
 
 
+def contending(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """A trial on a machine whose pace is in a file: its seconds alone are as slow as that, in turns both are.
+
+    It writes down its process, and when it takes turns. Packed rows die of their second request.
+    """
+    isolate(lifeline, scratch)
+    asked, place = REQUEST.validate_json(request), Path(os.environ["DYNOTUNE_LOCKS"])
+    assert isinstance(asked, RunTrial)
+    batching = asked.trial.configuration.levers["batching"]
+    truth = {"padded": 10.0, "sorted": 9.8, "grouped": 20.0, "token-budget": 5.0}.get(batching, 10.0)
+    alone = measured(asked.trial.configuration, truth * float((place / "pace").read_text()))
+    result = Result(measurement=alone)
+    with (place / "trials").open("a") as trials:
+        trials.write(f"{os.getpid()} {batching}\n")
+    while asked.stays:
+        say(messages, result.model_copy(update={"stays": True}))
+        order = ORDER.validate_json(messages.recv_bytes())
+        assert isinstance(order, Again) and isinstance(order.request, RunBlock) and order.request.in_turns
+        if batching == "packed":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        say(messages, Paused())
+        while not Turn.model_validate_json(messages.recv_bytes()).last:
+            say(messages, Paused())
+        result = Result(block=block(order.request.candidate, truth, order.request.block))
+    say(messages, result)
+
+
 def staying_once(request: bytes, messages: Connection, lifeline: Connection, scratch: str, lock: object) -> None:
     """Dies of the second request that it gets."""
     staying(request, messages, lifeline, scratch, lock, dies_at=1)

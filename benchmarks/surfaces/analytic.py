@@ -22,6 +22,7 @@ from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.task import PlanInput
 from service.levers import LEVERS, circumstances, exclusions
 from service.space import Space, applicable, space, without
+from worker.plan.budget import BEGIN_SECONDS
 from worker.plan.proposers.baseline import baseline
 from worker.plan.space import effective_choices, point
 from worker.plan.view import View
@@ -29,13 +30,14 @@ from worker.plan.view import View
 UNIT_STEPS, PASSES, PROBES = 8, 2, 4
 FRACTION = re.compile(r"\d+\.\d+(?:e[-+]?\d+)?")
 SAMPLED = 64  # combinations whose scores are part of the fingerprint
-START = 6.0  # seconds that a trial's process takes to begin
+START = BEGIN_SECONDS  # that a trial's process takes to begin
 
 
 class Analytic(Surface):
     """A surface that computes its scores. `world.names` is filled in from the job's search space.
 
-    A trial times `unit_samples` in `passes` passes; by default UNIT_STEPS optimizer steps, whatever their size.
+    A trial times `unit_samples` in `passes` passes; by default UNIT_STEPS optimizer steps, whatever their size. Before
+    that it runs one micro batch of each shape.
     """
 
     unit_samples: int | None = None
@@ -185,7 +187,7 @@ class Analytic(Surface):
         seconds = step * self._steps(configuration) * self.noise(configuration, seed)
         peak = int(line.at(micro))
         compiling = float(found.once[0]) - model.load_seconds * (1 + self._loading(configuration))
-        timing = self._timing(configuration, seconds, micro, peak)
+        timing, warmed = self._timing(configuration, seconds, micro, peak)
         probes = tuple(
             Probe(micro_batch_size=one, peak_bytes=int(line.at(one)), seconds=step) for one in sorted({1, micro})
         )
@@ -194,6 +196,7 @@ class Analytic(Surface):
             "load": model.load_seconds,
             "probe": step * PROBES / max(1, effective // max(1, micro)) + 1.0,
             "compile": compiling,
+            "warm-up": seconds * warmed,
             "timing": seconds * self.passes,
         }
         values |= {
@@ -220,12 +223,13 @@ class Analytic(Surface):
         }
         return Measurement(**values)
 
-    def _timing(self, configuration: Configuration, seconds: float, micro: int, peak: int) -> Timing:
-        tokens, waiting = observed(self.world, self.arranged, *self.indices(configuration), micro)
+    def _timing(self, configuration: Configuration, seconds: float, micro: int, peak: int) -> tuple[Timing, float]:
+        """(the timing, the share of the unit that runs before it)."""
+        tokens, waiting, warmed = observed(self.world, self.arranged, *self.indices(configuration), micro)
         effective = configuration.effective_batch_size
         steps = self._steps(configuration)
         real = int(self.dataset.tokens / self.dataset.rows * effective * steps)
-        return Timing(
+        timing = Timing(
             micro_batch_size=micro,
             seconds=seconds,
             low=seconds * 0.99,
@@ -240,6 +244,7 @@ class Analytic(Surface):
             clean_share=1.0,
             largest_share_of_others=0.0,
         )
+        return timing, warmed if self.facts.has_own_memory else 0.0
 
     def _steps(self, configuration: Configuration) -> int:
         """The optimizer steps of the work unit."""

@@ -16,6 +16,8 @@ BATCHING = LEVERS["batching"].names
 PADDING = LEVERS["padding"].names
 ACROSS = 8  # steps over which `grouped` sorts
 DRAWS = 4  # groups of that many steps that are simulated
+UNIT_SAMPLES = 64  # of a work unit, by about which the share of its shapes is counted
+ROWS = ("packed", "packed-global")
 MULTIPLES = {"longest": 1, "multiple-8": 8, "multiple-64": 64}
 
 
@@ -60,7 +62,8 @@ class Arranged:
     """A step by (batching, padding, micro batch of MICROS, effective batch): means over simulated steps.
 
     `micros` counts micro batches, `tokens` what is computed, `squares` the sum of squared rows, which attention under
-    a mask computes. `own` are samples' own squares and `real` their tokens, by effective batch.
+    a mask computes. `own` are samples' own squares and `real` their tokens, by effective batch. `warmed` are the tokens
+    of one micro batch of each shape, as a share of a work unit's.
     """
 
     effectives: tuple[int, ...]
@@ -69,12 +72,13 @@ class Arranged:
     squares: Floats
     own: Floats
     real: Floats
+    warmed: Floats
 
 
 def arrange(lengths: Lengths, effectives: tuple[int, ...]) -> Arranged:
     """Simulate all arrangements."""
     shape = (len(BATCHING), len(PADDING), len(MICROS), len(effectives))
-    micros, tokens, squares = (np.full(shape, np.inf) for _ in range(3))
+    micros, tokens, squares, warmed = (np.full(shape, np.inf) for _ in range(4))
     own, real = np.zeros(len(effectives)), np.zeros(len(effectives))
     for e, effective in enumerate(effectives):
         groups = lengths.draw(effective * ACROSS * DRAWS).reshape(DRAWS, ACROSS, effective)
@@ -84,7 +88,11 @@ def arrange(lengths: Lengths, effectives: tuple[int, ...]) -> Arranged:
                 for p, padding in enumerate(PADDING):
                     found = _step(groups, batching, MULTIPLES.get(padding, 0), min(micro, effective), lengths.longest)
                     micros[b, p, m, e], tokens[b, p, m, e], squares[b, p, m, e] = found
-    return Arranged(effectives, micros, tokens, squares, own, real)
+                    unit = groups[0, : max(1, UNIT_SAMPLES // effective)]
+                    warmed[b, p, m, e] = _warmed(
+                        unit, batching, MULTIPLES.get(padding, 0), min(micro, effective), lengths.longest
+                    )
+    return Arranged(effectives, micros, tokens, squares, own, real, warmed)
 
 
 def _step(
@@ -113,6 +121,23 @@ def _step(
     filled = [_rows(step, longest) / share for step in many]
     found = [(max(1.0, np.ceil(rows / micro)), rows * longest, rows * longest**2) for rows in filled]
     return _means(found)
+
+
+def _warmed(steps: NDArray[np.int64], batching: str, multiple: int, micro: int, longest: int) -> float:
+    """The share of a unit's padded tokens that are in one micro batch of each of its shapes."""
+    if batching in ROWS:
+        return min(1.0, micro * longest / float(steps.sum()))
+    if multiple == 0:
+        return min(1.0, micro / steps.size)
+    if batching in ("token-budget", "padding-free"):
+        return 1.0  # hardly two micro batches have one width
+    if batching != "padded":
+        across = steps if batching == "sorted" else steps.reshape(1, -1)
+        steps = np.sort(across, axis=1).reshape(steps.shape)
+    rows = [step[at : at + micro] for step in steps for at in range(0, steps.shape[1], micro)]
+    tokens = [len(row) * int(-(-row.max() // multiple) * multiple) for row in rows]
+    shapes = {(len(row), width) for row, width in zip(rows, tokens, strict=True)}
+    return sum(width for _, width in shapes) / sum(tokens)
 
 
 def _means(found: list[tuple[float, float, float]]) -> tuple[float, float, float]:

@@ -19,7 +19,6 @@ from benchmarks.surfaces.lengths import BATCHING, MICROS, PADDING, Arranged, Flo
 
 Ints = NDArray[np.int64]
 TOLD = ("varlen", "flash-attention-2", "flash-attention-3")
-ROWS = ("packed", "packed-global")
 KERNELS_A_LAYER, ELEMENTWISE_BYTES = 40, 900.0
 USABLE = 0.95  # of the capacity
 
@@ -129,12 +128,18 @@ def evaluate(world: World, arranged: Arranged, levers: Mapping[str, Ints], effec
 
 def observed(
     world: World, arranged: Arranged, levers: Mapping[str, Ints], effective: Ints, micro: int
-) -> tuple[float, float]:
-    """(tokens that a step of one configuration computes, padding included; seconds of it that wait for batches)."""
+) -> tuple[float, float, float]:
+    """What a trial of one configuration sees beside its seconds.
+
+    (tokens that a step computes, padding included; seconds of it that wait for batches; the share of a work unit that
+    one micro batch of each of its shapes is).
+    """
     batching = BATCHING.index(world.names["batching"][int(levers["batching"][0])])
     padding = PADDING.index(world.names["padding"][int(levers["padding"][0])])
-    tokens = float(arranged.tokens[batching, padding, MICROS.index(micro), int(effective[0])])
-    return tokens, tokens * world.model.collate * float(_fields(world, levers)["stall"][0])
+    at = batching, padding, MICROS.index(micro), int(effective[0])
+    tokens = float(arranged.tokens[at])
+    waiting = tokens * world.model.collate * float(_fields(world, levers)["stall"][0])
+    return tokens, waiting, float(arranged.warmed[at])
 
 
 def hits(

@@ -13,11 +13,13 @@ from optuna.trial import TrialState
 from benchmarks.surfaces.base import Surface
 from benchmarks.surfaces.recipes import recipes
 from service.contract.configuration import Configuration
-from service.contract.measurement import Outcome
+from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import score
-from service.contract.task import PlanDecision, PlanInput, TrialRecord
+from service.contract.task import PlanDecision, PlanInput, TrialRecord, TrialRequest
 from service.levers import LEVERS, circumstances, excluded
 from service.space import Space, applicable, space, without
+from worker.child.curve import HOPELESS
+from worker.child.timing import LEAST_SECONDS
 from worker.plan import plan
 from worker.plan.grid import EFFECTIVE
 from worker.plan.proposers.baseline import baseline
@@ -97,7 +99,7 @@ def searched(known: PlanInput, surface: Surface, seed: int, trials: float = math
         if not decision.trials or len(known.history) >= trials:
             return known, decision
         records = tuple(
-            TrialRecord(request=request, measurement=surface.measure(request.configuration, seed))
+            TrialRecord(request=request, measurement=_given_up(surface.measure(request.configuration, seed), request))
             for request in decision.trials
         )
         spent = sum(sum(one.measurement.time_spent.values()) for one in records)
@@ -108,6 +110,14 @@ def searched(known: PlanInput, surface: Surface, seed: int, trials: float = math
                 "elapsed_seconds": known.elapsed_seconds + spent,
             }
         )
+
+
+def _given_up(measured: Measurement, request: TrialRequest) -> Measurement:
+    """The measurement, whose trial took less time where the worker gives up what is clearly slower."""
+    seconds = measured.timing.seconds if measured.timing else 0.0
+    if request.best_seconds is None or seconds <= HOPELESS * request.best_seconds:
+        return measured
+    return measured.model_copy(update={"time_spent": {**measured.time_spent, "timing": min(seconds, LEAST_SECONDS)}})
 
 
 def dynotune(surface: Surface, trials: int, seed: int) -> list[Configuration]:

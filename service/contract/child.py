@@ -54,6 +54,7 @@ class RunTrial(Contract):
     trial: TrialRequest
     known: tuple[Probe, ...] = ()
     only_probe: bool = Field(default=False, description="Find the largest micro batch and time nothing.")
+    stays: bool = Field(default=False, description="Wait for blocks in turns after the trial, on its model as it is.")
 
 
 class RunBlock(Contract):
@@ -212,7 +213,8 @@ class Turn(Contract):
 class Again(Contract):
     """An order to a child that stays: carry out another request, which trains the same model from its beginning.
 
-    It differs from the one before in the seed, the learning rate and what is trained only.
+    It differs from the one before in the seed, the learning rate and what is trained only. A trial's child takes blocks
+    in turns, and trains its model on as it is.
     """
 
     kind: Literal["again"] = "again"

@@ -105,7 +105,10 @@ class Timing(Contract):
     tokens: int
     padded_tokens: int
     steps: int
-    passes: int
+    passes: int = Field(description="Whole passes over the unit; none where a clearly slower trial was given up.")
+    timed_share: float = Field(
+        default=1.0, description="Share of the unit that was timed; the rest of `seconds` is predicted by its shapes."
+    )
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
     waiting_seconds: float = Field(default=0.0, description="The part of `seconds` spent waiting for data.")

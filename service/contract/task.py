@@ -72,6 +72,15 @@ def block_passes(slowest: float) -> int:
     return min(MOST_BLOCK_PASSES, max(1, math.ceil(LEAST_BLOCK_SECONDS / slowest)))
 
 
+def keeps_process(candidate: Measurement) -> bool:
+    """Whether a process should train two blocks: its adapter can be drawn anew, and loading takes longer than a block.
+
+    Elsewhere a process of its own for each block costs little, and tells more of how processes differ.
+    """
+    is_slow = candidate.timing is not None and candidate.load_seconds > candidate.timing.seconds
+    return is_slow and candidate.configuration.method != "full"
+
+
 class VerifyRequest(Contract):
     """The payload of a verification: baseline and finalists with their measured micro batches."""
 

@@ -17,7 +17,7 @@ from service.contract.measurement import Probe
 from service.contract.states import ProbePhase
 from tests.child import tiny
 from training.errors import TrainingError
-from worker.child import probe, soak
+from worker.child import probe, soak, timing
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle
 from worker.child.timing import Unit, time_unit
@@ -112,6 +112,34 @@ def test_a_device_that_waits_for_the_host_is_timed_as_it_is(unit: Make, running:
     began = device.host
     made.run()
     assert made.timing().seconds == pytest.approx(device.host - began, rel=0.05)
+
+
+def test_what_is_clearly_slower_is_given_up_and_the_rest_is_predicted(
+    unit: Make, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit of 20 micro batches of other lengths, of which a quarter is timed before it may be given up."""
+
+    def timed(most_seconds: float | None) -> Unit:
+        made = unit(PLAIN)
+        made.micro, made.plan = 2, plan_of(made.bundle, list(range(40)), 2)
+        made.most_seconds = most_seconds
+        running(made)
+        warm(made)
+        assert made.run()
+        return made
+
+    whole = timed(None)
+    truth = whole.timing()
+    monkeypatch.setattr(timing, "LEAST_SECONDS", truth.seconds / 4)
+    assert not timed(1.02 * truth.seconds).was_given_up, "it is not slower than that"
+    made = timed(0.95 * truth.seconds)
+    found = made.timing()
+    assert made.was_given_up and found.passes == 0 and 0.2 < found.timed_share < 0.6 and truth.timed_share == 1.0
+    assert found.seconds == pytest.approx(truth.seconds, rel=0.02)
+    assert found.update_seconds == pytest.approx(truth.update_seconds, rel=0.02)
+    same = ("samples", "tokens", "padded_tokens", "steps")
+    assert [getattr(found, name) for name in same] == [getattr(truth, name) for name in same]
+    assert len(made.losses) < len(whole.losses)
 
 
 @pytest.mark.parametrize("kind", ["others", "throttled"])

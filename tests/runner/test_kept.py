@@ -12,10 +12,11 @@ import pytest
 from service.contract.child import EndingKind, Result, RunBlock, RunReplay, RunSoak, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
+from service.contract.task import keeps_process
 from tests.child import tiny
 from tests.conftest import ROOT
 from tests.factory import configuration, measured
-from worker.runner.kept import Keeper, worth_keeping
+from worker.runner.kept import Keeper
 from worker.runner.main import environment
 from worker.runner.sandbox import Sandbox
 
@@ -169,7 +170,7 @@ def test_a_real_child_replays_again_what_a_fresh_one_replays(monkeypatch: pytest
 
 def test_only_an_adapter_whose_model_takes_longer_to_load_than_a_block_is_kept() -> None:
     large = measured(configuration(), 10.0, load_seconds=60.0)
-    assert worth_keeping(large)
-    assert not worth_keeping(large.model_copy(update={"load_seconds": 5.0}))
-    assert not worth_keeping(measured(configuration("full"), 10.0, load_seconds=60.0))
-    assert not worth_keeping(large.model_copy(update={"timing": None}))
+    assert keeps_process(large)
+    assert not keeps_process(large.model_copy(update={"load_seconds": 5.0}))
+    assert not keeps_process(measured(configuration("full"), 10.0, load_seconds=60.0))
+    assert not keeps_process(large.model_copy(update={"timing": None}))

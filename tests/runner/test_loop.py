@@ -122,7 +122,7 @@ def test_a_mistake_in_the_plan_ends_its_task_and_the_worker_goes_on(
 def test_an_error_of_the_heartbeat_ends_the_task_with_its_reason(
     work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(*args: Any) -> tuple[None, str]:
+    def measure(*args: Any, **_: Any) -> tuple[None, str]:
         ended = args[5]
         for _ in range(1000):  # until the lease says so, as a child's sandbox does; 10 s at most
             if ended():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,8 @@ GIB = 2**30
 
 def ended(ending: Ending, line: MemoryLine | None = None) -> Measurement:
     """The measurement of a trial whose only child ends that way."""
-    sandbox: Any = SimpleNamespace(run=lambda *_: ending)
+    child = SimpleNamespace(watch=lambda *_: ending)
+    sandbox: Any = SimpleNamespace(started=lambda *_: contextlib.nullcontext(child))
     facts: Any = SimpleNamespace(has_own_memory=False)
     place = Workplace(device="cpu", data_roots=(), hub_cache=Path())
     trial = TrialRequest(configuration=configuration(), origin=Origin.recipe, number=2, memory_line=line)

@@ -11,11 +11,11 @@ import copy
 import gc
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from service.contract.child import ChildMessage, Order, Result, RunBlock, RunReplay, Turn
+from service.contract.child import Again, ChildMessage, Order, Result, RunBlock, RunReplay, Turn
 from training.errors import TrainingError
 from training.step import gradient_scaler
 from worker.child.block import run_block
@@ -31,19 +31,13 @@ def serve(
     request: RunBlock | RunReplay, device: Device, tell: Callable[[ChildMessage], None], hear: Callable[[], Order]
 ) -> Result:
     """Carry out the request and those that are ordered after it; the result of the last. Errors pass through."""
-
-    def turn() -> Turn:
-        order = hear()
-        assert isinstance(order, Turn), "a child in the middle of a block takes turns only"
-        return order
-
     bundle = build(request.spec, request.candidate.configuration, device, request.workplace, request.seed)
     if bundle.compiled:
         bundle.compile()
     first, marks = request, frozen(bundle.model)
     while True:
         if isinstance(request, RunBlock):
-            block = run_block(request, bundle, tell, turn)
+            block = run_block(request, bundle, tell, lambda: _turn(hear))
             if isinstance(first, RunBlock) and first.block != request.block:
                 block = block.model_copy(update={"process": first.block})
             result = Result(block=block)
@@ -56,6 +50,27 @@ def serve(
         assert not isinstance(order, Turn), "a child between two requests takes no turns"
         request = order.request
         reset(bundle, request)
+
+
+def take_turns(
+    result: Result, bundle: Bundle, tell: Callable[[ChildMessage], None], hear: Callable[[], Order]
+) -> NoReturn:
+    """Tell a trial's result, then take turns with other children as often as that is ordered, until the worker ends it.
+
+    Only seconds are asked for, so that the model is trained on as it is.
+    """
+    while True:
+        tell(result.model_copy(update={"stays": True}))
+        order = hear()
+        assert isinstance(order, Again) and isinstance(order.request, RunBlock), "a trial's child takes turns only"
+        result = Result(block=run_block(order.request, bundle, tell, lambda: _turn(hear)))
+
+
+def _turn(hear: Callable[[], Order]) -> Turn:
+    """The next turn of a block."""
+    order = hear()
+    assert isinstance(order, Turn), "a child in the middle of a block takes turns only"
+    return order
 
 
 def can_reset(bundle: Bundle) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from service.levers.batching import BUDGETED, PACKED
-from training.batches import arranged
+from training.batches import arranged, padded_width
 from training.errors import TrainingError
+from training.recipe import Recipe
 from training.samples import MicroBatch, Step
 from worker.child.build import Bundle
 
@@ -54,3 +55,9 @@ def accumulation(plan: Sequence[Step]) -> int:
 def padded_tokens(batch: MicroBatch, lengths: Sequence[int]) -> tuple[int, int]:
     """(rows, tokens of the longest row) of a micro batch: the padded shape that the device computes."""
     return len(batch), max(sum(lengths[sample] for sample in row) for row in batch)
+
+
+def shape_of(batch: MicroBatch, lengths: Sequence[int], recipe: Recipe) -> tuple[int, int]:
+    """(rows, width) of a micro batch as the model gets it, the recipe's rounding of widths included."""
+    rows, longest = padded_tokens(batch, lengths)
+    return rows, padded_width(longest, recipe)

@@ -23,7 +23,9 @@ from worker.child.probe import Tell
 from worker.child.timing import Unit, time_unit
 from worker.child.warmup import warm
 
-CLEARLY_SLOWER = 1.25  # times the seconds of the search's best trial: such a trial is not timed a second time
+# Times the seconds of the search's best trial: what is slower is not timed a second time; what is that slow is given up
+# in its first pass, as soon as LEAST_SECONDS of it (worker/child/timing.py) tell that.
+CLEARLY_SLOWER, HOPELESS = 1.25, 1.4
 # Another size is timed if its predicted seconds are at most this share of the best size's. A full search asks for 2%
 # (docs/decisions/0004); a quick search asks for more, since the pass that times the size must pay for itself.
 WORTH_TRYING, WORTH_TRYING_QUICKLY = 0.98, 0.8
@@ -109,7 +111,8 @@ class Curve:
         limit = self._request.best_seconds
         if limit is not None and best.timing().seconds > CLEARLY_SLOWER * limit:
             than = "the baseline" if self._minimises_memory else "the best so far"
-            self.notes.append(f"Clearly slower than {than}, so it was timed once only.")
+            until = "once only" if best.passes else f"until {best.timed_share:.0%} of the work unit told that"
+            self.notes.append(f"Clearly slower than {than}, so it was timed {until}.")
         elif best.passes < self._request.passes:
             self._tell(Progress(text=f"timing micro batch {best.micro} again"))
             time_unit(best, passes=self._request.passes, extra=1, deadline=self._deadline)
@@ -144,6 +147,8 @@ class Curve:
         if worst is None:
             probe.fits(bundle, size)
         unit = Unit(bundle, size, plan_of(bundle, self._samples, size))
+        if self._request.best_seconds is not None:
+            unit.most_seconds = HOPELESS * self._request.best_seconds
         warm(unit, self._deadline)
         self.warm_seconds += time.perf_counter() - began
         if not unit.run(self._deadline):

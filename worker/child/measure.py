@@ -87,21 +87,24 @@ def run_trial(
     tell: Tell,
     known: tuple[Probe, ...] = (),
     only_probe: bool = False,
+    built: list[Bundle] | None = None,
 ) -> Measurement:
     """Measure one configuration. Errors pass through.
 
     After an out-of-memory error, the last message `probe_started` tells the worker which size was running. `known`
     are the probes of earlier children of this trial, those that ran out of memory included. With `only_probe` nothing
-    is timed: the answer is the largest micro batch and the memory line.
+    is timed: the answer is the largest micro batch and the memory line. The model and its data are put into `built`.
     """
     spent, started = Spent(), time.perf_counter()
     tell(Progress(text="loading"))
     used_before = device.used_by_others()
     bundle = build(spec, request.configuration, device, workplace, spec.training.seed)
+    if built is not None:
+        built.append(bundle)
     spent.phases |= {"data": bundle.data_seconds, "load": bundle.load_seconds}
     spent.phase("build")
     spent.phases["build"] -= bundle.data_seconds + bundle.load_seconds
-    facts = built(bundle, device, used_before)
+    facts = told(bundle, device, used_before)
     tell(facts)
     notes: list[str] = []
     unit = unit_of(spec, bundle.data, spec.training.seed)
@@ -194,7 +197,7 @@ def _evaluation_batch(spec: JobSpec, largest: int, micro: int, apart: bool) -> i
     return min(found, micro) if minimises_memory(spec) else found
 
 
-def built(bundle: Bundle, device: Device, used_before: int) -> Built:
+def told(bundle: Bundle, device: Device, used_before: int) -> Built:
     """What a trial can tell once its model and its data are there."""
     every, trained = parameter_counts(bundle.model)
     return Built(

@@ -22,6 +22,7 @@ from service.contract.measurement import Slice, Timing
 from training.batches import Prepared
 from training.samples import Step
 from worker.child import sizes, steps
+from worker.child.arrange import shape_of
 from worker.child.build import Bundle
 from worker.child.turns import Turns
 
@@ -162,6 +163,8 @@ class Unit:
     waits: dict[int, list[float]] = field(default_factory=dict)
     clocks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     turns: Turns | None = None
+    most_seconds: float | None = None  # of the unit: its first pass is given up once it is expected to take longer
+    was_given_up: bool = False
     turned: list[tuple[int, tuple[int, int], float]] = field(default_factory=list)
     passes: int = 0
     peak_bytes: int | None = None
@@ -172,6 +175,8 @@ class Unit:
 
     def run(self, deadline: float | None = None) -> bool:
         """Train one pass over the unit; False when the deadline (of time.perf_counter) cut it short.
+
+        The first pass ends early, too, where the unit is expected to take longer than `most_seconds`.
 
         As in a real run, the next step's batches are prepared while the device computes. A pass begins with the first
         step's batches ready and, to cost the same, prepares them again during its last step. The device is waited for
@@ -202,6 +207,9 @@ class Unit:
                         self.turns.pause()
                         before = None
                     window = Window([(0, device.neighbours())], time.perf_counter())
+                    if self._is_hopeless():
+                        self.was_given_up = True
+                        return True
         self._settle(window, before)
         self.passes += 1
         return True
@@ -264,18 +272,47 @@ class Unit:
                 self.pieces.add(mark.piece, seconds, share)
                 self.turned.append((mark.turn, mark.piece, seconds))
 
+    def _is_hopeless(self) -> bool:
+        """Whether enough of the first pass is timed to expect that the unit takes longer than is worth timing it."""
+        if self.most_seconds is None or self.passes or self.pieces.seconds() < LEAST_SECONDS:
+            return False
+        return sum(map(statistics.median, self._pieces().values())) > self.most_seconds
+
+    def _pieces(self) -> dict[tuple[int, int], list[float]]:
+        """Each piece's timings; where the first pass has not reached a piece, the seconds that its shape predicts."""
+        timed = self.pieces.best()
+        if len(timed) == self.piece_count():
+            return timed
+        model, update = sizes.cost_model(self.shapes()), statistics.fmean(self._updates())
+        found = {}
+        for number in range(len(self.plan)):
+            expected = sizes.predicted(model, [(*shape, 0.0) for shape in self._shapes_of(number)])
+            for at, seconds in enumerate([*expected, update]):
+                found[number, at] = timed.get((number, at), [seconds])
+        return found
+
+    def _shapes_of(self, number: int) -> list[tuple[int, int]]:
+        """The shapes of a step's micro batches, as they ran, or else as they would."""
+        lengths, recipe = self.bundle.data.lengths, self.bundle.recipe
+        return self.shapes_of.get(number) or [shape_of(micro, lengths, recipe) for micro in self.plan[number]]
+
+    @property
+    def timed_share(self) -> float:
+        """The share of the unit's pieces that have a timing."""
+        return len(self.pieces.best()) / self.piece_count()
+
     def piece_count(self) -> int:
         """How many pieces (micro batches and updates) the unit has."""
         return sum(len(step) + 1 for step in self.plan)
 
     def timing(self) -> Timing:
         """The timing of the unit from the passes so far."""
-        seconds, low, high = interval(self.pieces.best(), self._away())
+        seconds, low, high = interval(self._pieces(), self._away())
         lengths = self.bundle.data.lengths
         samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
-        shapes = [shape for shapes in self.shapes_of.values() for shape in shapes]
+        shapes = [shape for number in range(len(self.plan)) for shape in self._shapes_of(number)]
         clocks = [clock for clock, _ in self.clocks]
-        waited = sum(statistics.median(waits) for waits in self.waits.values())
+        waited = statistics.fmean(statistics.median(waits) for waits in self.waits.values()) * len(self.plan)
         return Timing(
             micro_batch_size=self.micro,
             seconds=seconds,
@@ -286,8 +323,9 @@ class Unit:
             padded_tokens=sum(rows * width for rows, width in shapes),
             steps=len(self.plan),
             passes=self.passes,
+            timed_share=self.timed_share,
             waiting_seconds=waited,
-            update_seconds=max(0.0, sum(self._updates()) - waited),
+            update_seconds=max(0.0, statistics.fmean(self._updates()) * len(self.plan) - waited),
             peak_bytes=self.peak_bytes,
             reserved_bytes=self.reserved_bytes,
             retries=self.retries,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import time
 
-from training.batches import padded_width
 from training.samples import MicroBatch
 from worker.child import probe, steps
-from worker.child.arrange import padded_tokens
+from worker.child.arrange import shape_of
 from worker.child.timing import Unit
 
 
@@ -43,6 +42,5 @@ def _distinct(unit: Unit) -> list[MicroBatch]:
     lengths, recipe = unit.bundle.data.lengths, unit.bundle.recipe
     of_shape: dict[tuple[int, int], MicroBatch] = {}
     for micro in (micro for step in unit.plan for micro in step):
-        rows, longest = padded_tokens(micro, lengths)
-        of_shape.setdefault((rows, padded_width(longest, recipe)), micro)
+        of_shape.setdefault(shape_of(micro, lengths, recipe), micro)
     return [of_shape[shape] for shape in sorted(of_shape, key=lambda one: (-math.prod(one), one))]

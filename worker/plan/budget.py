@@ -11,7 +11,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.states import Origin
-from service.contract.task import LEAST_SOAK_SECONDS, PlanInput, block_passes
+from service.contract.task import LEAST_SOAK_SECONDS, PlanInput, block_passes, keeps_process
 from service.levers import chosen, is_compiled
 from service.tasks import TASKS
 from worker.plan.proof import STEPS, samples_a_step
@@ -138,20 +138,24 @@ def verification_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequen
     keeps = candidates[-1].configuration.method != "full" and not TASKS[spec.task].heads
     held += (HELD_WITH_ADAPTER if keeps else HELD_PROCESSES) * statistics.median(starts) + LEAST_SOAK_SECONDS
     compiling = sum(one.compile_seconds for one in candidates)
-    return compiling + LEAST_BLOCKS * _block_seconds(facts, candidates) + held
+    return compiling + _blocks_seconds(facts, candidates) + held
 
 
-def _block_seconds(facts: HardwareFacts, candidates: Sequence[Measurement]) -> float:
-    """About how many seconds a block of these takes: each loads its model and trains the work unit, often enough."""
-    timed = [one for one in candidates if one.timing]
-    passes = block_passes(max((one.timing.seconds for one in timed if one.timing), default=math.inf))
-    units = [one.timing.seconds * (passes + _warms(one, facts)) for one in timed if one.timing]
-    return sum(units) + sum(map(process_seconds, candidates))
+def _blocks_seconds(facts: HardwareFacts, candidates: Sequence[Measurement]) -> float:
+    """About how many seconds the least number of blocks of these takes: processes that train the unit often enough."""
+    timed = [(one, one.timing.seconds) for one in candidates if one.timing]
+    passes = block_passes(max((seconds for _, seconds in timed), default=math.inf))
+    units = sum(passes * seconds + _warm_seconds(one, seconds, facts) for one, seconds in timed)
+    starts = LEAST_BLOCKS * sum(map(process_seconds, candidates))
+    # The last of a block begins the next one, in the same process where that is worth it.
+    return starts - (process_seconds(candidates[-1]) if keeps_process(candidates[-1]) else 0.0) + LEAST_BLOCKS * units
 
 
-def _warms(candidate: Measurement, facts: HardwareFacts) -> bool:
-    """Whether a block first runs every shape of the unit once, which takes about as long as a pass over it."""
-    return facts.has_own_memory or is_compiled(candidate.configuration.levers)
+def _warm_seconds(candidate: Measurement, unit_seconds: float, facts: HardwareFacts) -> float:
+    """Seconds in which a block first runs every shape of the unit once: as its trial did, in a pass at most."""
+    if not facts.has_own_memory and not is_compiled(candidate.configuration.levers):
+        return 0.0
+    return min(unit_seconds, candidate.time_spent.get("warm-up", unit_seconds))
 
 
 def process_seconds(measured: Measurement) -> float:

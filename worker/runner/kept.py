@@ -11,20 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.contract.child import EndingKind, Result, RunBlock, RunReplay, RunSoak
-from service.contract.measurement import Measurement
 from worker.runner.sandbox import Child, Ending, Sandbox
 from worker.runner.together import take_turns
 
 Request = RunBlock | RunReplay | RunSoak
-
-
-def worth_keeping(candidate: Measurement) -> bool:
-    """Whether a process should train two blocks: its adapter can be drawn anew, and loading takes longer than a block.
-
-    Elsewhere a process of its own for each block costs little, and tells more of how processes differ.
-    """
-    is_slow = candidate.timing is not None and candidate.load_seconds > candidate.timing.seconds
-    return is_slow and candidate.configuration.method != "full"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from service.broker import Broker, BrokerUnavailable
 from service.contract.task import Claim, TaskKind
 from service.errors import Drained, LeaseLost, OtherVersion
 from worker.runner.estimating import answer
+from worker.runner.incumbent import Incumbent
 from worker.runner.lease import Lease
 from worker.runner.lock import DeviceLock
 from worker.runner.measuring import Bench, JobFailed, free_disk_problem, measure
@@ -54,6 +55,7 @@ class Loop:
         self._reaped = 0.0
         self._pruned = -PRUNE_SECONDS
         self._told = ""
+        self._incumbent = Incumbent(self.bench)
 
     def stop(self, now: bool = False) -> None:
         """End the loop after the current task; with `now`, or at the second call, hand that task back unfinished.
@@ -92,7 +94,7 @@ class Loop:
             idle = IDLE_SECONDS[0] if worked else min(idle * 1.6, IDLE_SECONDS[1])
             if not worked:
                 self._stopping.wait(idle * random.uniform(0.7, 1.3))
-        self.lock.release()
+        self._give_up_device()
         self.lock.stop_waiting()
 
     def _leave(self, reason: str) -> None:
@@ -121,18 +123,25 @@ class Loop:
             self._work(claim)
             return True
         # The device is locked before a task is claimed, so that a claimed trial can be measured at once.
-        if not self.lock.acquire():
+        if not self._incumbent.stays and not self.lock.acquire():
             return False
+        claim = None
         try:
             claim = self.broker.claim(self.worker_id, ON_DEVICE)
             if claim is None:
                 return False
             self._work(claim)
         finally:
-            self.lock.release()
+            if claim is None or not self._incumbent.stays or self.lock.awaited():
+                self._give_up_device()
         if self.lock.awaited():
             self._take_turns()
         return True
+
+    def _give_up_device(self) -> None:
+        """End the best trial's process, and leave the device to others."""
+        self._incumbent.close()
+        self.lock.release()
 
     def _take_turns(self) -> None:
         """Leave the device to another worker that waits for it, and run only plans meanwhile."""
@@ -206,9 +215,17 @@ class Loop:
         self._persist(lambda: broker.fetch(claim.spec.dataset.source, self.bench.home / "uploads"))
         if claim.kind is TaskKind.trial:
             measurement, log = measure(
-                self.bench, claim.spec, claim.job_id, claim.request, lease.show, ended, self.lock.fd
+                self.bench,
+                claim.spec,
+                claim.job_id,
+                claim.request,
+                lease.show,
+                ended,
+                self.lock.fd,
+                incumbent=self._incumbent,
             )
             return None if measurement is None else lambda: broker.finish_trial(claim, measurement, log)
+        self._incumbent.close()
         verifier = Verifier(self.bench, claim.spec, claim.job_id, claim.request, lease.show, ended, self.lock.fd)
         verification = verifier.run()
         return None if verification is None else lambda: broker.finish_verify(claim, verification, verifier.log)

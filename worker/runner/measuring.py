@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Probe
 from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
+from worker.runner.incumbent import Contender, Incumbent
 from worker.runner.sandbox import Ending, Sandbox
 
 MOST_CHILDREN = 4  # of one trial: three times, memory may run out and the probe go on in another child
@@ -70,29 +72,40 @@ def measure(
     ended: Callable[[], bool],
     lock_fd: int | None,
     only_probe: bool = False,
+    incumbent: Incumbent | None = None,
 ) -> tuple[Measurement | None, str]:
     """(measurement, log); the measurement is None when `ended` stopped it. JobFailed when no trial of the job can run.
 
-    With `only_probe` the trial finds its largest micro batch and times nothing.
+    With `only_probe` the trial finds its largest micro batch and times nothing. With an `incumbent` a good trial takes
+    turns with the best one so far.
     """
+    stays = incumbent is not None and incumbent.wanted(job_id, spec)
     probes: list[Probe] = []
     log, seen = "", Measurement(configuration=trial.configuration, outcome=Outcome.infeasible)
     for _ in range(MOST_CHILDREN):
         request = RunTrial(
-            workplace=bench.workplace_of(job_id), spec=spec, trial=trial, known=tuple(probes), only_probe=only_probe
+            workplace=bench.workplace_of(job_id),
+            spec=spec,
+            trial=trial,
+            known=tuple(probes),
+            only_probe=only_probe,
+            stays=stays,
         )
-        ending = bench.sandbox.run(
-            request,
-            trial.seconds_limit,
-            lambda message: on_progress(what) if (what := doing(message)) is not None else None,
-            ended,
-            lock_fd,
-            bench.host_cap(spec),
-        )
-        log += ending.log
-        begun, done = _probes(ending)
-        probes += done
-        seen = seen.model_copy(update={**_built(ending), "probes": tuple(probes)})
+        with contextlib.ExitStack() as end:
+            child = end.enter_context(bench.sandbox.started(request, lock_fd))
+            ending = child.watch(
+                trial.seconds_limit,
+                lambda message: on_progress(what) if (what := doing(message)) is not None else None,
+                ended,
+                bench.host_cap(spec),
+            )
+            log += ending.log
+            begun, done = _probes(ending)
+            probes += done
+            seen = seen.model_copy(update={**_built(ending), "probes": tuple(probes)})
+            if incumbent is not None and isinstance(ending.last, Result) and ending.last.stays:
+                contender = Contender(job_id, child, end, _conclude(ending, seen))
+                return incumbent.meet(contender, spec, on_progress, ended), log
         if ending.kind is EndingKind.ended:
             return None, log
         if ending.kind is not EndingKind.out_of_memory or begun is None:

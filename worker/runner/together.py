@@ -40,10 +40,10 @@ def groups(first: Measurement, others: Sequence[Measurement], facts: HardwareFac
     return found
 
 
-def course(timings: Sequence[Timing], micro_batches: Sequence[int]) -> tuple[int, int]:
+def course(timings: Sequence[Timing], micro_batches: Sequence[int], passes: int | None = None) -> tuple[int, int]:
     """(passes, turns) of a block of candidates with these timings and numbers of micro batches a pass."""
     slowest = max(timing.seconds for timing in timings)
-    passes = block_passes(slowest)
+    passes = passes or block_passes(slowest)
     turns = max(LEAST_TURNS, math.ceil(passes * slowest / TURN_SECONDS))
     return passes, max(1, min(turns, passes * min(micro_batches)))
 
@@ -54,13 +54,16 @@ def take_turns(
     limits: Sequence[float],
     ended: Callable[[], bool],
     cap_bytes: int | None,
+    passes: int | None = None,
 ) -> list[Ending]:
     """Run the blocks at the same time, in turns, and say how each child ended.
+
+    Each trains the work unit in so many passes; by default in as many as the slowest needs to be timed long enough.
 
     `start` has a child begin with a request. `limits` are the seconds that each child may take to get ready, and as
     long again for each of its turns. A child that fails is out; the others go on.
     """
-    passes, turns = _course(asked)
+    passes, turns = _course(asked, passes)
     endings: dict[int, Ending] = {}
     children: list[Child] = []
 
@@ -83,8 +86,8 @@ def take_turns(
     return [endings.get(number, Ending(EndingKind.ended)) for number in range(len(asked))]
 
 
-def _course(asked: Sequence[RunBlock]) -> tuple[int, int]:
+def _course(asked: Sequence[RunBlock], passes: int | None) -> tuple[int, int]:
     timed = [request.candidate for request in asked if request.candidate.timing]
     timings = [one.timing for one in timed if one.timing]
     counts = [(one.gradient_accumulation_steps or 1) * one.timing.steps for one in timed if one.timing]
-    return course(timings, counts) if timed else (1, LEAST_TURNS)
+    return course(timings, counts, passes) if timed else (1, LEAST_TURNS)

@@ -15,10 +15,10 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Verification
 from service.contract.replay import Proof
-from service.contract.task import LEAST_SOAK_SECONDS, VerifyRequest
+from service.contract.task import LEAST_SOAK_SECONDS, VerifyRequest, keeps_process
 from service.levers import taken_back
 from service.levers.optimizer import WHOLE_STEP
-from worker.runner.kept import Keeper, worth_keeping
+from worker.runner.kept import Keeper
 from worker.runner.measuring import Bench, JobFailed
 from worker.runner.proving import Prover, failure
 from worker.runner.sandbox import Ending
@@ -257,7 +257,7 @@ class Verifier:
         seed = self._spec.training.seed + 1 + number
         asked = RunBlock(workplace=self._workplace, spec=self._spec, candidate=candidate, block=number, seed=seed)
         # No process trains more than two blocks: how processes differ is told by as many of them as possible.
-        return asked.model_copy(update={"stays": worth_keeping(candidate) and not self._children.keeps_for(asked)})
+        return asked.model_copy(update={"stays": keeps_process(candidate) and not self._children.keeps_for(asked)})
 
     def _soak(self, candidate: Measurement) -> Soak | str:
         """The soak's result, or a sentence that says why it failed."""

@@ -1,0 +1,174 @@
+"""The best trial's process of a search: which trials take turns with it, what that tells, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from service.contract.child import Workplace
+from service.contract.job import JobSpec
+from service.contract.measurement import Measurement
+from service.contract.states import Origin
+from service.contract.task import Claim, TaskKind, TrialClaim, TrialRequest
+from tests.conftest import ROOT
+from tests.factory import configuration
+from tests.runner.test_loop import FakeQueue
+from worker.runner.incumbent import Incumbent
+from worker.runner.lock import DeviceLock
+from worker.runner.loop import Loop
+from worker.runner.measuring import Bench, measure
+from worker.runner.sandbox import Sandbox
+
+
+class Search:
+    """Trials one after another on one device, with the stub tests/stubs.py::contending in their place."""
+
+    def __init__(self, folder: Path, spec: JobSpec, facts: Any) -> None:
+        self.folder, self.spec = folder, spec
+        place = Workplace(device=facts.device, data_roots=(folder,), hub_cache=folder)
+        self.bench = Bench(Sandbox(False, "tests.stubs:contending"), facts, folder, place)
+        self.incumbent = Incumbent(self.bench)
+        self.pace(1.0)
+
+    def pace(self, factor: float) -> None:
+        """From now on a trial alone takes so many times as long."""
+        (self.folder / "pace").write_text(str(factor))
+
+    def trial(self, batching: str, job_id: str = "j") -> Measurement:
+        """What a trial with that batching measured."""
+        request = TrialRequest(configuration=configuration(batching=batching), origin=Origin.search, number=1)
+        found, _ = measure(
+            self.bench,
+            self.spec,
+            job_id,
+            request,
+            lambda _: None,
+            lambda: False,
+            None,
+            incumbent=self.incumbent,
+        )
+        assert found is not None
+        return found
+
+    def alive(self) -> list[str]:
+        """The batchings of the trials whose processes are alive."""
+        rows = [line.split() for line in (self.folder / "trials").read_text().splitlines()]
+        return [batching for pid, batching in rows if psutil.pid_exists(int(pid))]
+
+
+def seconds(found: Measurement) -> float:
+    """Of the unit."""
+    assert found.timing is not None
+    return found.timing.seconds
+
+
+@pytest.fixture
+def search(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spec: Callable[..., JobSpec], facts: Callable[..., Any]
+) -> Iterator[Callable[..., Search]]:
+    """Makes a search of a job with these parts of its description on a device with these facts."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("DYNOTUNE_LOCKS", str(tmp_path))
+    made: list[Search] = []
+
+    def make(memory_gib: float | None = 3, own_memory: bool = False, **parts: Any) -> Search:
+        job = spec(hardware={"memory_gib": memory_gib}, **parts)
+        made.append(Search(tmp_path, job, facts(has_own_memory=own_memory, memory_bytes=64 << 30)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.incumbent.close()
+        one.bench.sandbox.close()
+
+
+@pytest.mark.parametrize("pace", [0.95, 1.06])
+def test_a_close_one_is_told_by_turns_whatever_the_pace_is_meanwhile(
+    search: Callable[..., Search], pace: float
+) -> None:
+    made = search()
+    assert seconds(made.trial("padded")) == 10.0 and made.alive() == ["padded"]
+    made.pace(pace)
+    found = made.trial("sorted")
+    assert seconds(found) == pytest.approx(9.8), "two hundredths faster, whoever else used the machine"
+    assert found.timing is not None and found.timing.low < 9.8 < found.timing.high
+    assert found.notes[-1] == (
+        "Took turns with the best so far: 1.020 times as fast, and by this ratio its seconds are told. "
+        f"Alone it took {pace:.3f} times as long."
+    )
+    assert found.time_spent["turns"] > 0 and made.alive() == ["sorted"], "the faster one stays"
+    again = made.trial("padded")
+    assert seconds(again) == pytest.approx(10.0) and made.alive() == ["sorted"]
+
+
+def test_far_ones_take_no_turns(search: Callable[..., Search]) -> None:
+    made = search()
+    made.trial("padded")
+    assert not made.trial("grouped").notes and made.alive() == ["padded"], "twice as slow"
+    assert not made.trial("token-budget").notes and made.alive() == ["token-budget"], "twice as fast"
+
+
+def test_one_that_fails_in_its_turns_keeps_what_it_measured_alone(search: Callable[..., Search]) -> None:
+    made = search()
+    made.trial("padded")
+    found = made.trial("packed")
+    assert seconds(found) == 10.0 and not found.notes and made.alive() == []
+    assert not made.incumbent.stays
+    made.trial("sorted")
+    assert made.alive() == ["sorted"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{"own_memory": True}, {"memory_gib": None}, {"search": {"objective": "memory"}}],
+    ids=["a GPU's memory is all for the trial", "no cap on the host", "seconds are not what is searched for"],
+)
+def test_nothing_stays_where_it_would_be_in_the_way(search: Callable[..., Search], parts: dict[str, Any]) -> None:
+    made = search(**parts)
+    made.trial("padded")
+    assert made.alive() == [] and not made.incumbent.stays
+
+
+def test_it_ends_for_another_job_and_where_memory_is_too_little_for_two(search: Callable[..., Search]) -> None:
+    made = search()
+    made.trial("padded")
+    assert not made.trial("sorted", "another").notes and made.alive() == ["sorted"]
+    made.incumbent._bench.facts.__dict__["memory_bytes"] = 5 << 30  # the cap of 3 GiB, and 2 that the best one takes
+    assert not made.trial("padded", "another").notes and made.alive() == ["padded"]
+
+
+def test_a_worker_gives_the_device_up_when_nothing_comes_or_another_waits(search: Callable[..., Search]) -> None:
+    """The process holds the device's lock, so that the loop ends it."""
+    made, held = search(), list[bool]()
+    lock, other = (DeviceLock(made.folder / "locks", "cpu-0") for _ in range(2))
+
+    def claim(number: int) -> TrialClaim:
+        request = TrialRequest(configuration=configuration(), origin=Origin.search, number=number)
+        return TrialClaim(task_id=f"t{number}", attempt=1, job_id="j", spec=made.spec, request=request)
+
+    class Queue(FakeQueue):
+        def finish_trial(self, claim: TrialClaim, measurement: Measurement, _log: str) -> None:
+            self.ended[claim.task_id] = measurement
+            if claim.task_id == "t2":
+                assert not other.acquire(), "it waits from now on"
+
+        def claim(self, worker: str, kinds: tuple[TaskKind, ...]) -> Claim | None:
+            if TaskKind.trial in kinds:
+                held.append(queue.loop._incumbent.stays)
+            if self.ended.keys() == {"t1", "t2"} and TaskKind.plan in kinds:
+                assert other.acquire(), "the device is free, and no process of the search is left"
+                assert made.alive() == []
+                other.release()
+            return super().claim(worker, kinds)
+
+    queue = Queue(*map(claim, (1, 2, 3)))
+    queue.loop = Loop(queue, "w", made.bench, lock, 0)  # type: ignore[arg-type]
+    queue.loop.run()
+    assert queue.ended.keys() == {"t1", "t2", "t3"}
+    assert held[:3] == [False, True, False], "between two trials it stays, unless another worker waits"
+    assert made.alive() == [] and lock.acquire()
+    lock.release()
