@@ -48,7 +48,7 @@ LEVER = Lever(
             asked_by=(Asked({"tf32": True}),),
             training_arguments={"tf32": True},
             from_pretrained={"dtype": "float32"},
-            effect=Effect(0.55, 0.25, half=1.1),
+            effect=Effect(0.55, 0.25, half=1.6),
         ),
         Choice(
             "fp32-medium",

@@ -10,6 +10,7 @@ told by the likelihood of the measurements: several assumptions are kept, each w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +20,6 @@ from worker.plan.prior import Prior
 
 LEVEL = 1.0  # standard deviation of the level that all configurations share
 UNIT = 0.15  # spread of a choice whose pairs with one of the same spread have a spread of `pairs` x UNIT
-# (factor on the catalogue's spreads, how strong pairs are, how much likelier others must make the measurements)
-STRENGTHS = ((0.8, 0.3, 0.5), (1.3, 0.3, 0.0), (1.3, 0.6, 0.5), (2.0, 0.4, 1.0), (2.0, 0.8, 1.5))
 LEAST_SHARE = 0.01  # of an assumption that is kept
 # Least spread of a choice in pairs and triples: what does nothing by itself may still do something with another.
 INTERACTING = 0.1
@@ -30,19 +29,39 @@ TRIPLES = 0.5  # how strong triples are: of the square of pairs' strength
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """The covariance of two configurations' logarithms.
+class Assumption:
+    """A factor on the catalogue's spreads, and how strong pairs are.
 
-    `spread` and `families` are the prior's tables, `pairs` is how strongly choices interact.
+    Measurements count for it only by what they make it likelier than others by more than `against`, a logarithm.
     """
 
-    spread: Floats
-    families: Floats
+    factor: float
     pairs: float
+    against: float
 
-    def between(self, ones: Rows, others: Rows) -> Floats:
-        """The covariances, of shape (ones, others)."""
-        mine, theirs = look_up(self.families, ones)[:, None, :], look_up(self.families, others)[None, :, :]
+
+ASSUMPTIONS = tuple(
+    Assumption(*one) for one in ((0.8, 0.3, 0.5), (1.3, 0.3, 0.0), (1.3, 0.6, 0.5), (2.0, 0.4, 1.0), (2.0, 0.8, 1.5))
+)
+
+
+class Kernels:
+    """The covariances of two configurations' logarithms under several assumptions.
+
+    `spread` and `families` are the prior's tables. What the assumptions have in common is computed once.
+    """
+
+    def __init__(self, spread: Floats, families: Floats, assumptions: Sequence[Assumption]) -> None:
+        self._spread, self._families, self._assumptions = spread, families, assumptions
+        # By factor, and in units of it: the spreads of choices in pairs and triples. What is sure to do nothing alone
+        # does nothing there either.
+        self._interacting = {
+            one.factor: np.where(spread > 0, np.maximum(spread, INTERACTING / one.factor), 0.0) for one in assumptions
+        }
+
+    def between(self, ones: Rows, others: Rows) -> list[Floats]:
+        """The covariances under each assumption, of shape (ones, others)."""
+        mine, theirs = look_up(self._families, ones)[:, None, :], look_up(self._families, others)[None, :, :]
         alike = np.where((mine == theirs) & (mine > 0), FAMILY, ALIKE)
         alike = np.where(ones[:, None, :] == others[None, :, :], 1.0, alike)
 
@@ -50,28 +69,33 @@ class Kernel:
             found: Floats = look_up(spread, ones)[:, None, :] * look_up(spread, others)[None, :, :] * alike
             return found
 
-        return self._sum(shared(self.spread), shared(self._interacting))
+        return self._sums(shared)
 
-    def diagonal(self, rows: Rows) -> Floats:
-        """The variance of each row."""
-        return self._sum(look_up(self.spread, rows) ** 2, look_up(self._interacting, rows) ** 2)
+    def diagonal(self, rows: Rows) -> list[Floats]:
+        """The variance of each row under each assumption."""
+        return self._sums(lambda spread: look_up(spread, rows) ** 2)
 
-    @property
-    def _interacting(self) -> Floats:
-        """The spreads of choices in pairs and triples; what is sure to do nothing does nothing there either."""
-        return np.where(self.spread > 0, np.maximum(self.spread, INTERACTING), 0.0)
+    def _sums(self, shared: Callable[[Floats], Floats]) -> list[Floats]:
+        """Level, single choices, pairs and triples; `shared` gives the variances that columns, the last axis, share.
 
-    def _sum(self, single: Floats, interacting: Floats) -> Floats:
-        """Level, single choices, pairs and triples, from the shared variances of each column, the last axis.
-
-        Those of all pairs and triples follow from power sums (Newton's identities).
+        The sums over all pairs and triples follow from power sums (Newton's identities).
         """
-        first, second, third = ((interacting**power).sum(axis=-1) for power in (1, 2, 3))
-        pairs = (first**2 - second) / 2
-        triples = (first**3 - 3 * first * second + 2 * third) / 6
-        strength = (self.pairs / UNIT) ** 2
-        found: Floats = LEVEL**2 + single.sum(axis=-1) + strength * pairs + (TRIPLES * strength) ** 2 * triples
+        single = shared(self._spread).sum(axis=-1)
+        together = {factor: _pairs_and_triples(shared(spread)) for factor, spread in self._interacting.items()}
+        found = []
+        for one in self._assumptions:
+            (pairs, triples), strength = together[one.factor], (one.pairs * one.factor / UNIT) ** 2
+            interacting = strength * pairs + (TRIPLES * strength / one.factor) ** 2 * triples
+            found.append(LEVEL**2 + one.factor**2 * single + interacting)
         return found
+
+
+def _pairs_and_triples(variances: Floats) -> tuple[Floats, Floats]:
+    """(the sum over all pairs of columns of their product, that over all triples)."""
+    squares = variances * variances
+    first, second = variances.sum(axis=-1), squares.sum(axis=-1)
+    third = np.einsum("...i,...i->...", squares, variances)
+    return (first**2 - second) / 2, (first**3 - 3 * first * second + 2 * third) / 6
 
 
 class Surrogate:
@@ -81,14 +105,14 @@ class Surrogate:
         self._prior, self._rows = prior, rows
         self._level = float(np.mean(values - prior.expected(rows)))
         residuals = values - self._expected(rows)
-        fits = [
-            (_Fit(Kernel(prior.spread * factor, prior.families, pairs / factor), rows, residuals, noise), against)
-            for factor, pairs, against in STRENGTHS
-        ]
-        likelihoods = np.array([fit.likelihood - against for fit, against in fits])
+        kernels = Kernels(prior.spread, prior.families, ASSUMPTIONS)
+        fits = [_Fit(covariance, residuals, noise) for covariance in kernels.between(rows, rows)]
+        likelihoods = np.array([fit.likelihood - one.against for fit, one in zip(fits, ASSUMPTIONS, strict=True)])
         shares = np.exp(likelihoods - likelihoods.max())
         shares = np.where(shares < LEAST_SHARE * shares.sum(), 0.0, shares)
-        self._fits = [(fit, share) for (fit, _), share in zip(fits, shares / shares.sum(), strict=True) if share > 0]
+        kept = [at for at, share in enumerate(shares) if share > 0]
+        self._fits = [(fits[at], shares[at] / shares.sum()) for at in kept]
+        self._kernels = Kernels(prior.spread, prior.families, [ASSUMPTIONS[at] for at in kept])
 
     def _expected(self, rows: Rows) -> Floats:
         return self._level + self._prior.expected(rows)
@@ -96,23 +120,22 @@ class Surrogate:
     def predict(self, rows: Rows) -> tuple[Floats, Floats]:
         """(expected logarithm of the seconds, its standard deviation without a measurement's noise) of each row."""
         mean, square = np.zeros(len(rows)), np.zeros(len(rows))
-        for fit, share in self._fits:
-            across = fit.kernel.between(rows, self._rows)
+        covariances = zip(self._kernels.between(rows, self._rows), self._kernels.diagonal(rows), strict=True)
+        for (fit, share), (across, own) in zip(self._fits, covariances, strict=True):
             expected = across @ fit.weights
             solved = np.linalg.solve(fit.factor, across.T)
-            variance = np.maximum(fit.kernel.diagonal(rows) - (solved**2).sum(axis=0), 1e-10)
+            variance = np.maximum(own - (solved**2).sum(axis=0), 1e-10)
             mean += share * expected
             square += share * (variance + expected**2)
         return self._expected(rows) + mean, np.sqrt(np.maximum(square - mean**2, 1e-10))
 
 
 class _Fit:
-    """A kernel with the Cholesky factor of the measured rows' covariance, and the likelihood of what was measured."""
+    """The Cholesky factor of the measured rows' covariance with their noise, and the likelihood of the measurements."""
 
-    def __init__(self, kernel: Kernel, rows: Rows, residuals: Floats, noise: Floats) -> None:
-        self.kernel = kernel
-        covariance = kernel.between(rows, rows) + np.diag(noise**2)
-        self.factor = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(rows)))
+    def __init__(self, covariance: Floats, residuals: Floats, noise: Floats) -> None:
+        covariance = covariance + np.diag(noise**2)
+        self.factor = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(residuals)))
         half = np.linalg.solve(self.factor, residuals)
         self.weights = np.linalg.solve(self.factor.T, half)
         self.likelihood = float(-0.5 * half @ half - np.log(np.diag(self.factor)).sum())
