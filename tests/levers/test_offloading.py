@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.child import tiny
+from training.errors import TrainingError
 from training.levers import checkpointing
 from training.levers import compile as compiling
 
@@ -270,6 +271,21 @@ def test_a_mask_that_layers_share_stays(machine: Machine) -> None:
             rows = offloading.checkpoint(lambda rows, mask: torch.tanh(rows * mask), rows, mask)
         rows.sum().backward()
     assert machine.log == ["out"] * LAYERS + ["in"] * (LAYERS - 1)
+
+
+@pytest.mark.parametrize("changing", range(LAYERS))
+def test_a_layer_that_changes_its_own_input_is_refused(machine: Machine, changing: int) -> None:
+    """Its copy may be made before the change or after it: whether what is learnt is right would be luck."""
+    offloading = checkpointing.Offloading()
+    weight = torch.ones(4, 4, requires_grad=True)
+    with machine, pytest.raises(TrainingError, match="changes its own input in place"):
+        rows = weight * 2
+        for number in range(LAYERS):
+            if number == changing:
+                rows = offloading.checkpoint(lambda rows: torch.tanh(rows.mul_(0.5)), rows)
+            else:
+                rows = offloading.checkpoint(torch.tanh, rows)
+        rows.sum().backward()
 
 
 @pytest.mark.parametrize("moved", [False, True])

@@ -11,6 +11,8 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from training.errors import TrainingError
+
 
 def checkpointed(model: Any) -> list[Any]:
     """The layers that transformers can checkpoint; ValueError when this model has no such layer."""
@@ -148,6 +150,7 @@ class Kept:
         # Weak, as a step's first would otherwise keep the last of the step before.
         self.before = weakref.ref(before) if before is not None else lambda: None
         self.device, self.stream = tensor.device, stream
+        self.version: int | None = tensor._version  # that is copied; None once the tensor came back
         self.on_device: torch.Tensor | None = tensor
         self.on_host = torch.empty_like(tensor, device="cpu", pin_memory=torch.cuda.is_available())
         self.copy(self.on_host, tensor)
@@ -164,11 +167,18 @@ class Kept:
     def fetch(self) -> torch.Tensor:
         """The tensor on the device, which has to `leave` before it is used; its copy begins if there is none."""
         if self.on_device is None:
+            self.version = None
             self.on_device = torch.empty_like(self.on_host, device=self.device)
             self.copy(self.on_device, self.on_host)
         return self.on_device
 
     def leave(self) -> None:
-        """Have the device wait for the last copy, and forget the tensor there, which others may hold."""
+        """Have the device wait for the last copy, and forget the tensor there, which others may hold.
+
+        TrainingError when its layer has changed it meanwhile, as nobody knows which values were copied.
+        """
+        if self.on_device is not None and self.version not in (None, self.on_device._version):
+            sentence = "a layer of the model changes its own input in place, so that checkpointing cannot offload it"
+            raise TrainingError(sentence, "configuration")
         torch.get_device_module(self.device).current_stream(self.device).wait_event(self.copied)
         self.on_device = None
