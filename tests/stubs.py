@@ -146,7 +146,7 @@ def staying(
 
 
 def contending(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
-    """A trial on a machine whose pace is in a file: its seconds alone are as slow as that, in turns both are.
+    """A trial on a machine whose pace is in a file: its seconds are as slow as that, alone and in turns.
 
     It writes down its process, and when it takes turns. Packed rows die of their second request.
     """
@@ -155,8 +155,11 @@ def contending(request: bytes, messages: Connection, lifeline: Connection, scrat
     assert isinstance(asked, RunTrial)
     batching = asked.trial.configuration.levers["batching"]
     truth = {"padded": 10.0, "sorted": 9.8, "grouped": 20.0, "token-budget": 5.0}.get(batching, 10.0)
-    alone = measured(asked.trial.configuration, truth * float((place / "pace").read_text()))
-    result = Result(measurement=alone)
+
+    def seconds() -> float:
+        return truth * float((place / "pace").read_text())
+
+    result = Result(measurement=measured(asked.trial.configuration, seconds()))
     with (place / "trials").open("a") as trials:
         trials.write(f"{os.getpid()} {batching}\n")
     while asked.stays:
@@ -168,7 +171,7 @@ def contending(request: bytes, messages: Connection, lifeline: Connection, scrat
         say(messages, Paused())
         while not Turn.model_validate_json(messages.recv_bytes()).last:
             say(messages, Paused())
-        result = Result(block=block(order.request.candidate, truth, order.request.block))
+        result = Result(block=block(order.request.candidate, seconds(), order.request.block))
     say(messages, result)
 
 

@@ -18,7 +18,7 @@ from service.contract.objective import score
 from service.contract.task import PlanDecision, PlanInput, TrialRecord, TrialRequest
 from service.levers import LEVERS, circumstances, excluded
 from service.space import Space, applicable, space, without
-from worker.child.curve import HOPELESS
+from worker.child.curve import GIVEN_UP
 from worker.child.timing import LEAST_SECONDS
 from worker.plan import plan
 from worker.plan.grid import EFFECTIVE
@@ -115,7 +115,7 @@ def searched(known: PlanInput, surface: Surface, seed: int, trials: float = math
 def _given_up(measured: Measurement, request: TrialRequest) -> Measurement:
     """The measurement, whose trial took less time where the worker gives up what is clearly slower."""
     seconds = measured.timing.seconds if measured.timing else 0.0
-    if request.best_seconds is None or seconds <= HOPELESS * request.best_seconds:
+    if request.best_seconds is None or seconds <= GIVEN_UP * request.best_seconds:
         return measured
     return measured.model_copy(update={"time_spent": {**measured.time_spent, "timing": min(seconds, LEAST_SECONDS)}})
 

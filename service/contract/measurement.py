@@ -93,8 +93,9 @@ class DatasetFacts(Contract):
 class Timing(Contract):
     """The job's work unit, timed at one micro batch size.
 
-    `seconds` is the sum over the unit's micro batches of the median of their clean timings; `low` and `high` are the
-    ends of its 95% bootstrap interval. `padded_tokens` counts what the device computed, `tokens` leaves padding out.
+    `seconds` is the sum over the unit's micro batches of the median of their clean timings, or, where `timed_share` is
+    below 1, of what their shapes predict; `low` and `high` are the ends of its 95% bootstrap interval.
+    `padded_tokens` counts what the device computed, `tokens` leaves padding out.
     """
 
     micro_batch_size: int

@@ -127,9 +127,8 @@ def test_a_quick_search_times_another_size_for_a_fifth_only(
 ) -> None:
     timed = SimpleNamespace(
         peak_bytes=GIB,
-        plan=[[0]],
         timing=lambda: SimpleNamespace(seconds=8.0),  # what the model has seen slower: its own words are compared
-        pieces=SimpleNamespace(best=lambda: {(0, 1): [0.0]}),
+        updates_seconds=lambda: 0.0,
     )
     curve._timed, curve._shapes, curve._samples, curve._candidates = {4: timed}, [], [], [1, 2, 4]
     curve._request, curve._bundle.data = SimpleNamespace(curve=whole), SimpleNamespace(lengths=[])

@@ -18,7 +18,7 @@ import torch
 from service.levers import LEVERS
 from tests.child import tiny
 from training import batches
-from worker.child import steps, timing
+from worker.child import steps, timing, windows
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle
 from worker.child.timing import Pieces, Unit, interval, time_unit
@@ -130,7 +130,7 @@ def test_steps_beside_a_busy_neighbour_are_not_counted(
     made: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two steps of three pieces a pass, a window each: the first step's first two timings had a neighbour."""
-    monkeypatch.setattr(timing, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(windows, "WINDOW_SECONDS", 0.0)
     shares = ([0.5] * 3 + [0.0] * 3, [0.5] * 3 + [0.05] * 3, [0.0] * 6)
     bundle = made(device=Neighboured(itertools.chain(*shares)))
     unit = Unit(bundle, 4, plan_of(bundle, SAMPLES, 4))
@@ -166,7 +166,7 @@ def test_a_unit_short_of_clean_timings_is_run_again_but_not_for_ever(made: Calla
 
 def test_long_steps_are_read_in_windows(made: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch) -> None:
     """With a window for each piece, one busy window costs one piece and not the step."""
-    monkeypatch.setattr(timing, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(windows, "WINDOW_SECONDS", 0.0)
     bundle = made(device=Neighboured([0.0, 0.5, 0.0, 0.0, 0.0, 0.0]))
     unit = Unit(bundle, 4, plan_of(bundle, SAMPLES, 4))
     unit.run()
@@ -207,7 +207,7 @@ def test_the_device_is_waited_for_once_a_window_and_a_short_rest_is_judged_with_
     device = Clocked()
     bundle = made(device=device)
     monkeypatch.setattr(time, "perf_counter", lambda: device.now)
-    monkeypatch.setattr(timing, "WINDOW_SECONDS", 1.5)
+    monkeypatch.setattr(windows, "WINDOW_SECONDS", 1.5)
     unit = Unit(bundle, 4, plan_of(bundle, [*SAMPLES, *SAMPLES[:8]], 4))
     device.seen.clear()
     assert unit.run()

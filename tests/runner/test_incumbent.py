@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -14,12 +15,15 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.states import Origin
 from service.contract.task import Claim, TaskKind, TrialClaim, TrialRequest
+from tests.child import tiny
 from tests.conftest import ROOT
-from tests.factory import configuration
+from tests.factory import block, configuration, measured, timing
 from tests.runner.test_loop import FakeQueue
-from worker.runner.incumbent import Incumbent
+from worker.runner import incumbent as incumbent_room
+from worker.runner.incumbent import Incumbent, in_turns
 from worker.runner.lock import DeviceLock
 from worker.runner.loop import Loop
+from worker.runner.main import environment
 from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Sandbox
 
@@ -38,13 +42,13 @@ class Search:
         """From now on a trial alone takes so many times as long."""
         (self.folder / "pace").write_text(str(factor))
 
-    def trial(self, batching: str, job_id: str = "j") -> Measurement:
+    def trial(self, batching: str, **told: Any) -> Measurement:
         """What a trial with that batching measured."""
-        request = TrialRequest(configuration=configuration(batching=batching), origin=Origin.search, number=1)
+        request = TrialRequest(configuration=configuration(batching=batching), origin=Origin.search, number=1, **told)
         found, _ = measure(
             self.bench,
             self.spec,
-            job_id,
+            "j",
             request,
             lambda _: None,
             lambda: False,
@@ -116,7 +120,8 @@ def test_one_that_fails_in_its_turns_keeps_what_it_measured_alone(search: Callab
     made = search()
     made.trial("padded")
     found = made.trial("packed")
-    assert seconds(found) == 10.0 and not found.notes and made.alive() == []
+    assert seconds(found) == 10.0 and made.alive() == []
+    assert found.notes == ("It took no turns with the best so far: its process was ended by SIGSEGV",)
     assert not made.incumbent.stays
     made.trial("sorted")
     assert made.alive() == ["sorted"]
@@ -133,12 +138,70 @@ def test_nothing_stays_where_it_would_be_in_the_way(search: Callable[..., Search
     assert made.alive() == [] and not made.incumbent.stays
 
 
-def test_it_ends_for_another_job_and_where_memory_is_too_little_for_two(search: Callable[..., Search]) -> None:
+def test_it_ends_for_another_job_and_where_a_trial_needs_its_memory(
+    search: Callable[..., Search], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = search()
     made.trial("padded")
-    assert not made.trial("sorted", "another").notes and made.alive() == ["sorted"]
-    made.incumbent._bench.facts.__dict__["memory_bytes"] = 5 << 30  # the cap of 3 GiB, and 2 that the best one takes
-    assert not made.trial("padded", "another").notes and made.alive() == ["padded"]
+    made.incumbent.only_for("j")
+    assert made.alive() == ["padded"]
+    made.incumbent.only_for("another")
+    assert made.alive() == []
+    made.trial("padded")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 << 30, available=int(3.2 * 2**30)))
+    assert not made.trial("sorted").notes and made.alive() == ["sorted"], "a tenth is kept back, so 3 GiB are too much"
+
+
+def test_what_is_clearly_slower_than_the_search_has_seen_does_not_stay(search: Callable[..., Search]) -> None:
+    """After the best one's process has ended, another that is about as fast takes its place."""
+    made = search()
+    made.trial("padded", best_seconds=6.0)
+    assert made.alive() == []
+    made.trial("padded", best_seconds=9.5)
+    assert made.alive() == ["padded"]
+
+
+def test_the_pace_of_the_latest_turns_is_counted(search: Callable[..., Search]) -> None:
+    """On a machine that is slower by more and more, close trials still meet, and none is given up for that."""
+    made = search()
+    made.trial("padded")
+    for pace in (1.12, 1.25, 1.4):
+        made.pace(pace)
+        assert seconds(made.trial("sorted")) == pytest.approx(9.8)
+        request = TrialRequest(configuration=configuration(), origin=Origin.search, number=1, best_seconds=9.8)
+        assert made.incumbent.at_pace(request).best_seconds == pytest.approx(9.8 * pace)
+
+
+def test_the_curve_is_told_at_the_same_pace() -> None:
+    best, own = measured(configuration(), 10.0), measured(configuration(batching="sorted"), 12.0)
+    own = own.model_copy(update={"curve": (timing(12.0), timing(15.0, micro=4))})
+    told = in_turns(best, own, block(best, 11.0), block(own, 9.9))
+    assert seconds(told) == pytest.approx(9.0), "ten seconds of the best one's, nine tenths of them"
+    assert [one.seconds for one in told.curve] == pytest.approx([9.0, 11.25])
+
+
+def test_a_real_trial_s_process_takes_turns_again_and_again(
+    tmp_path: Path, llama: Path, functions: Path, facts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tiny model's trials, of which each counts as close to the best one."""
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(incumbent_room, "CLOSE", 1e9)
+    monkeypatch.setattr(incumbent_room, "FAR", 0.0)
+    place = Workplace(device="cpu", data_roots=(tmp_path, llama.parent, functions.parent), hub_cache=tmp_path)
+    bench = Bench(Sandbox(False), facts(memory_bytes=64 << 30), tmp_path, place)
+    job = tiny.job(llama, functions)
+    spec = job.model_copy(update={"hardware": job.hardware.model_copy(update={"memory_gib": 3.0})})
+    incumbent, found = Incumbent(bench), []
+    for number, batching in enumerate(("padded", "sorted", "padded")):
+        made = configuration(batching=batching, precision="fp32", effective=8)
+        request = TrialRequest(configuration=made, origin=Origin.search, number=number, curve=False, passes=1)
+        found.append(measure(bench, spec, "j", request, print, lambda: False, None, incumbent=incumbent)[0])
+    incumbent.close()
+    bench.sandbox.close()
+    notes = [one.notes[-1] if one is not None and one.notes else "" for one in found]
+    assert all("Took turns with the best so far" in note for note in notes[1:]), notes
+    assert not any("Took turns" in note for note in found[0].notes) if found[0] else False
 
 
 def test_a_worker_gives_the_device_up_when_nothing_comes_or_another_waits(search: Callable[..., Search]) -> None:

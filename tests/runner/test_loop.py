@@ -82,7 +82,7 @@ def work(tmp_path: Path, facts: Callable[..., Any], monkeypatch: pytest.MonkeyPa
 
     def go(queue: FakeQueue) -> FakeQueue:
         place = Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path)
-        sandbox: Any = SimpleNamespace(printed=lambda: "")  # nothing in here starts a child
+        sandbox: Any = SimpleNamespace(printed=lambda: "", forget_output=lambda: None)  # nothing in here starts a child
         bench = Bench(sandbox, facts(), tmp_path, place)
         queue.loop = Loop(queue, "w", bench, DeviceLock(tmp_path / "locks", "cpu-0"), 0)  # type: ignore[arg-type]
         queue.loop.run()
@@ -122,7 +122,7 @@ def test_a_mistake_in_the_plan_ends_its_task_and_the_worker_goes_on(
 def test_an_error_of_the_heartbeat_ends_the_task_with_its_reason(
     work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(*args: Any, **_: Any) -> tuple[None, str]:
+    def measure(*args: Any, **more: Any) -> tuple[None, str]:
         ended = args[5]
         for _ in range(1000):  # until the lease says so, as a child's sandbox does; 10 s at most
             if ended():

@@ -99,7 +99,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[str]:
     """Trials that take ten minutes, minute by minute, and then fail their job; the endings of those that ran."""
     ran: list[str] = []
 
-    def measure(*args: Any, **_: Any) -> tuple[None, str]:
+    def measure(*args: Any, **more: Any) -> tuple[None, str]:
         ended = args[5]
         for _ in range(10):
             clock.now += 60

@@ -1,4 +1,6 @@
-"""Blocks and replays one after another on the same loaded model, whose adapter is drawn anew for each of them.
+"""Blocks and replays one after another on the same loaded model.
+
+In a verification its adapter is drawn anew for each of them; a trial's model is trained on as it is.
 
 Loading the model takes longer than a block of it where the model is large. An adapter leaves the weights that it was
 put on as they were, so the next block needs nothing but first weights of the adapter under its own seed, and an

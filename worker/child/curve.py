@@ -23,9 +23,10 @@ from worker.child.probe import Tell
 from worker.child.timing import Unit, time_unit
 from worker.child.warmup import warm
 
-# Times the seconds of the search's best trial: what is slower is not timed a second time; what is that slow is given up
-# in its first pass, as soon as LEAST_SECONDS of it (worker/child/timing.py) tell that.
-CLEARLY_SLOWER, HOPELESS = 1.25, 1.4
+CLEARLY_SLOWER = 1.25  # times the seconds of the search's best trial: such a trial is not timed a second time
+GIVEN_UP = (
+    1.4  # times the same: such a trial's first pass ends as soon as enough of it tells that (docs/decisions/0031)
+)
 # Another size is timed if its predicted seconds are at most this share of the best size's. A full search asks for 2%
 # (docs/decisions/0004); a quick search asks for more, since the pass that times the size must pay for itself.
 WORTH_TRYING, WORTH_TRYING_QUICKLY = 0.98, 0.8
@@ -148,7 +149,7 @@ class Curve:
             probe.fits(bundle, size)
         unit = Unit(bundle, size, plan_of(bundle, self._samples, size))
         if self._request.best_seconds is not None:
-            unit.most_seconds = HOPELESS * self._request.best_seconds
+            unit.most_seconds = GIVEN_UP * self._request.best_seconds
         warm(unit, self._deadline)
         self.warm_seconds += time.perf_counter() - began
         if not unit.run(self._deadline):
@@ -213,10 +214,7 @@ class Curve:
         """The untimed size that the cost model predicts to be enough faster than the best timed one, or None."""
         model = sizes.cost_model(self._shapes)
         best = min(self._timed, key=lambda one: self._timed[one].timing().seconds)
-        updates = min(
-            sum(sum(times) / len(times) for (_, at), times in unit.pieces.best().items() if at == len(unit.plan[0]))
-            for unit in self._timed.values()
-        )
+        updates = min(unit.updates_seconds() for unit in self._timed.values())
         promised: dict[int, float] = {
             size: sizes.predict(model, plan_of(self._bundle, self._samples, size), self._bundle.data.lengths) + updates
             for size in self._candidates

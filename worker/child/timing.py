@@ -14,9 +14,6 @@ import statistics
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
 
 from service.contract.measurement import Slice, Timing
 from training.batches import Prepared
@@ -25,11 +22,12 @@ from worker.child import sizes, steps
 from worker.child.arrange import shape_of
 from worker.child.build import Bundle
 from worker.child.turns import Turns
+from worker.child.windows import Mark, Window
 
 MOST_OTHERS = 0.10  # the share of the device that other processes may use while a timing counts as clean
-WINDOW_SECONDS = 0.3  # the shortest time over which other processes' share is judged (docs/decisions/0012)
 BOOTSTRAP = 1000  # draws
 LEAST_SECONDS, MOST_PASSES = 3.0, 50  # of a unit on a fast device
+ENOUGH_SHAPES = 4  # for the three numbers of the cost model, with one to spare
 
 
 @dataclass
@@ -102,53 +100,6 @@ def interval(
     return total, min(total, sums[int(0.025 * BOOTSTRAP)]), max(total, sums[int(0.975 * BOOTSTRAP)])
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A piece that was launched: the device's marks at its two ends, and the turn in which that was."""
-
-    piece: tuple[int, int]
-    begun: Any
-    ended: Any
-    turn: int
-
-
-@dataclass
-class Window:
-    """The steps since the device was last waited for: their marks, and readings of what other processes used."""
-
-    readings: list[tuple[int, Any]]
-    began: float
-    marks: list[Mark] = field(default_factory=list)
-    waits: list[tuple[int, Any, Any]] = field(default_factory=list)
-    results: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-
-    def read(self, reading: Any) -> None:
-        """Add a reading of the other processes' use, taken at the last mark."""
-        self.readings.append((len(self.marks), reading))
-        self.began = time.perf_counter()
-
-    def merge_short_end(self, before: Window | None) -> None:
-        """Have what is left since the last reading, which is too short to be judged alone, judged with what was before.
-
-        A pause between two turns is no part of any span: the readings before and after it have the same mark.
-        """
-        if self.is_long():
-            return
-        if len(self.readings) > 1 and self.readings[-1][0] > self.readings[-2][0]:
-            self.readings.pop()
-        elif len(self.readings) == 1 and before is not None:
-            self.readings[0] = (0, before.readings[-2][1])
-
-    def is_long(self) -> bool:
-        """Whether enough time has passed since the last reading for the share between two readings to mean anything."""
-        return time.perf_counter() - self.began >= WINDOW_SECONDS
-
-    def spans(self) -> list[tuple[int, int, Any, Any]]:
-        """(first mark, mark after the last, reading before, reading after) for each pair of successive readings."""
-        pairs = zip(self.readings, self.readings[1:], strict=False)
-        return [(first, last, before, after) for (first, before), (last, after) in pairs]
-
-
 @dataclass
 class Unit:
     """The work unit arranged for one micro batch size, with the timings, losses and gradient norms gathered so far."""
@@ -164,7 +115,6 @@ class Unit:
     clocks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     turns: Turns | None = None
     most_seconds: float | None = None  # of the unit: its first pass is given up once it is expected to take longer
-    was_given_up: bool = False
     turned: list[tuple[int, tuple[int, int], float]] = field(default_factory=list)
     passes: int = 0
     peak_bytes: int | None = None
@@ -207,8 +157,7 @@ class Unit:
                         self.turns.pause()
                         before = None
                     window = Window([(0, device.neighbours())], time.perf_counter())
-                    if self._is_hopeless():
-                        self.was_given_up = True
+                    if number + 1 < len(self.plan) and self._is_hopeless():
                         return True
         self._settle(window, before)
         self.passes += 1
@@ -273,8 +222,19 @@ class Unit:
                 self.turned.append((mark.turn, mark.piece, seconds))
 
     def _is_hopeless(self) -> bool:
-        """Whether enough of the first pass is timed to expect that the unit takes longer than is worth timing it."""
+        """Whether enough of the first pass is timed to expect that the unit takes longer than is worth timing it.
+
+        What is left must be of shapes that are timed, or no longer than these where there are enough to tell how
+        seconds grow: the cost model extrapolates badly.
+        """
         if self.most_seconds is None or self.passes or self.pieces.seconds() < LEAST_SECONDS:
+            return False
+        if self.pieces.dirty:  # by a neighbour, as fast as it may be
+            return False
+        timed, every = set(sum(self.shapes_of.values(), [])), range(len(self.plan))
+        left = {shape for number in every for shape in self._shapes_of(number)} - timed
+        longest = max(width for _, width in timed)
+        if left and (len(timed) < ENOUGH_SHAPES or any(width > longest for _, width in left)):
             return False
         return sum(map(statistics.median, self._pieces().values())) > self.most_seconds
 
@@ -325,7 +285,7 @@ class Unit:
             passes=self.passes,
             timed_share=self.timed_share,
             waiting_seconds=waited,
-            update_seconds=max(0.0, statistics.fmean(self._updates()) * len(self.plan) - waited),
+            update_seconds=max(0.0, self.updates_seconds() - waited),
             peak_bytes=self.peak_bytes,
             reserved_bytes=self.reserved_bytes,
             retries=self.retries,
@@ -335,6 +295,10 @@ class Unit:
             slowed_by=tuple(sorted({reason for _, reasons in self.clocks for reason in reasons})),
         )
 
+    def updates_seconds(self) -> float:
+        """The seconds of all the unit's updates with the waits for the next steps' batches."""
+        return statistics.fmean(self._updates()) * len(self.plan)
+
     def _updates(self) -> list[float]:
         """The median seconds of each update with the wait for the next step's batches."""
         pieces = self.pieces.best().items()
@@ -342,11 +306,10 @@ class Unit:
 
     def first_calls(self) -> float:
         """The seconds that the warm-up's steps took more than the same micro batches and updates did when timed."""
-        best = self.pieces.best()
         of_shape: dict[tuple[int, int], float] = {}
         updates = []
-        for (number, at), times in best.items():
-            shapes = self.shapes_of[number]
+        for (number, at), times in self._pieces().items():
+            shapes = self._shapes_of(number)
             if at < len(shapes):
                 of_shape[shapes[at]] = statistics.median(times)
             else:

@@ -160,7 +160,7 @@ def _warm_seconds(candidate: Measurement, unit_seconds: float, facts: HardwareFa
 
 def process_seconds(measured: Measurement) -> float:
     """About how many seconds a process takes until it trains: its start, its data and its model."""
-    return BEGIN_SECONDS + sum(measured.time_spent.get(phase, 0.0) for phase in ("start", "data", "load", "build"))
+    return BEGIN_SECONDS + sum(measured.time_spent.get(phase, 0.0) for phase in ("data", "load", "build"))
 
 
 def _once(configuration: Configuration) -> float:

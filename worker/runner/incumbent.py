@@ -4,7 +4,7 @@ Trials are minutes apart, and a shared machine changes its pace in that time: a 
 fast one makes one up, around which the search then goes on. In turns both are slowed alike (worker/child/turns.py).
 
 That is cheap only where another process's memory is not in the way of a trial: on a host, under a cap of the job's. On
-a GPU a trial needs all memory to find its largest batch (docs/decisions/0030).
+a GPU a trial needs all memory to find its largest batch. See docs/decisions/0030.
 """
 
 from __future__ import annotations
@@ -16,30 +16,38 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import psutil
+
 from service.contract.child import Result, RunBlock
 from service.contract.job import JobSpec
-from service.contract.measurement import NORMAL, Block, Measurement
+from service.contract.measurement import NORMAL, Block, Measurement, Timing
 from service.contract.objective import minimises_memory
-from worker.runner.sandbox import Child
-from worker.runner.together import MOST_MEMORY, take_turns
+from service.contract.task import TrialRequest
+from worker.runner.sandbox import Child, Ending
+from worker.runner.together import take_turns
 
 if TYPE_CHECKING:
     from worker.runner.measuring import Bench
 
-# A trial that took between so many times the best one's seconds takes turns with it. What is slower is no finalist
-# (worker/plan/finalists.py, CLOSE), and no drift explains what is faster (DRIFT there).
-CLOSE, FAR = 1.1, 1 / 1.25
-BEGIN_SECONDS, PATIENCE = 60.0, 4.0  # until a child has to be ready for a turn: so long, and times its unit
+# A trial whose seconds, at the pace of the latest turns, are between so many times the best one's takes turns with it.
+# What is slower is at most a finalist for its batching (worker/plan/view.py, WITHIN); no drift explains what is faster.
+CLOSE, FAR = 1.15, 0.8
+READY_SECONDS, PATIENCE = 60.0, 4.0  # until a child has to be ready for a turn: so long, and so many times its unit
+USABLE = 0.9  # of the memory that is available, for a trial: worker/devices/cpu.py keeps the rest back
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A good trial's child that stays, what ends it, its job, and what the trial measured."""
+    """A good trial's child that stays, what ends it, its job, and what the trial measured.
+
+    `best_seconds` is what the fastest unit of the search took before it, None before all others.
+    """
 
     job_id: str
     child: Child
     end: contextlib.ExitStack
     measured: Measurement
+    best_seconds: float | None = None
 
 
 class Incumbent:
@@ -48,49 +56,75 @@ class Incumbent:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._best: Contender | None = None
+        self._pace = 1.0  # how many times as long the best one's unit took in the latest turns as in its trial
 
     @property
     def stays(self) -> bool:
         """Whether a process is alive, which also holds the device's lock."""
         return self._best is not None
 
-    def wanted(self, job_id: str, spec: JobSpec) -> bool:
-        """Whether the next trial's process should stay. The one that does is ended where it would be in the way."""
-        cap, facts = self._bench.host_cap(spec), self._bench.facts
-        if self._best is not None:
-            taken = (cap or 0) + (self._best.measured.peak_bytes or 0)
-            if self._best.job_id != job_id or taken > MOST_MEMORY * facts.memory_bytes:
-                self.close()
-        return cap is not None and not facts.has_own_memory and not minimises_memory(spec)
+    def wanted(self, spec: JobSpec) -> bool:
+        """Whether the next trial's process should stay. The one that does is ended where a trial needs its memory."""
+        cap = self._bench.host_cap(spec)
+        if cap is None or cap > USABLE * psutil.virtual_memory().available:
+            self.close()
+        return cap is not None and not minimises_memory(spec)
+
+    def at_pace(self, trial: TrialRequest) -> TrialRequest:
+        """The request, with the best seconds as they would be at the pace of the latest turns."""
+        if self._best is None or trial.best_seconds is None:
+            return trial
+        return trial.model_copy(update={"best_seconds": trial.best_seconds * self._pace})
+
+    def only_for(self, job_id: str | None) -> None:
+        """End the process of another job."""
+        if self._best is not None and self._best.job_id != job_id:
+            self.close()
 
     def meet(
         self, new: Contender, spec: JobSpec, on_progress: Callable[[str], None], ended: Callable[[], bool]
     ) -> Measurement:
         """What a good trial measured, by turns with the best one where it is close to it; the faster one stays."""
         old, measured = self._best, new.measured
-        if old is not None and FAR < _seconds(measured) / _seconds(old.measured) <= CLOSE:
+        if old is not None and FAR < _seconds(measured) / (_seconds(old.measured) * self._pace) <= CLOSE:
             on_progress("taking turns with the best so far")
-            began = time.monotonic()
-            blocks = self._turns(old, new, spec, ended)
-            spent = {**measured.time_spent, "turns": round(time.monotonic() - began, 3)}
-            measured = measured.model_copy(update={"time_spent": spent})
-            if len(blocks) < 2:  # neither of them is known to be well
-                self.close()
+            measured = self._compared(old, new, spec, ended)
+            if self._best is None:
                 return measured
-            measured = in_turns(old.measured, measured, *blocks)
-        if old is None or _seconds(measured) < _seconds(old.measured):
+        if _is_best(measured, old.measured if old else None, new.best_seconds):
+            pace = self._pace if old else 1.0
             self.close()
-            self._best = replace(new, measured=measured, end=new.end.pop_all())
+            self._best, self._pace = replace(new, measured=measured, end=new.end.pop_all()), pace
         return measured
 
     def close(self) -> None:
         """End the process."""
         if self._best is not None:
-            self._best.end.close()
-            self._best = None
+            best, self._best, self._pace = self._best, None, 1.0
+            best.end.close()
 
-    def _turns(self, old: Contender, new: Contender, spec: JobSpec, ended: Callable[[], bool]) -> list[Block]:
-        """A block of each, in which they trained the trials' work unit once in turns; fewer where one failed."""
+    def _compared(self, old: Contender, new: Contender, spec: JobSpec, ended: Callable[[], bool]) -> Measurement:
+        """What the trial measured, by turns with the best one. If they fail, its own timing stands, and both end."""
+        began, measured, blocks = time.monotonic(), new.measured, list[Block]()
+        try:
+            endings = self._turns(old, new, spec, ended)
+            blocks = [one.last.block for one in endings if isinstance(one.last, Result) and one.last.block is not None]
+        finally:
+            if len(blocks) < 2:
+                self.close()
+        if len(blocks) == 2:
+            measured = in_turns(old.measured, measured, *blocks)
+            if blocks[0].timing is not None:
+                self._pace = blocks[0].timing.seconds / _seconds(old.measured)
+        else:
+            reason = next((one.reason for one in endings if one.reason), "they were ended")
+            note = f"It took no turns with the best so far: {reason}"
+            measured = measured.model_copy(update={"notes": (*measured.notes, note)})
+        spent = {**measured.time_spent, "turns": round(time.monotonic() - began, 3)}
+        return measured.model_copy(update={"time_spent": spent})
+
+    def _turns(self, old: Contender, new: Contender, spec: JobSpec, ended: Callable[[], bool]) -> list[Ending]:
+        """How blocks ended in which both trained the trials' work unit once, in turns."""
         children = [new.child, old.child]
 
         def start(request: RunBlock) -> Child:
@@ -103,36 +137,55 @@ class Incumbent:
             RunBlock(workplace=place, spec=spec, candidate=one.measured, block=0, seed=seed, in_turns=True, stays=True)
             for one in (old, new)
         ]
-        limits = [BEGIN_SECONDS + PATIENCE * _seconds(one.measured) for one in (old, new)]
-        endings = take_turns(start, asked, limits, ended, self._bench.host_cap(spec), passes=1)
-        lasts = [ending.last for ending in endings]
-        return [last.block for last in lasts if isinstance(last, Result) and last.block is not None]
+        limits = [READY_SECONDS + PATIENCE * _seconds(one.measured) for one in (old, new)]
+        return take_turns(start, asked, limits, ended, self._bench.host_cap(spec), passes=1)
 
 
 def in_turns(best: Measurement, measured: Measurement, of_best: Block, own: Block) -> Measurement:
-    """The measurement with the best one's seconds, times the ratio of the seconds that both took in turns."""
+    """The measurement with the best one's seconds, times the ratio of the seconds that both took in turns.
+
+    Its interval is that of the ratio. As a trial's own does, it leaves out how processes differ.
+    """
     from worker.plan.ratios import standard_error  # imported here because worker.plan imports Optuna
 
     if best.timing is None or measured.timing is None or of_best.timing is None or own.timing is None:
         return measured
-    ratio, alone = own.timing.seconds / of_best.timing.seconds, measured.timing.seconds
-    seconds, error = best.timing.seconds * ratio, NORMAL * standard_error(own, of_best)
-    factor = seconds / alone
-    update_seconds = measured.timing.update_seconds
-    timing = measured.timing.model_copy(
-        update={
-            "seconds": seconds,
-            "low": seconds * math.exp(-error),
-            "high": seconds * math.exp(error),
-            "waiting_seconds": measured.timing.waiting_seconds * factor,
-            "update_seconds": None if update_seconds is None else update_seconds * factor,
-        }
-    )
+    ratio, error = own.timing.seconds / of_best.timing.seconds, NORMAL * standard_error(own, of_best)
+    seconds = best.timing.seconds * ratio
+    factor = seconds / measured.timing.seconds
+    told = {
+        "low": seconds * math.exp(-error),
+        "high": seconds * math.exp(error),
+        "clean_share": own.timing.clean_share,
+        "largest_share_of_others": own.timing.largest_share_of_others,
+    }
     note = (
         f"Took turns with the best so far: {1 / ratio:.3f} times as fast, and by this ratio its seconds are told. "
         f"Alone it took {1 / factor:.3f} times as long."
     )
-    return measured.model_copy(update={"timing": timing, "notes": (*measured.notes, note)})
+    return measured.model_copy(
+        update={
+            "timing": _scaled(measured.timing, factor).model_copy(update=told),
+            "curve": tuple(_scaled(one, factor) for one in measured.curve),
+            "notes": (*measured.notes, note),
+        }
+    )
+
+
+def _scaled(timing: Timing, factor: float) -> Timing:
+    """The timing at another pace."""
+    names = ("seconds", "low", "high", "waiting_seconds", "update_seconds")
+    values = {name: getattr(timing, name) for name in names}
+    return timing.model_copy(update={name: value * factor for name, value in values.items() if value is not None})
+
+
+def _is_best(measured: Measurement, best: Measurement | None, best_seconds: float | None) -> bool:
+    """Whether a trial is faster than the best one; where no process of that stays, about as fast as it was."""
+    if measured.timing is None or measured.timing.timed_share < 1.0:
+        return False
+    if best is not None:
+        return _seconds(measured) < _seconds(best)
+    return best_seconds is None or _seconds(measured) <= CLOSE * best_seconds
 
 
 def _seconds(measured: Measurement) -> float:

@@ -1,4 +1,4 @@
-"""The lock file of a device: a worker holds the lock while it measures, and its child inherits the open file.
+"""The lock file of a device: a worker holds the lock while it measures or a child stays, which inherits the open file.
 
 flock belongs to the open file, so a killed worker's lock lasts exactly as long as its child lives: no other worker
 measures on the device beside a child that was left behind.

@@ -73,29 +73,32 @@ class Loop:
     def run(self) -> None:
         """Work until stopped or drained. While the queue does not answer, wait; drop the result of a lost lease."""
         idle = IDLE_SECONDS[0]
-        while not self._stopping.is_set():
-            try:
-                worked = self._once()
-            except (BrokerUnavailable, OtherVersion) as error:
-                self._tell(str(error))
-                worked = False
-                if isinstance(error, BrokerUnavailable):
-                    self.stay.worked()  # as nobody can tell whether a task waits
-            except LeaseLost:
-                worked = True
-            except Drained:
-                break
-            else:
-                self._told = ""
-            if worked:
-                self.stay.worked()
-            if (reason := self.stay.why_leave(idle=not worked)) is not None:
-                self._leave(reason)
-            idle = IDLE_SECONDS[0] if worked else min(idle * 1.6, IDLE_SECONDS[1])
-            if not worked:
-                self._stopping.wait(idle * random.uniform(0.7, 1.3))
-        self._give_up_device()
-        self.lock.stop_waiting()
+        try:
+            while not self._stopping.is_set():
+                try:
+                    worked = self._once()
+                except (BrokerUnavailable, OtherVersion) as error:
+                    self._tell(str(error))
+                    self._give_up_device()
+                    worked = False
+                    if isinstance(error, BrokerUnavailable):
+                        self.stay.worked()  # as nobody can tell whether a task waits
+                except LeaseLost:
+                    worked = True
+                except Drained:
+                    break
+                else:
+                    self._told = ""
+                if worked:
+                    self.stay.worked()
+                if (reason := self.stay.why_leave(idle=not worked)) is not None:
+                    self._leave(reason)
+                idle = IDLE_SECONDS[0] if worked else min(idle * 1.6, IDLE_SECONDS[1])
+                if not worked:
+                    self._stopping.wait(idle * random.uniform(0.7, 1.3))
+        finally:
+            self._give_up_device()
+            self.lock.stop_waiting()
 
     def _leave(self, reason: str) -> None:
         """End the loop by itself, unless it was told to end."""
@@ -111,6 +114,8 @@ class Loop:
 
     def _once(self) -> bool:
         """Claim and run a task; False when the queue has none for this worker, or the device is locked."""
+        if self._incumbent.stays and self.lock.awaited():
+            self._give_up_device()
         if time.monotonic() - self._reaped > REAP_SECONDS:
             self.broker.register(self.worker_id, os.getpid(), self.bench.facts)  # the queue may have dropped it
             self.broker.reap()
@@ -125,16 +130,17 @@ class Loop:
         # The device is locked before a task is claimed, so that a claimed trial can be measured at once.
         if not self._incumbent.stays and not self.lock.acquire():
             return False
-        claim = None
+        claim, is_awaited = None, False
         try:
             claim = self.broker.claim(self.worker_id, ON_DEVICE)
             if claim is None:
                 return False
             self._work(claim)
         finally:
-            if claim is None or not self._incumbent.stays or self.lock.awaited():
+            is_awaited = self.lock.awaited()
+            if claim is None or is_awaited or not self._incumbent.stays:
                 self._give_up_device()
-        if self.lock.awaited():
+        if is_awaited:
             self._take_turns()
         return True
 
@@ -183,6 +189,7 @@ class Loop:
                 self._fail(claim, text, trace)
             finally:
                 self._lease = None
+                self.bench.sandbox.forget_output()
                 log.info("ended")
 
     def _run(self, claim: Claim, lease: Lease) -> None:
@@ -210,6 +217,7 @@ class Loop:
         if claim.kind is TaskKind.estimate:
             estimate = answer(self.bench, claim, lease.show, ended)
             return None if estimate is None else lambda: broker.finish_estimate(claim, estimate)
+        self._incumbent.only_for(claim.job_id if claim.kind is TaskKind.trial else None)
         if (problem := free_disk_problem(self.bench.home, self.least_free_disk)) is not None:
             raise JobFailed(problem)
         self._persist(lambda: broker.fetch(claim.spec.dataset.source, self.bench.home / "uploads"))
@@ -225,7 +233,6 @@ class Loop:
                 incumbent=self._incumbent,
             )
             return None if measurement is None else lambda: broker.finish_trial(claim, measurement, log)
-        self._incumbent.close()
         verifier = Verifier(self.bench, claim.spec, claim.job_id, claim.request, lease.show, ended, self.lock.fd)
         verification = verifier.run()
         return None if verification is None else lambda: broker.finish_verify(claim, verification, verifier.log)

@@ -74,12 +74,13 @@ def measure(
     only_probe: bool = False,
     incumbent: Incumbent | None = None,
 ) -> tuple[Measurement | None, str]:
-    """(measurement, log); the measurement is None when `ended` stopped it. JobFailed when no trial of the job can run.
+    """(measurement, log); the measurement is None when `ended` stopped the trial. JobFailed when none of a job can run.
 
     With `only_probe` the trial finds its largest micro batch and times nothing. With an `incumbent` a good trial takes
     turns with the best one so far.
     """
-    stays = incumbent is not None and incumbent.wanted(job_id, spec)
+    stays = incumbent is not None and incumbent.wanted(spec)
+    trial = incumbent.at_pace(trial) if incumbent is not None else trial
     probes: list[Probe] = []
     log, seen = "", Measurement(configuration=trial.configuration, outcome=Outcome.infeasible)
     for _ in range(MOST_CHILDREN):
@@ -104,7 +105,7 @@ def measure(
             probes += done
             seen = seen.model_copy(update={**_built(ending), "probes": tuple(probes)})
             if incumbent is not None and isinstance(ending.last, Result) and ending.last.stays:
-                contender = Contender(job_id, child, end, _conclude(ending, seen))
+                contender = Contender(job_id, child, end, _conclude(ending, seen), trial.best_seconds)
                 return incumbent.meet(contender, spec, on_progress, ended), log
         if ending.kind is EndingKind.ended:
             return None, log

@@ -264,6 +264,10 @@ class Sandbox:
         """The end of what the child that was started last has printed so far; empty once it has ended."""
         return _tail(self._output) if self._output is not None else ""
 
+    def forget_output(self) -> None:
+        """Count what a child that stays prints as nobody's until another is started."""
+        self._output = None
+
     def close(self) -> None:
         """End the fork server, so that nothing outlives the worker."""
         from multiprocessing import forkserver
