@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
 from tests.child import tiny
-from tests.conftest import ROOT
 from tests.factory import configuration
 from training.errors import TrainingError
 from worker.child import measure, steps
@@ -71,13 +69,12 @@ def folder_of(family: str, task: str, folder: Path) -> Path:
 
     name, more = (CAUSAL | TRIED | ENCODERS)[family]
     kind = getattr(transformers, name)
-    shape = {"vocab_size": tiny.VOCAB, "max_position_embeddings": 256} | SHAPE | NO_DROPOUT | tiny.IDS | more
+    shape = {"vocab_size": tiny.FEW, "max_position_embeddings": 256} | SHAPE | NO_DROPOUT | tiny.IDS | more
     # Larger weights than usual: attention across samples then changes the logits visibly.
     config = kind(**shape, initializer_range=0.15, num_labels=3)
     torch.manual_seed(0)
     getattr(transformers, TASKS[task]).from_config(config, dtype=torch.float32).save_pretrained(folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(ROOT / "examples" / "llama-13m" / file, folder / file)
+    tiny.with_tokenizer(folder, tiny.FEW)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if task == "masked-lm":
         tokenizer.mask_token = tokenizer.convert_ids_to_tokens(3)
