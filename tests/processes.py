@@ -15,6 +15,7 @@ import psutil
 
 from service.client import Client, Unreachable
 from service.contract.hardware import HardwareFacts
+from tests import commands
 from tests.conftest import ROOT
 
 LOOK_SECONDS = 0.05
@@ -36,12 +37,12 @@ def start_worker(
     lease: float = 3.0,
     key: str = "",
     options: tuple[str, ...] = (),
-) -> subprocess.Popen[bytes]:
+) -> commands.Started:
     """A worker process on the database, or for the control plane at the URL.
 
     With facts given, it does not look at the machine's devices.
     """
-    command = [sys.executable, "-m", "worker", "--lease", str(lease), *options]
+    command = ["--lease", str(lease), *options]
     if url.startswith("http"):
         command += ["--server", url]
     if entry:
@@ -52,11 +53,9 @@ def start_worker(
         if not file.exists() or file.read_text() != written:  # a worker that was started before may be reading it
             file.write_text(written)
         command += ["--facts", str(file)]
-    environment = os.environ | {"DYNOTUNE_DATABASE_URL": url, "PYTHONPATH": str(ROOT), "DYNOTUNE_DATA_ROOTS": "/"}
-    environment["DYNOTUNE_KEY"] = key
-    output = (folder / "workers.log").open("ab")
-    with output:
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
+    environment = {"DYNOTUNE_DATABASE_URL": url, "DYNOTUNE_DATA_ROOTS": "/", "DYNOTUNE_KEY": key}
+    log = folder / "workers.log"
+    return commands.start(folder, log, log, "worker", *command, environment=environment)
 
 
 def free_port() -> int:

@@ -27,6 +27,8 @@ from worker.devices import open_device
 
 DEVICE = os.environ.get("DYNOTUNE_TEST_DEVICE", "cpu")
 VOCAB = 8192
+# Of a tokenizer cut short: with all tokens, the head takes half of what a step of so small a model computes.
+FEW = 1000
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -85,11 +87,21 @@ def draw(
     return head.from_config(made, dtype=torch.float32, attn_implementation=attention).train()
 
 
-def save(kind: str, folder: Path, seed: int = 0) -> Path:
-    """A model folder as a user has it: weights as safetensors, and the example's tokenizer."""
-    draw(kind, seed=seed).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(ROOT / "examples" / "llama-13m" / name, folder / name)
+def save(kind: str, folder: Path, seed: int = 0, vocabulary: int = VOCAB) -> Path:
+    """A model folder as a user has it: weights as safetensors, and the example's tokenizer, or its first tokens."""
+    draw(kind, seed=seed, vocabulary=vocabulary).save_pretrained(folder)
+    return with_tokenizer(folder, vocabulary)
+
+
+def with_tokenizer(folder: Path, vocabulary: int = VOCAB) -> Path:
+    """The folder, with the example's tokenizer; of its tokens only so many, from which all texts can still be made."""
+    example = ROOT / "examples" / "llama-13m"
+    shutil.copy(example / "tokenizer_config.json", folder / "tokenizer_config.json")
+    made = json.loads((example / "tokenizer.json").read_text())
+    kept = {token: number for token, number in made["model"]["vocab"].items() if number < vocabulary}
+    merges = [pair for pair in made["model"]["merges"] if "".join(pair) in kept]
+    made["model"] |= {"vocab": kept, "merges": merges}
+    (folder / "tokenizer.json").write_text(json.dumps(made))
     return folder
 
 

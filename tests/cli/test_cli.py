@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from service.cli.jobfile import read_job
 from service.client import Client, Refused
-from tests import processes, tiny
+from tests import commands, processes, tiny
 from tests.conftest import ROOT
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -23,13 +24,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Runs `dynotune` with arguments."""
-
-    def go(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "service.cli", *arguments]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-
-    return go
+    return partial(commands.run, tmp_path, "service.cli")
 
 
 @pytest.fixture

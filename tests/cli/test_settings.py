@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from service.cli.estimate_command import gibibytes
 from service.contract.hardware import HardwareFacts
 from service.errors import Misconfigured
 from service.settings import Settings
-from tests import tiny
+from tests import commands, tiny
 from tests.conftest import ROOT
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -26,12 +27,8 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    def go(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", module, *arguments]
-        around = os.environ | {"PYTHONPATH": str(ROOT)} | environment
-        return subprocess.run(command, cwd=tmp_path, env=around, capture_output=True, text=True, timeout=120)
-
-    return go
+    """Runs a module as `python -m` does, in the test's folder."""
+    return partial(commands.run, tmp_path)
 
 
 def one_sentence(done: subprocess.CompletedProcess[str], code: int, words: str) -> None:

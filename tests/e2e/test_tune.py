@@ -22,6 +22,7 @@ from service.db import connect
 from service.models import Task
 from service.queue import Queue
 from tests import tiny
+from tests.commands import Started
 from tests.conftest import ROOT
 from tests.processes import none_left, ours, start_worker, until
 from worker.runner.lock import DeviceLock
@@ -31,7 +32,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT), "DYNOTUNE_HOME": str(tmp_path / "home")}
 
 
-def children(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def children(worker: Started) -> list[psutil.Process]:
     """The trials' processes: those that the worker's fork server started."""
     return [trial for server in psutil.Process(worker.pid).children() for trial in server.children()]
 

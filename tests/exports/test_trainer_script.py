@@ -35,7 +35,7 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
     "code of ours": ({"method": "lora", "checkpointing": "selective", "adapter": "rslora"}, "causal-lm", {}),
     "offloaded": ({"method": "lora", "checkpointing": "offloaded"}, "causal-lm", {}),
     "fused projections": ({"method": "lora", "projections": "fused", "checkpointing": "full"}, "causal-lm", {}),
-    "compiled": ({"method": "lora", "compile": "per-layer-aot-eager"}, "causal-lm", {}),
+    "compiled": ({"method": "full", "compile": "per-layer-aot-eager"}, "causal-lm", {}),  # as in test_train_py.py
     "bf16": ({"method": "full", "precision": "bf16-mixed"}, "causal-lm", {"schedule": "cosine"}),
     "8 bit": ({"method": "full", "optimizer": "adamw-8bit"}, "causal-lm", {"schedule": "constant"}),
     "qlora": ({"method": "qlora", "optimizer": "adamw-8bit"}, "causal-lm", {}),

@@ -57,8 +57,10 @@ def _fresh() -> Iterator[None]:
 
 @pytest.fixture
 def job(llama: Path, tmp_path: Path) -> JobSpec:
-    """A job whose samples are short enough to be packed in rows of 128 tokens."""
-    return tiny.job(llama, tiny.write(tmp_path / "data" / "data.jsonl", tiny.pairs(60, most=30)), max_length=128)
+    """A job whose samples are short enough to be packed in rows of 128 tokens, for a model of one layer: more of them
+    are traced one by one, and show nothing else."""
+    first = tiny.changed(llama, tmp_path / "llama", num_hidden_layers=1)
+    return tiny.job(first, tiny.write(tmp_path / "data" / "data.jsonl", tiny.pairs(60, most=30)), max_length=128)
 
 
 def recipe(batching: str, compiled: str, padding: str = "multiple-64", micro: int = 4) -> Recipe:

@@ -6,8 +6,6 @@ One job a point here, and 20 of them on both databases under `make chaos`. No re
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from service.models import Event, Job, Task
-from tests.conftest import ROOT
+from tests import commands
 from tests.failpoints import POINTS, TRIALS
 from tests.processes import none_left
 
@@ -39,13 +37,12 @@ def test_a_death_at_this_point_loses_nothing(
 ) -> None:
     (tmp_path / "locks").mkdir()
     (tmp_path / "facts.json").write_text(facts(bf16_native=True).model_dump_json())
-    # Not `-m`: each child process of a worker would import the program anew.
-    script = "import sys; from tests.failpoints import program; program(*sys.argv[1:])"
-    command = [sys.executable, "-c", script, database_url, "facts.json", point, *map(str, SEEDS)]
-    environment = os.environ | {"DYNOTUNE_DATABASE_URL": database_url, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert int(done.stdout) >= len(SEEDS), "the point was never reached"
+    arguments = [database_url, "facts.json", point, *map(str, SEEDS)]
+    said, errors = tmp_path / "printed.txt", tmp_path / "errors.txt"
+    around = {"DYNOTUNE_DATABASE_URL": database_url}
+    process = commands.start(tmp_path, said, errors, "tests.failpoints:program", *arguments, environment=around)
+    assert process.wait(1700 if LONG else 170) == 0, errors.read_text()[-4000:]
+    assert int(said.read_text()) >= len(SEEDS), "the point was never reached"
     none_left(tmp_path)
     with Session(engine) as session:
         jobs = session.scalars(select(Job)).all()

@@ -51,43 +51,55 @@ PRETENDED = textwrap.dedent("""
     for name in ("_cuda_init", "_cuda_getDeviceCount", "_cuda_getDevice", "_cuda_setDevice", "_cuda_getDriverVersion",
                  "_cuda_getCurrentRawStream", "_cuda_getCurrentStream"):
         setattr(torch._C, name, refuse(f"torch._C.{name}"))
-    for module in sys.argv[1:]:
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            failed.append(f"{module}: {error}")
-    threads = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
-    print(json.dumps({"touched": touched, "opened": opened, "failed": failed, "threads": threads,
-                      "modules": sorted(sys.modules), "initialised": torch.cuda.is_initialized()}))
+
+    def tell(*modules):
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                failed.append(f"{module}: {error}")
+        threads = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
+        print(json.dumps({"touched": touched, "opened": opened, "failed": failed, "threads": threads,
+                          "modules": sorted(sys.modules), "initialised": torch.cuda.is_initialized()}), flush=True)
+
+    preloaded, more = map(json.loads, sys.argv[1:])
+    tell(*preloaded)
+    for module in more:
+        if (child := os.fork()) == 0:
+            tell(module)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
 """)
+MORE = ("peft", "bitsandbytes")
 
 
-def imported(*modules: str) -> dict[str, list[str]]:
-    """What importing these did, in a process of its own."""
+@pytest.fixture(scope="module")
+def imported() -> dict[str, dict[str, list[str]]]:
+    """What importing PRELOAD did, by the name "", and what one of MORE then did, each in a process forked from it."""
     done = subprocess.run(
-        [sys.executable, "-c", PRETENDED, *modules],
+        [sys.executable, "-c", PRETENDED, json.dumps(PRELOAD), json.dumps(MORE)],
         capture_output=True,
         text=True,
         cwd=ROOT,
         env=environment() | os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(("", *MORE), lines, strict=True))
 
 
-def test_what_is_preloaded_beside_a_gpu_leaves_cuda_alone() -> None:
-    found = imported(*PRELOAD)
+def test_what_is_preloaded_beside_a_gpu_leaves_cuda_alone(imported: dict[str, dict[str, list[str]]]) -> None:
+    found = imported[""]
     assert not found["touched"] and not found["opened"] and not found["failed"] and not found["initialised"]
     assert not found["threads"], "a thread that holds a lock while another forks leaves it locked in the child"
     assert {"transformers.modeling_utils", "accelerate", "torch._inductor.compile_fx"} <= set(found["modules"])
     assert not {"peft", "bitsandbytes"} & set(found["modules"])
 
 
-@pytest.mark.parametrize("module", ["peft", "bitsandbytes"])
-def test_what_is_not_would_initialise_it(module: str) -> None:
+@pytest.mark.parametrize("module", MORE)
+def test_what_is_not_would_initialise_it(imported: dict[str, dict[str, list[str]]], module: str) -> None:
     """bitsandbytes asks for the GPU's compute capability to choose its library, and peft imports bitsandbytes."""
-    found = imported(*PRELOAD, module)
+    found = imported[module]
     assert any("capability" in name for name in found["touched"]), found
     assert "bitsandbytes" in str(found["modules"]) or found["failed"]
 

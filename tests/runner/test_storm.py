@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +25,7 @@ from service.db import connect, upgrade
 from service.models import Event, Job, Task, Worker
 from service.queue import Queue
 from tests import postgres
+from tests.commands import Started
 from tests.processes import none_left, start_worker, until
 
 LONG = os.environ.get("DYNOTUNE_CHAOS") == "1"
@@ -49,7 +49,7 @@ def deaths(engine: Engine) -> int:
         return session.scalar(select(func.count()).where(Event.kind == "worker-died")) or 0
 
 
-def fall_silent(engine: Engine, worker: subprocess.Popen[bytes]) -> None:
+def fall_silent(engine: Engine, worker: Started) -> None:
     """Stop a worker until its task is given to another, or for two leases if it has none; then let it go on."""
     before, began = deaths(engine), time.monotonic()
     worker.send_signal(signal.SIGSTOP)
@@ -64,7 +64,7 @@ class Storm:
         self.engine, self._url, self._folder, self._devices = queue.engine, url, folder, devices
         self.workers = [self._started(device) for device in devices]
 
-    def _started(self, device: HardwareFacts) -> subprocess.Popen[bytes]:
+    def _started(self, device: HardwareFacts) -> Started:
         return start_worker(self._folder, self._url, device, "quick", LEASE_SECONDS)
 
     def kill(self, victim: int) -> None:

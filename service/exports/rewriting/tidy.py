@@ -23,8 +23,8 @@ def tidied(statements: list[str]) -> list[str]:
     """A script's statements without unused parameters, variables that nothing reads, and contexts that do nothing."""
     before: list[str] = []
     while before != statements:
-        before, tree = statements, ast.parse("\n".join(statements))
-        unused, read = _unused_parameters(tree), _names_read(tree)
+        before, unused = statements, _unused_parameters(statements)
+        read = frozenset[str]().union(*(_seen(one).read for one in statements))
         statements = [
             _tidied(one, tuple((name, unused[name]) for name in unused if name in _named(one)), _named(one) - read)
             for one in statements
@@ -72,22 +72,38 @@ class _Parameter:
     place: int
 
 
-def _unused_parameters(tree: ast.Module) -> dict[str, tuple[_Parameter, ...]]:
-    """Of each function that is only ever called by its name, the parameters that its body does not mention."""
-    found = {}
+@dataclass(frozen=True)
+class _Seen:
+    """What is seen in one statement: the names whose value is used, those of them that are not just called with
+    arguments that are written out, and of a function the parameters that its body does not mention."""
+
+    read: frozenset[str]
+    passed_on: frozenset[str]
+    function: str
+    unused: tuple[_Parameter, ...]
+
+
+@lru_cache(maxsize=4096)
+def _seen(statement: str) -> _Seen:
+    tree = ast.parse(statement)
     nodes = list(ast.walk(tree))
-    calls = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}
-    uses_of: dict[str, list[ast.Name]] = {}
-    for node in nodes:
-        if isinstance(node, ast.Name):
-            uses_of.setdefault(node.id, []).append(node)
-    for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
-        plain = all(id(use) in calls and not _has_star(calls[id(use)]) for use in uses_of.get(function.name, ()))
-        names = {node.id for part in function.body for node in ast.walk(part) if isinstance(node, ast.Name)}
-        unused = tuple(_Parameter(one.arg, at) for at, one in enumerate(function.args.args) if one.arg not in names)
-        if plain and unused and not function.args.defaults and function.name != "main":
-            found[function.name] = unused
-    return found
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    calls = {id(node.func) for node in nodes if isinstance(node, ast.Call) and not _has_star(node)}
+    read = frozenset(node.id for node in names if isinstance(node.ctx, ast.Load))
+    passed_on = frozenset(node.id for node in names if id(node) not in calls)
+    first = tree.body[0] if tree.body else None
+    if not isinstance(first, ast.FunctionDef) or first.args.defaults or first.name == "main":
+        return _Seen(read, passed_on, "", ())
+    named = {node.id for part in first.body for node in ast.walk(part) if isinstance(node, ast.Name)}
+    unused = tuple(_Parameter(one.arg, at) for at, one in enumerate(first.args.args) if one.arg not in named)
+    return _Seen(read, passed_on, first.name, unused)
+
+
+def _unused_parameters(statements: Sequence[str]) -> dict[str, tuple[_Parameter, ...]]:
+    """Of each function that is only ever called by its name, the parameters that its body does not mention."""
+    seen = [_seen(one) for one in statements]
+    passed_on = frozenset[str]().union(*(one.passed_on for one in seen))
+    return {one.function: one.unused for one in seen if one.unused and one.function not in passed_on}
 
 
 def _has_star(call: ast.Call) -> bool:
@@ -124,11 +140,6 @@ class _WithoutParameters(cst.CSTTransformer):
 
 def _no_last_comma(nodes: list[Any]) -> list[Any]:
     return [*nodes[:-1], nodes[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)] if nodes else []
-
-
-def _names_read(tree: ast.Module) -> set[str]:
-    """All names whose value is used anywhere."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 class _NoDeadVariables(cst.CSTTransformer):
