@@ -27,7 +27,7 @@ from service.recommend import recommend
 from tests.conftest import ROOT
 
 CHANCE = 1 / 8
-TRAINED = 512  # of 1,600 samples: at the rate below enough to learn from, and both scripts train on them on a CPU
+TRAINED = 640  # of 1,600 samples: at the rate below enough to learn from, and both scripts train on them on a CPU
 LENGTH = 128  # tokens at most: samples have 25 in the median, so that padding still costs a baseline most of its time
 
 
