@@ -22,7 +22,7 @@ demo: install examples/data/functions.jsonl
 	$(BIN)/dynotune tune examples/functions-lora.yaml
 
 test: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone"
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not alone"
 	$(BIN)/python -m pytest -q -m alone tests/e2e
 
 # The tests of what survives, for longer: 1,200 trials under 40 SIGKILLs and 20 SIGSTOPs, 120 under 3 crashes of

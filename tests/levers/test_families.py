@@ -69,12 +69,14 @@ def folder_of(family: str, task: str, folder: Path) -> Path:
 
     name, more = (CAUSAL | TRIED | ENCODERS)[family]
     kind = getattr(transformers, name)
-    shape = {"vocab_size": tiny.FEW, "max_position_embeddings": 256} | SHAPE | NO_DROPOUT | tiny.IDS | more
+    # How many tokens each expert gets decides how often a compiled layer is traced anew; with few tokens, too often.
+    tokens = tiny.VOCAB if any("experts" in one for one in more) else tiny.FEW
+    shape = {"vocab_size": tokens, "max_position_embeddings": 256} | SHAPE | NO_DROPOUT | tiny.IDS | more
     # Larger weights than usual: attention across samples then changes the logits visibly.
     config = kind(**shape, initializer_range=0.15, num_labels=3)
     torch.manual_seed(0)
     getattr(transformers, TASKS[task]).from_config(config, dtype=torch.float32).save_pretrained(folder)
-    tiny.with_tokenizer(folder, tiny.FEW)
+    tiny.with_tokenizer(folder, tokens)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if task == "masked-lm":
         tokenizer.mask_token = tokenizer.convert_ids_to_tokens(3)

@@ -80,7 +80,7 @@ def stay(
     def go(terms: Terms, *claims: Claim, away: int = 0) -> Office:
         office = Office(clock, *claims, away=away)
         place = Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path)
-        sandbox: Any = SimpleNamespace(printed=lambda: "")  # nothing in here starts a child
+        sandbox: Any = SimpleNamespace(printed=lambda: "", forget_output=lambda: None)  # nothing in here starts a child
         bench = Bench(sandbox, facts(), tmp_path, place)
         lock = DeviceLock(tmp_path / "locks", "cpu-0")
         office.loop = Loop(office, "w", bench, lock, 0, Stay(terms, clock, lambda: NOON))  # type: ignore[arg-type]
