@@ -58,6 +58,9 @@ class TrialRequest(Contract):
     expected_seconds: float = Field(
         default=0.0, description="What it may take, as the longest trial of the job did; 0 where none has run."
     )
+    micro_batch_size: int | None = Field(
+        default=None, description="What the fastest trial with the same batching took: a CPU times this size first."
+    )
     best_seconds: float | None = Field(default=None, description="The fastest unit so far: clearly slower ends early.")
     slowest_run_seconds: float | None = Field(
         default=None, description="With the objective memory: what the whole run may take, as it does by the baseline."

@@ -63,6 +63,8 @@ def test_a_cpu_begins_with_what_keeps_its_cores_busy(
         recipe=SimpleNamespace(rows_are_packed=batching == "packed"),
     )
     assert first_size(bundle, [1, 2, 4, 8, 16]) == first
+    assert first_size(bundle, [1, 2, 4, 8, 16], 8) == 8, "what was fastest with this batching"
+    assert first_size(bundle, [1, 2, 4], 8) == min(first, 4), "which does not fit here"
     bundle.device.gains_from_large_batches = True
     assert first_size(bundle, [1, 2, 4, 8, 16]) == 16
 

@@ -41,13 +41,16 @@ SAFE_SHARE = 0.6  # of the largest size by the trial's own memory line: up to it
 BELOW_LARGEST = (1.0, 0.75, 0.5)  # shares of the largest size that are timed where the whole curve is asked for
 
 
-def first_size(bundle: Bundle, fitting: list[int]) -> int:
+def first_size(bundle: Bundle, fitting: list[int], told: int | None = None) -> int:
     """The size to time first: on a GPU the largest that fits.
 
-    On a CPU it is a size that keeps the cores busy; a larger batch would only compute more padding.
+    On a CPU it is what the search `told`, or else a size that keeps the cores busy: a larger batch would only compute
+    more padding.
     """
     if bundle.device.gains_from_large_batches:
         return fitting[-1]
+    if told in fitting:
+        return told
     facts = bundle.data.facts
     typical = bundle.spec.dataset.max_length if bundle.recipe.rows_are_packed else facts.tokens / facts.rows
     if bundle.configuration.levers["batching"] in BUDGETED:
@@ -100,7 +103,7 @@ class Curve:
         elif self._minimises_memory:
             self._time_smallest()
         else:
-            going = self._time(first_size(self._bundle, self._candidates))
+            going = self._time(first_size(self._bundle, self._candidates, self._request.micro_batch_size))
             for below in self._below_largest(found.predicted) if self._request.curve else ():
                 going = going and (below in self._timed or self._time(below))
             for _ in range(MOST_GUIDED - 1):
