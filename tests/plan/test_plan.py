@@ -214,25 +214,6 @@ def test_trials_carry_what_was_learnt(spec: Spec, facts: Facts) -> None:
     assert request.confirm_largest is False  # quick: an earlier trial has run its largest
 
 
-def test_a_trial_begins_with_the_micro_batch_that_was_fastest_for_its_batching(spec: Spec, facts: Facts) -> None:
-    """Or a size that happened to be timed once would make all levers that were tried with it look fast."""
-    sizes = {"sorted": (6.0, 4), "grouped": (5.0, 8)}
-    made = {
-        name: measured(configuration(batching=name), seconds).model_copy(update={"micro_batch_size": micro})
-        for name, (seconds, micro) in sizes.items()
-    }
-    slower = measured(configuration(batching="grouped", optimizer="adamw-loop"), 7.0)
-    records = (*history(spec()), *map(record, (*made.values(), slower.model_copy(update={"micro_batch_size": 2}))))
-    view = View(known(spec(), facts(), records), "lora")
-
-    def told(batching: str, **more: Any) -> int | None:
-        asked = configuration(batching=batching, padding="multiple-8", **more)
-        return view.request(asked, Origin.search).micro_batch_size
-
-    assert (told("sorted"), told("grouped"), told("packed"), told("padded")) == (4, 8, None, None)
-    assert told("grouped", effective=64) is None
-
-
 def test_workers_get_a_trial_each(spec: Spec, facts: Facts) -> None:
     decision = plan(known(spec(search={"trials": 30}), facts(), history(spec(), 6.0), workers=3))
     assert len({request.configuration.key for request in decision.trials}) == 3

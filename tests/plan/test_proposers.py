@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import pytest
 
@@ -121,3 +122,22 @@ def test_where_memory_is_short_only_what_needs_little_is_drawn(spec: Spec, facts
     assert len({one["batching"] for one in drawn}) > 1, "what has nothing to do with memory is free"
     crashed = known.model_copy(update={"history": (record(failed(small, Outcome.crashed)),)})
     assert (one := ask(View(crashed, "full"), taken)) and one.levers["checkpointing"] != "full", "memory was not short"
+
+
+def test_a_trial_begins_with_the_micro_batch_that_was_fastest_for_its_batching(spec: Spec, facts: Facts) -> None:
+    """Or a size that happened to be timed once would make all levers that were tried with it look fast."""
+    sizes = {"sorted": (6.0, 4), "grouped": (5.0, 8)}
+    made = {
+        name: measured(configuration(batching=name), seconds).model_copy(update={"micro_batch_size": micro})
+        for name, (seconds, micro) in sizes.items()
+    }
+    slower = measured(configuration(batching="grouped", optimizer="adamw-loop"), 7.0)
+    records = (*history(spec()), *map(record, (*made.values(), slower.model_copy(update={"micro_batch_size": 2}))))
+    view = View(PlanInput(spec=spec(), facts=facts(), history=records, next_number=len(records) + 1), "lora")
+
+    def told(batching: str, **more: Any) -> int | None:
+        asked = configuration(batching=batching, padding="multiple-8", **more)
+        return view.request(asked, Origin.search).micro_batch_size
+
+    assert (told("sorted"), told("grouped"), told("packed"), told("padded")) == (4, 8, None, None)
+    assert told("grouped", effective=64) is None
