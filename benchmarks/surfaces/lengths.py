@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from service.contract.measurement import DatasetFacts
 from service.levers import LEVERS
+from service.levers.batching import BUDGETED, ROWS
 
 Floats = NDArray[np.float64]
 MICROS = (1, 2, 4, 8, 16, 32, 64, 128)  # the ladder of micro batches
@@ -17,7 +18,6 @@ PADDING = LEVERS["padding"].names
 ACROSS = 8  # steps over which `grouped` sorts
 DRAWS = 4  # groups of that many steps that are simulated
 UNIT_SAMPLES = 64  # of a work unit, by about which the share of its shapes is counted
-ROWS = ("packed", "packed-global")
 MULTIPLES = {"longest": 1, "multiple-8": 8, "multiple-64": 64}
 
 
@@ -129,7 +129,7 @@ def _warmed(steps: NDArray[np.int64], batching: str, multiple: int, micro: int, 
         return min(1.0, micro * longest / float(steps.sum()))
     if multiple == 0:
         return min(1.0, micro / steps.size)
-    if batching in ("token-budget", "padding-free"):
+    if batching in BUDGETED:
         return 1.0  # hardly two micro batches have one width
     if batching != "padded":
         across = steps if batching == "sorted" else steps.reshape(1, -1)

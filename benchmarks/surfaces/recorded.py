@@ -131,10 +131,7 @@ def _scaled(one: Measurement, seconds: float) -> Measurement:
     """The measurement with a work unit that takes so many seconds."""
     if one.timing is None:
         return one
-    factor = seconds / one.timing.seconds
-    parts = ("seconds", "low", "high", "waiting_seconds", "update_seconds")
-    changed = {name: value * factor for name in parts if (value := getattr(one.timing, name)) is not None}
-    return one.model_copy(update={"timing": one.timing.model_copy(update=changed)})
+    return one.model_copy(update={"timing": one.timing.scaled(seconds / one.timing.seconds)})
 
 
 class Recorded(Surface):

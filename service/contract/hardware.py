@@ -8,6 +8,8 @@ from pydantic import Field
 
 from service.contract.base import Contract
 
+HOST_KEPT_BACK = 0.1  # of the host's free memory, which no trial may take: the system would end this or another process
+
 
 class Package(Contract):
     """An optional package on the worker: its version, or why it cannot be used."""

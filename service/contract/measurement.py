@@ -131,6 +131,12 @@ class Timing(Contract):
         """Whether most of the timings were taken while other processes used the device, as far as it can tell."""
         return self.clean_share is not None and self.clean_share < LEAST_CLEAN
 
+    def scaled(self, factor: float) -> Timing:
+        """The timing on a machine where all of it takes so many times as long."""
+        names = ("seconds", "low", "high", "waiting_seconds", "update_seconds")
+        told = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return self.model_copy(update={name: value * factor for name, value in told.items()})
+
     @property
     def log_error(self) -> float:
         """The standard error of the logarithm of `seconds`, by the interval's width."""

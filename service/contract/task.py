@@ -58,8 +58,8 @@ class TrialRequest(Contract):
     expected_seconds: float = Field(
         default=0.0, description="What it may take, as the longest trial of the job did; 0 where none has run."
     )
-    micro_batch_size: int | None = Field(
-        default=None, description="What the fastest trial with the same batching took: a CPU times this size first."
+    first_micro_batch: int | None = Field(
+        default=None, description="The fastest trial's with the same batching, which a CPU times first."
     )
     best_seconds: float | None = Field(default=None, description="The fastest unit so far: clearly slower ends early.")
     slowest_run_seconds: float | None = Field(

@@ -210,6 +210,6 @@ def test_a_trial_tells_what_updates_take_and_what_ran_before_it_was_timed(llama:
     job = tiny.job(llama, data, search={"objective": "memory", "verify": "quick"})
     made = configuration(effective=8, precision="fp32")
     asked = TrialRequest(configuration=made, origin=Origin.search, number=2, slowest_run_seconds=1e6)
-    found = run_trial(job, asked, tiny.device(), tiny.workplace(llama, tmp_path), lambda _: None)
+    found, _ = run_trial(job, asked, tiny.device(), tiny.workplace(llama, tmp_path), lambda _: None)
     assert found.timing and 0 < (found.timing.update_seconds or 0) < found.timing.seconds
     assert found.micro_batch_size == 1 and found.time_spent["warm-up"] > 0 and found.time_spent["timing"] > 0

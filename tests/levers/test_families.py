@@ -137,7 +137,7 @@ def test_a_trial_runs_to_its_end(job: Any, family: str, monkeypatch: pytest.Monk
             reference_loss=found.check_loss if found else None,
             reference_grad_norm=found.check_grad_norm if found else None,
         )
-        found = measure.run_trial(spec, request, device, place, lambda _: None)
+        found, _ = measure.run_trial(spec, request, device, place, lambda _: None)
         assert found.outcome is Outcome.ok and found.tokens_per_second and found.largest_micro_batch
         assert f"attention={attention}" not in found.lacks
 

@@ -205,7 +205,7 @@ def test_a_trial_runs_to_its_end(job: JobSpec, monkeypatch: pytest.MonkeyPatch, 
         configuration=configuration("lora", 16, precision="fp32", **levers), origin=Origin.baseline, number=1, passes=1
     )
     place = tiny.workplace(Path(job.model.source), Path(job.dataset.source).parent)
-    found = measure.run_trial(job, request, device, place, lambda _: None)
+    found, _ = measure.run_trial(job, request, device, place, lambda _: None)
     assert found.outcome is Outcome.ok and found.tokens_per_second
     assert {tokens for _, tokens in seen} == {128}
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(seen) > 2

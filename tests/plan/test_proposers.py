@@ -137,7 +137,7 @@ def test_a_trial_begins_with_the_micro_batch_that_was_fastest_for_its_batching(s
 
     def told(batching: str, **more: Any) -> int | None:
         asked = configuration(batching=batching, padding="multiple-8", **more)
-        return view.request(asked, Origin.search).micro_batch_size
+        return view.request(asked, Origin.search).first_micro_batch
 
     assert (told("sorted"), told("grouped"), told("packed"), told("padded")) == (4, 8, None, None)
     assert told("grouped", effective=64) is None

@@ -54,9 +54,7 @@ def serve(
         reset(bundle, request)
 
 
-def take_turns(
-    result: Result, bundle: Bundle, tell: Callable[[ChildMessage], None], hear: Callable[[], Order]
-) -> NoReturn:
+def stay(result: Result, bundle: Bundle, tell: Callable[[ChildMessage], None], hear: Callable[[], Order]) -> NoReturn:
     """Tell a trial's result, then take turns with other children as often as that is ordered, until the worker ends it.
 
     Only seconds are asked for, so that the model is trained on as it is.

@@ -103,7 +103,7 @@ class Curve:
         elif self._minimises_memory:
             self._time_smallest()
         else:
-            going = self._time(first_size(self._bundle, self._candidates, self._request.micro_batch_size))
+            going = self._time(first_size(self._bundle, self._candidates, self._request.first_micro_batch))
             for below in self._below_largest(found.predicted) if self._request.curve else ():
                 going = going and (below in self._timed or self._time(below))
             for _ in range(MOST_GUIDED - 1):
@@ -244,10 +244,13 @@ class Curve:
         return peaks[most] + slope * (size - most) <= self._bundle.device.capacity()
 
 
-def warm_compiled(bundle: Bundle, largest: int, tell: Tell) -> float:
-    """Run the largest and the smallest shape twice; the seconds that the first, compiling round took more."""
+def warm_compiled(bundle: Bundle, largest: int, told: int | None, tell: Tell) -> float:
+    """Run the size that is timed first (`first_size`) and the smallest twice.
+
+    Returns the seconds that the first round, in which they are compiled, took more than the second.
+    """
     fitting = candidates(bundle, largest)
-    size = first_size(bundle, fitting)
+    size = first_size(bundle, fitting, told)
     cold = time.perf_counter()
     probe.fits(bundle, size, tell)
     probe.fits(bundle, fitting[0], tell)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from service.contract.child import ChildMessage, ChildRequest, Failed, Order, OutOfMemory, Result
-    from worker.child.build import Bundle
     from worker.devices import Device
 
 from worker.child.isolation import isolate
@@ -151,11 +150,12 @@ def _run(
         # A verification times no compiling, so its processes share what they compile; a trial's cache stays empty.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place.job_cache / "compile")
     if isinstance(request, RunTrial):
-        built: list[Bundle] = []
-        measured = measure.run_trial(spec, request.trial, device, place, tell, request.known, request.only_probe, built)
-        if not request.stays:
-            return Result(measurement=measured)
-        again.take_turns(Result(measurement=measured), built[0], tell, hear)
+        measured, bundle = measure.run_trial(
+            spec, request.trial, device, place, tell, request.known, request.only_probe
+        )
+        if request.stays:
+            again.stay(Result(measurement=measured), bundle, tell, hear)  # until the worker ends this process
+        return Result(measurement=measured)
     if isinstance(request, RunSoak):
         return Result(soak=soak.run_soak(spec, request.candidate, request.seed, device, place, request.seconds))
     return again.serve(request, device, tell, hear)

@@ -87,24 +87,21 @@ def run_trial(
     tell: Tell,
     known: tuple[Probe, ...] = (),
     only_probe: bool = False,
-    built: list[Bundle] | None = None,
-) -> Measurement:
-    """Measure one configuration. Errors pass through.
+) -> tuple[Measurement, Bundle]:
+    """(what one configuration measures, its model and data, which were trained meanwhile). Errors pass through.
 
     After an out-of-memory error, the last message `probe_started` tells the worker which size was running. `known`
     are the probes of earlier children of this trial, those that ran out of memory included. With `only_probe` nothing
-    is timed: the answer is the largest micro batch and the memory line. The model and its data are put into `built`.
+    is timed: the answer is the largest micro batch and the memory line.
     """
     spent, started = Spent(), time.perf_counter()
     tell(Progress(text="loading"))
     used_before = device.used_by_others()
     bundle = build(spec, request.configuration, device, workplace, spec.training.seed)
-    if built is not None:
-        built.append(bundle)
     spent.phases |= {"data": bundle.data_seconds, "load": bundle.load_seconds}
     spent.phase("build")
     spent.phases["build"] -= bundle.data_seconds + bundle.load_seconds
-    facts = told(bundle, device, used_before)
+    facts = built(bundle, device, used_before)
     tell(facts)
     notes: list[str] = []
     unit = unit_of(spec, bundle.data, spec.training.seed)
@@ -128,12 +125,12 @@ def run_trial(
     assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"
     if only_probe:
         base |= {"largest_micro_batch": found.largest, "evaluation_batch_size": evaluation}
-        return Measurement(**base, outcome=Outcome.ok)
+        return Measurement(**base, outcome=Outcome.ok), bundle
     compile_seconds = 0.0
     if bundle.compiled:
         tell(Progress(text="compiling"))
         bundle.compile()
-        compile_seconds = curve.warm_compiled(bundle, found.predicted, tell)
+        compile_seconds = curve.warm_compiled(bundle, found.predicted, request.first_micro_batch, tell)
         if request.confirm_largest:
             found = probe.recompiled(bundle, tell, found, learnt)
             base |= limits_of(found)
@@ -164,7 +161,7 @@ def run_trial(
         notes.append(
             f"Memory was so full that the allocator freed its cache {timing.retries} times while this was timed."
         )
-    return Measurement(
+    measured = Measurement(
         **base,
         outcome=Outcome.ok,
         micro_batch_size=timing.micro_batch_size,
@@ -186,6 +183,7 @@ def run_trial(
         notes=tuple(notes),
         time_spent={name: round(seconds, 3) for name, seconds in spent.phases.items()},
     )
+    return measured, bundle
 
 
 def _evaluation_batch(spec: JobSpec, largest: int, micro: int, apart: bool) -> int:
@@ -197,7 +195,7 @@ def _evaluation_batch(spec: JobSpec, largest: int, micro: int, apart: bool) -> i
     return min(found, micro) if minimises_memory(spec) else found
 
 
-def told(bundle: Bundle, device: Device, used_before: int) -> Built:
+def built(bundle: Bundle, device: Device, used_before: int) -> Built:
     """What a trial can tell once its model and its data are there."""
     every, trained = parameter_counts(bundle.model)
     return Built(

@@ -229,10 +229,10 @@ class Unit:
         """
         if self.most_seconds is None or self.passes or self.pieces.seconds() < LEAST_SECONDS:
             return False
-        if self.pieces.dirty:  # by a neighbour, as fast as it may be
+        if self.pieces.dirty:  # what others used of the device may be all that makes it slow
             return False
-        timed, every = set(sum(self.shapes_of.values(), [])), range(len(self.plan))
-        left = {shape for number in every for shape in self._shapes_of(number)} - timed
+        timed = {shape for shapes in self.shapes_of.values() for shape in shapes}
+        left = {shape for number in range(len(self.plan)) for shape in self._shapes_of(number)} - timed
         longest = max(width for _, width in timed)
         if left and (len(timed) < ENOUGH_SHAPES or any(width > longest for _, width in left)):
             return False

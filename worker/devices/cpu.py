@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import psutil
 import torch
 
-from service.contract.hardware import HardwareFacts
+from service.contract.hardware import HOST_KEPT_BACK, HardwareFacts
 from worker.devices.base import Device, cpu_reading, proc_status
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEPT_BACK = 0.1
 
 
 class _MallInfo2(ctypes.Structure):
@@ -71,7 +70,7 @@ class Cpu(Device):
 
         Never above what is free now, or the system would end this process, or another one, before the cap does.
         """
-        free = int(psutil.virtual_memory().available * (1 - KEPT_BACK)) + self.used()
+        free = int(psutil.virtual_memory().available * (1 - HOST_KEPT_BACK)) + self.used()
         self._cap = min(cap_bytes or free, free)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (self._cap, hard))

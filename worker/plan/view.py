@@ -153,7 +153,7 @@ class View:
             passes=1 if quick else 2,  # one is enough where the verification times the best again
             seconds_limit=self.budget.trial_limit(configuration, origin),
             expected_seconds=self.budget.expected(configuration),
-            micro_batch_size=self._size_of_the_like(configuration),
+            first_micro_batch=self._first_micro_batch(configuration),
             best_seconds=min((one.timing.seconds for one in timed if one.timing), default=None),
             slowest_run_seconds=run_seconds(self.spec, reference) if reference and self.minimises_memory else None,
             reference_loss=reference.check_loss if reference else None,
@@ -161,23 +161,21 @@ class View:
             reference_rounded=reference is not None and not precise(reference),
         )
 
-    def _size_of_the_like(self, configuration: Configuration) -> int | None:
-        """The micro batch of the fastest trial that arranges the same steps in the same way; None without one.
+    def _first_micro_batch(self, configuration: Configuration) -> int | None:
+        """The micro batch of the best trial that arranges the same steps in the same way; None without one.
 
         A micro batch of another size may be a quarter faster, which would be taken for what the levers do. The
         baseline's was given to it.
         """
         reference = self.baseline()
-        alike = [
-            one
+        alike = (
+            one.micro_batch_size
             for one in self.good
             if one is not reference
             and one.configuration.levers["batching"] == configuration.levers["batching"]
             and one.configuration.effective_batch_size == configuration.effective_batch_size
-            and one.timing is not None
-        ]
-        fastest = min(alike, key=lambda one: one.timing.seconds if one.timing else math.inf, default=None)
-        return fastest.micro_batch_size if fastest else None
+        )
+        return next(alike, None)
 
 
 def completed(known: PlanInput) -> PlanInput:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from service.contract.child import Result, RunBlock
+from service.contract.hardware import HOST_KEPT_BACK
 from service.contract.job import JobSpec
-from service.contract.measurement import NORMAL, Block, Measurement, Timing
+from service.contract.measurement import NORMAL, Block, Measurement
 from service.contract.objective import minimises_memory
 from service.contract.task import TrialRequest
 from worker.runner.sandbox import Child, Ending
@@ -29,11 +30,11 @@ from worker.runner.together import take_turns
 if TYPE_CHECKING:
     from worker.runner.measuring import Bench
 
-# A trial whose seconds, at the pace of the latest turns, are between so many times the best one's takes turns with it.
-# What is slower is at most a finalist for its batching (worker/plan/view.py, WITHIN); no drift explains what is faster.
+# A trial takes turns with the best one if, at the pace of the latest turns, it took at most CLOSE times its seconds and
+# more than FAR times. What is slower can be a finalist for its batching only (WITHIN in worker/plan/view.py); what is
+# that much faster is faster at any pace.
 CLOSE, FAR = 1.15, 0.8
 READY_SECONDS, PATIENCE = 60.0, 4.0  # until a child has to be ready for a turn: so long, and so many times its unit
-USABLE = 0.9  # of the memory that is available, for a trial: worker/devices/cpu.py keeps the rest back
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Incumbent:
     def wanted(self, spec: JobSpec) -> bool:
         """Whether the next trial's process should stay. The one that does is ended where a trial needs its memory."""
         cap = self._bench.host_cap(spec)
-        if cap is None or cap > USABLE * psutil.virtual_memory().available:
+        if cap is None or cap > (1 - HOST_KEPT_BACK) * psutil.virtual_memory().available:
             self.close()
         return cap is not None and not minimises_memory(spec)
 
@@ -165,18 +166,11 @@ def in_turns(best: Measurement, measured: Measurement, of_best: Block, own: Bloc
     )
     return measured.model_copy(
         update={
-            "timing": _scaled(measured.timing, factor).model_copy(update=told),
-            "curve": tuple(_scaled(one, factor) for one in measured.curve),
+            "timing": measured.timing.scaled(factor).model_copy(update=told),
+            "curve": tuple(one.scaled(factor) for one in measured.curve),
             "notes": (*measured.notes, note),
         }
     )
-
-
-def _scaled(timing: Timing, factor: float) -> Timing:
-    """The timing at another pace."""
-    names = ("seconds", "low", "high", "waiting_seconds", "update_seconds")
-    values = {name: getattr(timing, name) for name in names}
-    return timing.model_copy(update={name: value * factor for name, value in values.items() if value is not None})
 
 
 def _is_best(measured: Measurement, best: Measurement | None, best_seconds: float | None) -> bool:

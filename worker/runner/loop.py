@@ -130,7 +130,7 @@ class Loop:
         # The device is locked before a task is claimed, so that a claimed trial can be measured at once.
         if not self._incumbent.stays and not self.lock.acquire():
             return False
-        claim, is_awaited = None, False
+        claim = None
         try:
             claim = self.broker.claim(self.worker_id, ON_DEVICE)
             if claim is None:
