@@ -28,6 +28,7 @@ from service.contract.measurement import Measurement
 from service.contract.task import LEAST_SOAK_SECONDS, PlanInput, VerifyRequest, block_passes, keeps_process
 from worker.child.measure import unit_size
 from worker.child.soak import STEPS as SOAK_STEPS
+from worker.plan.budget import warm_seconds
 from worker.plan.proof import STEPS as PROOF_STEPS
 from worker.runner.together import fit_together
 
@@ -74,7 +75,7 @@ def blocks(request: VerifyRequest, facts: HardwareFacts) -> float:
     for one, unit in zip(everyone, units, strict=True):
         kept = keeps_process(one) and (are_together or one is everyone[-1])
         seconds += (1 if kept else BLOCKS) * process(one)
-        seconds += BLOCKS * (passes * unit + one.time_spent["warm-up"])
+        seconds += BLOCKS * (passes * unit + warm_seconds(one, unit, facts))
     return seconds
 
 

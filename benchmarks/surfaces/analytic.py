@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.surfaces import exhaustive
-from benchmarks.surfaces.base import Kind, Surface
+from benchmarks.surfaces.base import Kind, Surface, normal
 from benchmarks.surfaces.lengths import Arranged, arrange
 from benchmarks.surfaces.physics import Found, Interaction, Ints, World, evaluate, observed
 from benchmarks.surfaces.recipes import recipes
@@ -22,6 +22,7 @@ from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.task import PlanInput
 from service.levers import LEVERS, circumstances, exclusions
 from service.space import Space, applicable, space, without
+from worker.child.timing import ENOUGH_SECONDS
 from worker.plan.budget import BEGIN_SECONDS
 from worker.plan.proposers.baseline import baseline
 from worker.plan.space import effective_choices, point
@@ -30,6 +31,7 @@ from worker.plan.view import View
 UNIT_STEPS, PASSES, PROBES = 8, 2, 4
 FRACTION = re.compile(r"\d+\.\d+(?:e[-+]?\d+)?")
 SAMPLED = 64  # combinations whose scores are part of the fingerprint
+PREDICTED = 0.01  # the standard deviation of the logarithm of what is predicted of a unit, beside the noise
 START = BEGIN_SECONDS  # that a trial's process takes to begin
 
 
@@ -184,10 +186,13 @@ class Analytic(Surface):
         """The measurement of a configuration that runs."""
         micro, step, model = int(found.micro[0]), float(found.step[0]), self.world.model
         effective = configuration.effective_batch_size
-        seconds = step * self._steps(configuration) * self.noise(configuration, seed)
+        lead = self._lead(configuration, step)
+        unsure = (1 - lead) * PREDICTED * normal(self.name, configuration.key, seed, "the rest")
+        seconds = step * self._steps(configuration) * self.noise(configuration, seed) * math.exp(unsure)
         peak = int(line.at(micro))
         compiling = float(found.once[0]) - model.load_seconds * (1 + self._loading(configuration))
-        timing, warmed = self._timing(configuration, seconds, micro, peak)
+        *_, warmed, micro_batches = observed(self.world, self.arranged, *self.indices(configuration), micro)
+        timing = self._timing(configuration, seconds, micro, peak).model_copy(update={"timed_share": lead})
         probes = tuple(
             Probe(micro_batch_size=one, peak_bytes=int(line.at(one)), seconds=step) for one in sorted({1, micro})
         )
@@ -196,13 +201,13 @@ class Analytic(Surface):
             "load": model.load_seconds,
             "probe": step * PROBES / max(1, effective // max(1, micro)) + 1.0,
             "compile": compiling,
-            "warm-up": seconds * warmed,
-            "timing": seconds * self.passes,
+            "warm-up": seconds * warmed * lead if self.facts.has_own_memory else 0.0,
+            "timing": seconds * lead * self.passes,
         }
         values |= {
             "outcome": Outcome.ok,
             "micro_batch_size": micro,
-            "gradient_accumulation_steps": -(-effective // micro),
+            "gradient_accumulation_steps": micro_batches,
             "largest_micro_batch": int(found.largest[0]),
             "predicted_micro_batch": line.largest(self.world.device.capacity * 0.95),
             "limited_by": "memory" if int(found.largest[0]) < effective else "the effective batch",
@@ -223,13 +228,20 @@ class Analytic(Surface):
         }
         return Measurement(**values)
 
-    def _timing(self, configuration: Configuration, seconds: float, micro: int, peak: int) -> tuple[Timing, float]:
-        """(the timing, the share of the unit that runs before it)."""
-        tokens, waiting, warmed = observed(self.world, self.arranged, *self.indices(configuration), micro)
+    def _lead(self, configuration: Configuration, step: float) -> float:
+        """The share of the unit that a trial times, in whole steps: on a GPU no more than tells the rest."""
+        if not self.facts.has_own_memory or self.unit_samples is None:
+            return 1.0
+        steps = self._steps(configuration)
+        return min(steps, math.ceil(ENOUGH_SECONDS / step)) / steps
+
+    def _timing(self, configuration: Configuration, seconds: float, micro: int, peak: int) -> Timing:
+        """The timing of the whole unit."""
+        tokens, waiting, _, _ = observed(self.world, self.arranged, *self.indices(configuration), micro)
         effective = configuration.effective_batch_size
         steps = self._steps(configuration)
         real = int(self.dataset.tokens / self.dataset.rows * effective * steps)
-        timing = Timing(
+        return Timing(
             micro_batch_size=micro,
             seconds=seconds,
             low=seconds * 0.99,
@@ -244,7 +256,6 @@ class Analytic(Surface):
             clean_share=1.0,
             largest_share_of_others=0.0,
         )
-        return timing, warmed if self.facts.has_own_memory else 0.0
 
     def _steps(self, configuration: Configuration) -> int:
         """The optimizer steps of the work unit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +13,13 @@ from service.levers import LEVERS
 from service.levers.batching import BUDGETED, ROWS
 
 Floats = NDArray[np.float64]
+Counts = tuple[float, float, float]  # micro batches, tokens, squares of rows
 MICROS = (1, 2, 4, 8, 16, 32, 64, 128)  # the ladder of micro batches
 BATCHING = LEVERS["batching"].names
 PADDING = LEVERS["padding"].names
 ACROSS = 8  # steps over which `grouped` sorts
-DRAWS = 4  # groups of that many steps that are simulated
+SAMPLES = 4096  # that are simulated
+PACKED_TOGETHER = 512  # samples that `packed-global` packs at a time: more would fill rows hardly better
 UNIT_SAMPLES = 64  # of a work unit, by about which the share of its shapes is counted
 MULTIPLES = {"longest": 1, "multiple-8": 8, "multiple-64": 64}
 
@@ -76,51 +79,59 @@ class Arranged:
 
 
 def arrange(lengths: Lengths, effectives: tuple[int, ...]) -> Arranged:
-    """Simulate all arrangements."""
+    """Simulate all arrangements, of the same samples for every effective batch, so that none has fewer tokens."""
     shape = (len(BATCHING), len(PADDING), len(MICROS), len(effectives))
     micros, tokens, squares, warmed = (np.full(shape, np.inf) for _ in range(4))
     own, real = np.zeros(len(effectives)), np.zeros(len(effectives))
+    samples = lengths.draw(SAMPLES)
+    packed = sum(_rows(some, lengths.longest) for some in samples.reshape(-1, PACKED_TOGETHER)) / SAMPLES
     for e, effective in enumerate(effectives):
-        groups = lengths.draw(effective * ACROSS * DRAWS).reshape(DRAWS, ACROSS, effective)
+        groups = samples.reshape(-1, min(ACROSS, SAMPLES // effective), effective)
         own[e], real[e] = float((groups**2).sum(-1).mean()), float(groups.sum(-1).mean())
+        steps = groups.reshape(-1, effective)
+        rows: dict[str, list[float]] = {
+            "packed": [_rows(step, lengths.longest) for step in steps],
+            "packed-global": [packed * effective],
+        }
         for b, batching in enumerate(BATCHING):
             for m, micro in enumerate(MICROS):
-                for p, padding in enumerate(PADDING):
-                    found = _step(groups, batching, MULTIPLES.get(padding, 0), min(micro, effective), lengths.longest)
-                    micros[b, p, m, e], tokens[b, p, m, e], squares[b, p, m, e] = found
-                    unit = groups[0, : max(1, UNIT_SAMPLES // effective)]
-                    warmed[b, p, m, e] = _warmed(
-                        unit, batching, MULTIPLES.get(padding, 0), min(micro, effective), lengths.longest
-                    )
+                size = min(micro, effective)
+                if batching in ROWS:
+                    every = [_packed(rows[batching], size, lengths.longest)] * len(PADDING)
+                elif batching in BUDGETED:
+                    every = [_within(steps, batching, size * lengths.longest)] * len(PADDING)
+                else:
+                    every = [_cut(groups, batching, size, MULTIPLES.get(one, 0), lengths.longest) for one in PADDING]
+                micros[b, :, m, e], tokens[b, :, m, e], squares[b, :, m, e] = np.array(every).T
+                unit = groups[0, : max(1, UNIT_SAMPLES // effective)]
+                multiples = (MULTIPLES.get(one, 0) for one in PADDING)
+                warmed[b, :, m, e] = [_warmed(unit, batching, one, size, lengths.longest) for one in multiples]
     return Arranged(effectives, micros, tokens, squares, own, real, warmed)
 
 
-def _step(
-    groups: NDArray[np.int64], batching: str, multiple: int, micro: int, longest: int
-) -> tuple[float, float, float]:
-    """(micro batches, computed tokens, squares of rows) of a mean step."""
-    steps = groups.reshape(-1, groups.shape[-1])
-    effective = steps.shape[1]
-    if batching in ("padded", "sorted", "grouped"):
-        if batching == "sorted":
-            steps = np.sort(steps, axis=1)
-        if batching == "grouped":
-            steps = np.sort(groups.reshape(len(groups), -1), axis=1).reshape(-1, effective)
-        rows = _padded(steps, micro, multiple, longest)
-        return float(-(-effective // micro)), float(rows.sum(1).mean()), float((rows**2).sum(1).mean())
-    budget = micro * longest
+def _cut(groups: NDArray[np.int64], batching: str, micro: int, multiple: int, longest: int) -> Counts:
+    """(micro batches, computed tokens, squares of rows) of a mean step that is cut into padded micro batches."""
+    effective = groups.shape[-1]
+    if batching == "sorted":
+        groups = np.sort(groups, axis=2)
+    if batching == "grouped":
+        groups = np.sort(groups.reshape(len(groups), -1), axis=1)
+    rows = _padded(groups.reshape(-1, effective), micro, multiple, longest)
+    return float(-(-effective // micro)), float(rows.sum(1).mean()), float((rows**2).sum(1).mean())
+
+
+def _within(steps: NDArray[np.int64], batching: str, budget: int) -> Counts:
+    """The same of steps whose micro batches have at most `budget` tokens."""
     if batching == "token-budget":
-        counts = [_budgeted(np.sort(step)[::-1], budget) for step in steps[:8]]
-        return _means(counts)
-    if batching == "padding-free":
-        total = steps.sum(1)
-        count = np.maximum(1, np.ceil(total / budget))
-        return float(count.mean()), float(total.mean()), float((total**2 / count).mean())
-    many = steps[:8] if batching == "packed" else steps[:8].reshape(1, -1)
-    share = 1 if batching == "packed" else len(many[0]) / effective
-    filled = [_rows(step, longest) / share for step in many]
-    found = [(max(1.0, np.ceil(rows / micro)), rows * longest, rows * longest**2) for rows in filled]
-    return _means(found)
+        return _means([_budgeted(np.sort(step)[::-1], budget) for step in steps])
+    total = steps.sum(1)
+    count = np.maximum(1, np.ceil(total / budget))
+    return float(count.mean()), float(total.mean()), float((total**2 / count).mean())
+
+
+def _packed(filled: Sequence[float], micro: int, longest: int) -> Counts:
+    """The same of steps that fill so many rows each."""
+    return _means([(max(1.0, np.ceil(rows / micro)), rows * longest, rows * longest**2) for rows in filled])
 
 
 def _warmed(steps: NDArray[np.int64], batching: str, multiple: int, micro: int, longest: int) -> float:
@@ -140,7 +151,7 @@ def _warmed(steps: NDArray[np.int64], batching: str, multiple: int, micro: int, 
     return sum(width for _, width in shapes) / sum(tokens)
 
 
-def _means(found: list[tuple[float, float, float]]) -> tuple[float, float, float]:
+def _means(found: list[Counts]) -> Counts:
     first, second, third = (float(one) for one in np.mean(np.array(found), axis=0))
     return first, second, third
 
@@ -157,7 +168,7 @@ def _padded(steps: NDArray[np.int64], micro: int, multiple: int, longest: int) -
     return padded
 
 
-def _budgeted(falling: NDArray[np.int64], budget: int) -> tuple[float, float, float]:
+def _budgeted(falling: NDArray[np.int64], budget: int) -> Counts:
     """A step's samples, longest first, in micro batches of at most `budget` padded tokens."""
     micros, tokens, squares, at = 0, 0.0, 0.0, 0
     while at < len(falling):

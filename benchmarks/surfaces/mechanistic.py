@@ -8,7 +8,7 @@ from benchmarks.surfaces.analytic import Analytic
 from benchmarks.surfaces.costs import ATTENTION, SHARED, Costs, Form, complete, precision
 from benchmarks.surfaces.lengths import Lengths
 from benchmarks.surfaces.physics import Device, Interaction, Model, World
-from benchmarks.surfaces.workers import GIB, H200, RTX_3080_TI, RTX_4090, SMALL_CPU
+from benchmarks.surfaces.workers import H200, RTX_3080_TI, RTX_4090, SMALL_CPU
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.levers import LEVERS
@@ -20,10 +20,10 @@ SPEEDS = {
     "cpu": {"16": 3.2, "tf32": 1.0, "medium": 2.6},
 }
 DEVICES = {
-    "3080ti": Device(2.2e13, 9.1e11, 5e-6, 12 * GIB, half=250, overlap=4),
-    "4090": Device(6e13, 1e12, 5e-6, 24 * GIB, half=350, overlap=4),
-    "h200": Device(5e13, 4.2e12, 4.5e-6, 139 * GIB, half=700, overlap=4, bus=5e10),
-    "cpu": Device(1.3e11, 2e10, 6e-6, 16 * GIB, half=20, overlap=1, context=0.3e9, cache_tokens=3000),
+    "3080ti": Device(2.2e13, 9.1e11, 5e-6, RTX_3080_TI.memory_bytes, half=250, overlap=4),
+    "4090": Device(6e13, 1e12, 5e-6, RTX_4090.memory_bytes, half=350, overlap=4),
+    "h200": Device(5e13, 4.2e12, 4.5e-6, H200.memory_bytes, half=700, overlap=4, bus=5e10),
+    "cpu": Device(1.3e11, 2e10, 6e-6, SMALL_CPU.memory_bytes, half=20, overlap=1, context=0.3e9, cache_tokens=3000),
 }
 BERT: dict[str, Any] = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 0, "causal": False, "tensors": 200}
 LLAMA_1B: dict[str, Any] = {"layers": 16, "hidden": 2048, "heads": 32, "vocabulary": 128_256, "causal": True}
@@ -76,6 +76,8 @@ def costs(device: str, speeds: str, method: Form, checkpoint: str) -> Costs:
             name: {**one, "update": one["update"] * (3 if "8bit" in name or "4bit" in name else 1)}
             for name, one in SHARED["optimizer"].items()
         }
+    if method != "qlora":  # other methods' weights are not quantised, whatever choice stands there
+        shared["quantization"] = {}
     shared["precision"] = precision(kind, SPEEDS[speeds], method, checkpoint)
     return complete(shared)
 

@@ -128,18 +128,18 @@ def evaluate(world: World, arranged: Arranged, levers: Mapping[str, Ints], effec
 
 def observed(
     world: World, arranged: Arranged, levers: Mapping[str, Ints], effective: Ints, micro: int
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float, int]:
     """What a trial of one configuration sees beside its seconds.
 
     (tokens that a step computes, padding included; seconds of it that wait for batches; the share of a work unit that
-    one micro batch of each of its shapes is).
+    one micro batch of each of its shapes is; the micro batches of a step).
     """
     batching = BATCHING.index(world.names["batching"][int(levers["batching"][0])])
     padding = PADDING.index(world.names["padding"][int(levers["padding"][0])])
     at = batching, padding, MICROS.index(micro), int(effective[0])
     tokens = float(arranged.tokens[at])
     waiting = tokens * world.model.collate * float(_fields(world, levers)["stall"][0])
-    return tokens, waiting, float(arranged.warmed[at])
+    return tokens, waiting, float(arranged.warmed[at]), max(1, round(float(arranged.micros[at])))
 
 
 def hits(

@@ -33,6 +33,7 @@ MOST_COMBINATIONS = 1_500_000  # after pruning, that are enumerated
 PAIRS, TRIPLES, IMPOSSIBLE, UNSTABLE = 7, 4, 2, 2
 SHORTEST = 20.0  # seconds that the fastest run takes at least
 STRONGEST = (math.log(0.8), math.log(1.25))
+BYTES = ("frozen", "trained", "state", "copies")  # of a weight, of its state and its gradient, by their formats
 # Levers that may be left without any effect on a surface, so that fewer combinations are enumerated.
 MAY_BE_INERT = ("cache", "activations", "normalisation", "vocabulary", "allocator", "loading", "kernels", "head")
 WORKERS: tuple[tuple[HardwareFacts, str], ...] = (
@@ -183,14 +184,18 @@ def _perturbed(rng: np.random.Generator, table: Costs) -> Costs:
     for name, choices in table.items():
         found[name] = {}
         for choice, cost in choices.items():
-            changed = {
-                key: value * float(np.exp(rng.normal(0, 0.1 if key in FACTORS else 0.35)))
-                for key, value in sorted(cost.items())
-            }
+            changed = {key: value * float(np.exp(rng.normal(0, _spread(key)))) for key, value in sorted(cost.items())}
             if name not in ("experts", "evaluation") and rng.random() < 0.35:
                 changed["everything"] = float(np.exp(rng.normal(0, 0.05)))
             found[name][choice] = changed
     return found
+
+
+def _spread(field: str) -> float:
+    """How unsure a cost is: the standard deviation of its logarithm. How many bytes a number takes is known."""
+    if field in BYTES:
+        return 0.02
+    return 0.1 if field in FACTORS else 0.35
 
 
 def _with_effects(rng: np.random.Generator, drawn: Drawn) -> World:

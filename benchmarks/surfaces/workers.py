@@ -40,9 +40,11 @@ def cpu(cores: int, gib: float, bf16: bool, packages: tuple[str, ...] = COMMON) 
     )
 
 
-RTX_3080_TI = gpu("NVIDIA GeForce RTX 3080 Ti", 12, (8, 6))
-RTX_4090 = gpu("NVIDIA GeForce RTX 4090", 24, (8, 9), packages=(*OF_GPUS, "flash_attn"))
-H200 = gpu("NVIDIA H200", 139, (9, 0), packages=(*OF_GPUS, "flash_attn", "flash_attn_interface"))
+# What CUDA says of cards of 12, 24 and 141 GB, as PyTorch's out-of-memory messages quote it ("GPU 0 has a total
+# capacity of 23.65 GiB").
+RTX_3080_TI = gpu("NVIDIA GeForce RTX 3080 Ti", 11.76, (8, 6))
+RTX_4090 = gpu("NVIDIA GeForce RTX 4090", 23.65, (8, 9), packages=(*OF_GPUS, "flash_attn"))
+H200 = gpu("NVIDIA H200", 139.8, (9, 0), packages=(*OF_GPUS, "flash_attn", "flash_attn_interface"))
 SMALL_CPU = cpu(4, 16, True)
 LARGE_CPU = cpu(32, 128, True)
 OLD_CPU = cpu(8, 32, False)

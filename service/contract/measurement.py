@@ -106,7 +106,9 @@ class Timing(Contract):
     tokens: int
     padded_tokens: int
     steps: int
-    passes: int = Field(description="Whole passes over the unit; none where a clearly slower trial was given up.")
+    passes: int = Field(
+        description="Passes over what was timed of the unit; none where a clearly slower trial was given up."
+    )
     timed_share: float = Field(
         default=1.0, description="Share of the unit that was timed; the rest of `seconds` is predicted by its shapes."
     )

@@ -6,12 +6,14 @@ import math
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.search_regret import regret, written
 from benchmarks.surfaces import build, drawn
 from benchmarks.surfaces.analytic import Analytic
 from benchmarks.surfaces.base import normal
+from benchmarks.surfaces.lengths import BATCHING, Lengths, arrange
 from benchmarks.surfaces.mechanistic import MECHANISTIC
 from benchmarks.surfaces.policies import POLICIES, measured_score
 from benchmarks.surfaces.recorded import Recorded, Table, valid
@@ -85,6 +87,24 @@ def test_a_surface_is_the_same_whenever_it_is_made() -> None:
     assert first.measure(first.start, 3) == second.measure(second.start, 3)
     third = first.measure(first.start, 4)
     assert third.timing and third != first.measure(first.start, 3)
+
+
+def test_every_effective_batch_has_the_same_samples() -> None:
+    """Or the search would be blamed for not knowing which batch was drawn shorter ones."""
+    found = arrange(Lengths(median=60, spread=0.8, longest=256, rows=2000), (8, 16, 32, 64))
+    assert found.real / np.array(found.effectives) == pytest.approx(found.real[0] / 8)
+    free = found.tokens[BATCHING.index("padding-free"), 0, 3]
+    assert free / np.array(found.effectives) == pytest.approx(free[0] / 8)
+    padded = found.tokens[BATCHING.index("padded"), 0, 3]
+    assert (padded > free).all()
+
+
+def test_only_qlora_s_weights_are_quantised() -> None:
+    lora, qlora = build("llama-8b-lora"), build("llama-8b-qlora")
+    assert isinstance(lora, Analytic) and isinstance(qlora, Analytic)
+    rest = [float(one.evaluated(one.start.at_micro_batch(None)).rest[0]) for one in (lora, qlora)]
+    assert rest[0] / lora.world.model.parameters == pytest.approx(2, rel=0.2), "two bytes a weight of a checkpoint"
+    assert rest[1] / qlora.world.model.parameters < 1
 
 
 def test_a_measurement_s_score_is_the_true_one_with_noise() -> None:

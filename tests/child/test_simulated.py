@@ -18,7 +18,7 @@ from service.contract.states import ProbePhase
 from tests.child import tiny
 from training.errors import TrainingError
 from worker.child import probe, soak, timing
-from worker.child.arrange import plan_of
+from worker.child.arrange import plan_of, widest_first
 from worker.child.build import Bundle
 from worker.child.timing import Unit, time_unit
 from worker.child.warmup import warm
@@ -147,18 +147,78 @@ def test_nothing_is_given_up_for_what_the_model_cannot_tell(
 ) -> None:
     """Rows that are longer than all before them may be slower than any fit to these says."""
     monkeypatch.setattr(timing, "LEAST_SECONDS", 0.0)
-    made = unit(PLAIN)
-    lengths = made.bundle.data.lengths
-    rising = sorted(range(40), key=lambda sample: lengths[sample])
-    assert lengths[rising[31]] < lengths[rising[39]]
-    made.micro, made.most_seconds = 2, 1e-9
-    made.plan = [[[[rising[at]], [rising[at + 1]]] for at in range(step, step + 8, 2)] for step in range(0, 40, 8)]
+    made = rising(unit(PLAIN))
+    made.most_seconds = 1e-9
     running(made)
     assert made.run() and made.passes == 1, "the longest come last"
     neighboured = unit(replace(PLAIN, others=(Span(0.0, 1e9, 0.5),)))
     neighboured.most_seconds = 1e-9
     running(neighboured)
     assert neighboured.run() and neighboured.passes == 1, "a neighbour made it slow"
+
+
+def rising(made: Unit) -> Unit:
+    """The unit with 5 steps of four micro batches, each at least as wide as all before it."""
+    lengths = made.bundle.data.lengths
+    samples = sorted(range(40), key=lambda sample: lengths[sample])
+    assert lengths[samples[31]] < lengths[samples[39]]
+    made.micro = 2
+    made.plan = [[[[samples[at]], [samples[at + 1]]] for at in range(step, step + 8, 2)] for step in range(0, 40, 8)]
+    return made
+
+
+def ten_steps(made: Unit) -> Unit:
+    """The unit with 10 steps of two micro batches, most of which have a width of their own, the widest step first."""
+    made.micro = 2
+    lengths = made.bundle.data.lengths
+    samples = iter(range(40))
+    plan = [[[[next(samples)], [next(samples)]] for _ in range(2)] for _ in range(10)]
+    made.plan = widest_first(plan, lengths, made.bundle.recipe)
+    widths = [max(lengths[row[0]] for micro in step for row in micro) for step in made.plan]
+    assert widths[0] == max(widths) and sorted(map(str, plan)) == sorted(map(str, made.plan))
+    return made
+
+
+@pytest.mark.parametrize("limit", ["warm-up", "pass"])
+def test_a_trial_of_a_large_model_times_the_first_steps_and_predicts_the_rest(
+    unit: Make, running: Any, limit: str
+) -> None:
+    """What is timed ends with the shapes that were warmed up in time, or, where all were, when that is enough."""
+    whole = ten_steps(unit(PLAIN))
+    running(whole)
+    assert whole.run()
+    truth = whole.timing()
+    made = ten_steps(unit(replace(PLAIN, first_call_seconds=truth.seconds / 100)))
+    device = running(made)
+    if limit == "pass":
+        warm(made)
+    made.enough_seconds = truth.seconds / 4
+    if limit == "warm-up":
+        warm(made)
+        assert made.lead is not None
+    first_calls = device.first_calls
+    assert made.run() and made.passes == 1 and device.first_calls == first_calls
+    assert made.lead is not None and 2 <= made.lead <= 5, "two steps have four shapes at most"
+    found = made.timing()
+    assert found.timed_share == made.lead / 10 and len(made.losses) == made.lead
+    assert found.seconds == pytest.approx(truth.seconds, rel=0.02)
+    same = ("samples", "tokens", "padded_tokens", "steps")
+    assert [getattr(found, name) for name in same] == [getattr(truth, name) for name in same]
+    time_unit(made, passes=2, extra=0)
+    assert made.passes >= 2 and len(made.losses) == made.passes * made.lead, "later passes have the same steps"
+
+
+def test_all_of_a_unit_is_timed_where_its_first_steps_do_not_tell_of_the_rest(unit: Make, running: Any) -> None:
+    made = rising(unit(PLAIN))
+    running(made)
+    made.enough_seconds = 1e-9
+    warm(made)
+    assert made.lead is None and made.run() and made.timing().timed_share == 1
+    small = ten_steps(unit(PLAIN))
+    running(small)
+    small.enough_seconds = 1e9
+    warm(small)
+    assert small.lead is None and small.run() and small.timing().timed_share == 1, "it does not take long"
 
 
 @pytest.mark.parametrize("kind", ["others", "throttled"])

@@ -21,7 +21,7 @@ from training import batches
 from worker.child import steps, timing, windows
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle
-from worker.child.timing import Pieces, Unit, interval, time_unit
+from worker.child.timing import Pieces, Unit, interval, piece_count, time_unit
 from worker.devices.cpu import Cpu
 
 SAMPLES = list(range(16))
@@ -116,7 +116,7 @@ def test_the_unit_trains_and_reports_its_shapes(made: Callable[..., Bundle]) -> 
     assert (seen.samples, seen.steps, seen.passes, seen.tokens) == (16, 2, 2, sum(lengths))
     assert seen.padded_tokens == sum(4 * max(lengths[at : at + 4]) for at in range(0, 16, 4)) >= seen.tokens
     assert 0 < seen.low <= seen.seconds <= seen.high and seen.clean_share == 1
-    assert unit.piece_count() == 6 == len(unit.pieces.clean)
+    assert piece_count(unit.plan) == 6 == len(unit.pieces.clean)
     assert {len(times) for times in unit.pieces.clean.values()} == {2}
 
 

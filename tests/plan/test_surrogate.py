@@ -280,7 +280,12 @@ def test_the_prior_knows_the_job(spec: Spec, facts: Facts) -> None:
 
 def test_memory_that_limits_the_batch_changes_what_is_expected(spec: Spec, facts: Facts) -> None:
     tight = measured(configuration(micro=1), predicted_micro_batch=1, largest_micro_batch=1, micro_batch_size=1)
+    assert tight.timing is not None
+    few = tight.timing.model_copy(update={"padded_tokens": 1000 * tight.timing.steps})
+    many = few.model_copy(update={"padded_tokens": 16_000 * few.steps})
+    tight, busy = (tight.model_copy(update={"timing": one}) for one in (few, many))
     view = seen(spec(), facts(**GPU), tight)
+    assert not is_limited(seen(spec(), facts(**GPU), busy)), "4,000 tokens a micro batch keep the GPU busy"
     roomy = seen(spec(), facts(**GPU), measured(configuration(micro=8), predicted_micro_batch=64))
     row = configuration(checkpointing="full")
     limited = Prior(view, grid_of(view)).expected(grid_of(view).encode(row)[None, :])[0]

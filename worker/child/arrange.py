@@ -46,6 +46,12 @@ def micro_candidates(batching: str, effective: int, limit: int) -> list[int]:
     return [size for size in range(1, min(effective, limit) + 1) if effective % size == 0]
 
 
+def widest_first(plan: list[Step], lengths: Sequence[int], recipe: Recipe) -> list[Step]:
+    """The plan with its steps in another order: first the one with the widest micro batch, which shows the most."""
+    widest = max(range(len(plan)), key=lambda at: max(shape_of(micro, lengths, recipe)[::-1] for micro in plan[at]))
+    return [plan[widest], *plan[:widest], *plan[widest + 1 :]]
+
+
 def accumulation(plan: Sequence[Step]) -> int:
     """How many micro batches a step of the plan has: the most common count, as steps may differ in it."""
     counts = [len(step) for step in plan]

@@ -17,10 +17,10 @@ from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers.batching import BUDGETED
 from worker.child import probe, sizes
-from worker.child.arrange import candidates, plan_of
+from worker.child.arrange import candidates, plan_of, widest_first
 from worker.child.build import Bundle
 from worker.child.probe import Tell
-from worker.child.timing import Unit, time_unit
+from worker.child.timing import ENOUGH_SECONDS, Unit, time_unit
 from worker.child.warmup import warm
 
 CLEARLY_SLOWER = 1.25  # times the seconds of the search's best trial: such a trial is not timed a second time
@@ -112,6 +112,8 @@ class Curve:
         first = next(iter(self._timed.values()))
         self.losses, self.grad_norms = tuple(first.losses), tuple(first.grad_norms)
         best = self._recommended()
+        if best.passes and best.timed_share < 1:
+            self.notes.append(f"{best.timed_share:.0%} of the work unit was timed, which tells what the rest takes.")
         limit = self._request.best_seconds
         if limit is not None and best.timing().seconds > CLEARLY_SLOWER * limit:
             than = "the baseline" if self._minimises_memory else "the best so far"
@@ -151,6 +153,9 @@ class Curve:
         if worst is None:
             probe.fits(bundle, size)
         unit = Unit(bundle, size, plan_of(bundle, self._samples, size))
+        if device.runs_ahead:
+            unit.plan = widest_first(unit.plan, bundle.data.lengths, bundle.recipe)
+            unit.enough_seconds = ENOUGH_SECONDS
         if self._request.best_seconds is not None:
             unit.most_seconds = GIVEN_UP * self._request.best_seconds
         warm(unit, self._deadline)

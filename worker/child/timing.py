@@ -28,6 +28,7 @@ MOST_OTHERS = 0.10  # the share of the device that other processes may use while
 BOOTSTRAP = 1000  # draws
 LEAST_SECONDS, MOST_PASSES = 3.0, 50  # of a unit on a fast device
 ENOUGH_SHAPES = 4  # for the three numbers of the cost model, with one to spare
+ENOUGH_SECONDS = 5.0  # of a trial's unit on a fast device: the rest is predicted (docs/decisions/0032)
 
 
 @dataclass
@@ -114,6 +115,8 @@ class Unit:
     waits: dict[int, list[float]] = field(default_factory=dict)
     clocks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     turns: Turns | None = None
+    enough_seconds: float | None = None  # of the first pass: later steps are predicted where that is possible
+    lead: int | None = None  # the plan's first steps that are timed; None for all
     most_seconds: float | None = None  # of the unit: its first pass is given up once it is expected to take longer
     turned: list[tuple[int, tuple[int, int], float]] = field(default_factory=list)
     passes: int = 0
@@ -126,7 +129,8 @@ class Unit:
     def run(self, deadline: float | None = None) -> bool:
         """Train one pass over the unit; False when the deadline (of time.perf_counter) cut it short.
 
-        The first pass ends early, too, where the unit is expected to take longer than `most_seconds`.
+        The first pass ends early, too, where the unit is expected to take longer than `most_seconds`, or where
+        `enough_seconds` of it were timed. Later passes then have the same steps.
 
         As in a real run, the next step's batches are prepared while the device computes. A pass begins with the first
         step's batches ready and, to cost the same, prepares them again during its last step. The device is waited for
@@ -142,9 +146,9 @@ class Unit:
     def _pass(self, deadline: float | None) -> bool:
         device = self.bundle.device
         before, window = None, Window([(0, device.neighbours())], time.perf_counter())
-        with contextlib.closing(steps.prepared(self.bundle, itertools.chain(self.plan, self.plan[:1]))) as made:
+        with contextlib.closing(steps.prepared(self.bundle, itertools.chain(self.chosen, self.plan[:1]))) as made:
             upcoming = next(made)
-            for number in range(len(self.plan)):
+            for number in range(len(self.chosen)):
                 if deadline is not None and time.perf_counter() > deadline:
                     self._settle(window, before)
                     return False
@@ -157,8 +161,11 @@ class Unit:
                         self.turns.pause()
                         before = None
                     window = Window([(0, device.neighbours())], time.perf_counter())
-                    if number + 1 < len(self.plan) and self._is_hopeless():
+                    if number + 1 < len(self.chosen) and self._is_hopeless():
                         return True
+                    if number + 1 < len(self.chosen) and self._is_enough():
+                        self.lead = number + 1
+                        break
         self._settle(window, before)
         self.passes += 1
         return True
@@ -222,36 +229,48 @@ class Unit:
                 self.turned.append((mark.turn, mark.piece, seconds))
 
     def _is_hopeless(self) -> bool:
-        """Whether enough of the first pass is timed to expect that the unit takes longer than is worth timing it.
+        """Whether enough of the first pass is timed to expect that the unit takes longer than is worth timing it."""
+        if self.most_seconds is None or not self._tells_enough(LEAST_SECONDS):
+            return False
+        return sum(map(statistics.median, self._pieces().values())) > self.most_seconds
+
+    def _is_enough(self) -> bool:
+        """Whether so much of the first pass is timed that the rest of the unit is as well predicted."""
+        return self.enough_seconds is not None and self._tells_enough(self.enough_seconds)
+
+    def _tells_enough(self, seconds: float) -> bool:
+        """Whether so many seconds of the first pass are timed, all undisturbed, and tell of the rest."""
+        if self.passes or self.pieces.seconds() < seconds:
+            return False
+        if self.pieces.dirty:  # what others used of the device may be all that makes it slow
+            return False
+        return self.tells(len(self.shapes_of))
+
+    def tells(self, count: int) -> bool:
+        """Whether the timings of the plan's first steps tell what the others take.
 
         What is left must be of shapes that are timed, or no longer than these where there are enough to tell how
         seconds grow: the cost model extrapolates badly.
         """
-        if self.most_seconds is None or self.passes or self.pieces.seconds() < LEAST_SECONDS:
-            return False
-        if self.pieces.dirty:  # what others used of the device may be all that makes it slow
-            return False
-        timed = {shape for shapes in self.shapes_of.values() for shape in shapes}
-        left = {shape for number in range(len(self.plan)) for shape in self._shapes_of(number)} - timed
+        timed = {shape for number in range(count) for shape in self.shapes_in(number)}
+        left = {shape for number in range(count, len(self.plan)) for shape in self.shapes_in(number)} - timed
         longest = max(width for _, width in timed)
-        if left and (len(timed) < ENOUGH_SHAPES or any(width > longest for _, width in left)):
-            return False
-        return sum(map(statistics.median, self._pieces().values())) > self.most_seconds
+        return not left or (len(timed) >= ENOUGH_SHAPES and all(width <= longest for _, width in left))
 
     def _pieces(self) -> dict[tuple[int, int], list[float]]:
         """Each piece's timings; where the first pass has not reached a piece, the seconds that its shape predicts."""
         timed = self.pieces.best()
-        if len(timed) == self.piece_count():
+        if len(timed) == piece_count(self.plan):
             return timed
         model, update = sizes.cost_model(self.shapes()), statistics.fmean(self._updates())
         found = {}
         for number in range(len(self.plan)):
-            expected = sizes.predicted(model, [(*shape, 0.0) for shape in self._shapes_of(number)])
+            expected = sizes.predicted(model, [(*shape, 0.0) for shape in self.shapes_in(number)])
             for at, seconds in enumerate([*expected, update]):
                 found[number, at] = timed.get((number, at), [seconds])
         return found
 
-    def _shapes_of(self, number: int) -> list[tuple[int, int]]:
+    def shapes_in(self, number: int) -> list[tuple[int, int]]:
         """The shapes of a step's micro batches, as they ran, or else as they would."""
         lengths, recipe = self.bundle.data.lengths, self.bundle.recipe
         return self.shapes_of.get(number) or [shape_of(micro, lengths, recipe) for micro in self.plan[number]]
@@ -259,18 +278,19 @@ class Unit:
     @property
     def timed_share(self) -> float:
         """The share of the unit's pieces that have a timing."""
-        return len(self.pieces.best()) / self.piece_count()
+        return len(self.pieces.best()) / piece_count(self.plan)
 
-    def piece_count(self) -> int:
-        """How many pieces (micro batches and updates) the unit has."""
-        return sum(len(step) + 1 for step in self.plan)
+    @property
+    def chosen(self) -> list[Step]:
+        """The steps that are timed."""
+        return self.plan[: self.lead]
 
     def timing(self) -> Timing:
         """The timing of the unit from the passes so far."""
         seconds, low, high = interval(self._pieces(), self._away())
         lengths = self.bundle.data.lengths
         samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
-        shapes = [shape for number in range(len(self.plan)) for shape in self._shapes_of(number)]
+        shapes = [shape for number in range(len(self.plan)) for shape in self.shapes_in(number)]
         clocks = [clock for clock, _ in self.clocks]
         waited = statistics.fmean(statistics.median(waits) for waits in self.waits.values()) * len(self.plan)
         return Timing(
@@ -309,7 +329,7 @@ class Unit:
         of_shape: dict[tuple[int, int], float] = {}
         updates = []
         for (number, at), times in self._pieces().items():
-            shapes = self._shapes_of(number)
+            shapes = self.shapes_in(number)
             if at < len(shapes):
                 of_shape[shapes[at]] = statistics.median(times)
             else:
@@ -348,13 +368,18 @@ class Unit:
         return [(*self.shapes_of[step][at], statistics.median(best[step, at])) for step, at in self._micro_batches()]
 
 
+def piece_count(plan: list[Step]) -> int:
+    """How many pieces (micro batches and updates) a plan has."""
+    return sum(len(step) + 1 for step in plan)
+
+
 def time_unit(unit: Unit, passes: int, extra: int = 2, deadline: float | None = None) -> None:
     """Train `passes` passes over the unit, and up to `extra` more while some piece has too few clean timings.
 
     A device that is fast enough to be through with the unit in no time trains it until LEAST_SECONDS of it were timed.
     """
     while unit.passes < MOST_PASSES:
-        is_clean = unit.passes >= passes and not unit.pieces.short(unit.piece_count(), passes)
+        is_clean = unit.passes >= passes and not unit.pieces.short(piece_count(unit.chosen), passes)
         is_long = not unit.bundle.device.runs_ahead or unit.pieces.seconds() >= LEAST_SECONDS
         if is_long and (is_clean or unit.passes >= passes + extra):
             return

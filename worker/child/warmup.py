@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections.abc import Iterator
 
-from training.samples import MicroBatch
+from training.samples import MicroBatch, Step
 from worker.child import probe, steps
 from worker.child.arrange import shape_of
 from worker.child.timing import Unit
@@ -14,33 +16,52 @@ from worker.child.timing import Unit
 def warm(unit: Unit, deadline: float | None = None) -> None:
     """Take a step of one micro batch of each shape that the unit has, the largest first.
 
-    The largest alone is enough where neither the device nor compiled code has a slower first call of each shape. The
-    learning rate is 0; the optimizer keeps its memory and forgets what it has seen. No step begins after `deadline` (of
-    time.perf_counter). The unit remembers what it took, see `Unit.first_calls`.
+    The largest alone is enough where neither the device nor compiled code has a slower first call of each shape. Where
+    `Unit.enough_seconds` have passed, only steps whose shapes were run by then are timed, if these tell of the others.
+    The learning rate is 0; the optimizer keeps its memory and forgets what it has seen. No step begins after
+    `deadline` (of time.perf_counter). The unit remembers what it took, see `Unit.first_calls`.
     """
     bundle, device = unit.bundle, unit.bundle.device
-    chosen = _distinct(unit)
-    if not device.first_call_per_shape and not bundle.compiled:
-        chosen = chosen[:1]
+    device.synchronize()
     begun = device.mark()
     with probe.without_learning(bundle):
-        for micro in chosen:
-            batches, terms, _ = steps.prepare(bundle, [micro])
-            unit.warmed += [tuple(batch["input_ids"].shape) for batch in batches]
-            steps.optimizer_step(bundle, batches, terms)
-            device.synchronize()
-            if deadline is not None and time.perf_counter() > deadline:
+        for count, micro_batches in _by_steps(unit):
+            for micro in micro_batches:
+                batches, terms, _ = steps.prepare(bundle, [micro])
+                unit.warmed += [tuple(batch["input_ids"].shape) for batch in batches]
+                steps.optimizer_step(bundle, batches, terms)
+                ended = device.mark()
+                device.synchronize()
+                unit.warm_seconds = device.between(begun, ended)
+                if deadline is not None and time.perf_counter() > deadline:
+                    break
+            enough = unit.enough_seconds is not None and unit.warm_seconds >= unit.enough_seconds
+            if enough and count < len(unit.plan) and unit.tells(count):
+                unit.lead = count
                 break
-    ended = device.mark()
-    device.synchronize()
-    unit.warm_seconds += device.between(begun, ended)
     steps.forget(bundle)
 
 
-def _distinct(unit: Unit) -> list[MicroBatch]:
-    """A micro batch of each padded shape of the unit, the largest shape first."""
+def _by_steps(unit: Unit) -> Iterator[tuple[int, list[MicroBatch]]]:
+    """(how many steps of the unit, a micro batch of each shape that they have and no earlier steps had).
+
+    These are all steps at once, or one after another where the unit may be timed in part.
+    """
+    chosen = _distinct(unit, unit.plan)
+    if not unit.bundle.device.first_call_per_shape and not unit.bundle.compiled:
+        chosen = dict(itertools.islice(chosen.items(), 1))
+    counts = [len(unit.plan)] if unit.enough_seconds is None else range(1, len(unit.plan) + 1)
+    seen: set[tuple[int, int]] = set()
+    for count in counts:
+        new = {shape: chosen[shape] for shape in _distinct(unit, unit.plan[:count]) if shape in chosen.keys() - seen}
+        seen |= new.keys()
+        yield count, list(new.values())
+
+
+def _distinct(unit: Unit, plan: list[Step]) -> dict[tuple[int, int], MicroBatch]:
+    """A micro batch of each padded shape of these steps, the largest shape first."""
     lengths, recipe = unit.bundle.data.lengths, unit.bundle.recipe
     of_shape: dict[tuple[int, int], MicroBatch] = {}
-    for micro in (micro for step in unit.plan for micro in step):
+    for micro in (micro for step in plan for micro in step):
         of_shape.setdefault(shape_of(micro, lengths, recipe), micro)
-    return [of_shape[shape] for shape in sorted(of_shape, key=lambda one: (-math.prod(one), one))]
+    return {shape: of_shape[shape] for shape in sorted(of_shape, key=lambda one: (-math.prod(one), one))}

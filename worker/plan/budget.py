@@ -19,7 +19,8 @@ from worker.plan.proof import STEPS, samples_a_step
 # Of the job's minutes (docs/decisions/0008), but as much as the verification will take if that is no more than half.
 VERIFY_SHARE, MOST_SHARE = 0.25, 0.5
 LEAST_BLOCKS = 2  # of a verification, however little time is left
-CANDIDATES = 4  # of a verification: the baseline and three finalists
+FINALISTS, FEWER = 3, 2  # of a verification, and where a block of more takes longer than LONG_BLOCK
+LONG_BLOCK = 120.0  # seconds
 # Of a proof and a soak; the reference of an adapter without a new head keeps its process (docs/decisions/0028).
 HELD_PROCESSES, HELD_WITH_ADAPTER = 5, 3
 REFERENCES = 2.0  # times what is replayed is trained by references, which are as slow as the slowest candidate
@@ -38,12 +39,11 @@ class Budget:
     def __init__(self, known: PlanInput) -> None:
         self._known = known
         self._seconds = known.spec.search.minutes * 60
-        spent = [
-            sum(one.measurement.time_spent.values())
-            for one in known.history
-            if one.request.origin is not Origin.baseline
-        ]
+        trials = [one.measurement for one in known.history if one.request.origin is not Origin.baseline]
+        spent = [sum(one.time_spent.values()) for one in trials]
         self._typical = statistics.median(spent) if spent else 0.0
+        # The same without compiling, which is expected of each configuration on its own.
+        self._plain = max(0.0, statistics.median(map(_without_compiling, trials))) if trials else 0.0
         self._is_first = not spent and all(one.origin is Origin.baseline for one in known.open_trials)
         self._longest = max((sum(one.measurement.time_spent.values()) for one in known.history), default=0.0)
 
@@ -53,13 +53,16 @@ class Budget:
         return self._seconds - kept - self._known.elapsed_seconds
 
     def _verification(self) -> float:
-        """About how many seconds a verification of the slowest trial, as the baseline is, and the fastest takes."""
-        good = [one.measurement for one in self._known.history if one.measurement.timing]
-        if not good:
+        """About how many seconds a verification of the baseline, where it ran, and of the fastest takes."""
+        ran = [one for one in self._known.history if one.measurement.timing]
+        if not ran:
             return 0.0
-        ordered = sorted(good, key=lambda one: one.timing.seconds if one.timing else 0.0)
-        candidates = [ordered[-1], *[ordered[0]] * (CANDIDATES - 1)]
-        return verification_seconds(self._known.spec, self._known.facts, candidates)
+        ordered = sorted((one.measurement for one in ran), key=lambda one: one.timing.seconds if one.timing else 0.0)
+        # The slowest stands for the baseline of any method.
+        beside = [ordered[-1]] if any(one.request.origin is Origin.baseline for one in ran) else []
+        facts = self._known.facts
+        finalists = as_many(facts, beside, [ordered[0]] * FINALISTS)
+        return verification_seconds(self._known.spec, facts, [*beside, *finalists])
 
     def allows(self, planned: int) -> bool:
         """Whether another trial may begin beside `planned` new ones, as there is time for a trial of median length.
@@ -88,6 +91,12 @@ class Budget:
             enough = self.left() > (self._typical or self._longest) + COMPILES * self.compiling(configuration)
             return enough or (self._is_first and is_compiled(self._known.spec.search.fixed))
         return self._has_time() or self._is_first
+
+    def cost(self, configuration: Configuration) -> float:
+        """About how many seconds of what limits the search a trial takes; 1 where the count of trials does."""
+        if not self._plain or self._trials_left(0) * self._typical <= self.left():
+            return 1.0
+        return self._plain + self.compiling(configuration)
 
     def compiling(self, configuration: Configuration) -> float:
         """About how many seconds it compiles: as the catalogue says, scaled by what the job's other compiles took."""
@@ -141,26 +150,42 @@ def verification_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequen
     return compiling + _blocks_seconds(facts, candidates) + held
 
 
+def as_many(facts: HardwareFacts, beside: list[Measurement], finalists: list[Measurement]) -> list[Measurement]:
+    """As many of the finalists as blocks of them and the baseline are for: two where a block takes minutes.
+
+    The time of another one in each block is better spent on trials: it is that of several.
+    """
+    most = finalists[:FINALISTS]
+    if most and _blocks_seconds(facts, [*beside, *most]) > LEAST_BLOCKS * LONG_BLOCK:
+        return most[:FEWER]
+    return most
+
+
 def _blocks_seconds(facts: HardwareFacts, candidates: Sequence[Measurement]) -> float:
     """About how many seconds the least number of blocks of these takes: processes that train the unit often enough."""
     timed = [(one, one.timing.seconds) for one in candidates if one.timing]
     passes = block_passes(max((seconds for _, seconds in timed), default=math.inf))
-    units = sum(passes * seconds + _warm_seconds(one, seconds, facts) for one, seconds in timed)
+    units = sum(passes * seconds + warm_seconds(one, seconds, facts) for one, seconds in timed)
     starts = LEAST_BLOCKS * sum(map(process_seconds, candidates))
     # The last of a block begins the next one, in the same process where that is worth it.
     return starts - (process_seconds(candidates[-1]) if keeps_process(candidates[-1]) else 0.0) + LEAST_BLOCKS * units
 
 
-def _warm_seconds(candidate: Measurement, unit_seconds: float, facts: HardwareFacts) -> float:
+def warm_seconds(candidate: Measurement, unit_seconds: float, facts: HardwareFacts) -> float:
     """Seconds in which a block first runs every shape of the unit once: as its trial did, in a pass at most."""
     if not facts.has_own_memory and not is_compiled(candidate.configuration.levers):
         return 0.0
-    return min(unit_seconds, candidate.time_spent.get("warm-up", unit_seconds))
+    share = candidate.timing.timed_share if candidate.timing else 1.0  # a block trains what the trial left out, too
+    return min(unit_seconds, candidate.time_spent.get("warm-up", unit_seconds) / share)
 
 
 def process_seconds(measured: Measurement) -> float:
     """About how many seconds a process takes until it trains: its start, its data and its model."""
     return BEGIN_SECONDS + sum(measured.time_spent.get(phase, 0.0) for phase in ("data", "load", "build"))
+
+
+def _without_compiling(measured: Measurement) -> float:
+    return sum(measured.time_spent.values()) - measured.compile_seconds
 
 
 def _once(configuration: Configuration) -> float:

@@ -11,12 +11,18 @@ import math
 
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, MemoryLine
-from service.levers import chosen
+from service.levers import LEVERS, chosen
 from service.levers.batching import ROWS
+from service.levers.precision import memory_of
 
 
-def expected(configuration: Configuration, measured: list[Measurement], max_length: int) -> MemoryLine | None:
-    """The scaled memory line of the method's measurement with the most choices in common; None where there is none."""
+def expected(
+    configuration: Configuration, measured: list[Measurement], max_length: int, is_half: bool
+) -> MemoryLine | None:
+    """The scaled memory line of the method's measurement with the most choices in common; None where there is none.
+
+    `is_half` says whether the checkpoint's weights have 16 bits.
+    """
     alike = [
         (sum(one.configuration.levers[name] == choice for name, choice in configuration.levers.items()), one)
         for one in measured
@@ -28,11 +34,16 @@ def expected(configuration: Configuration, measured: list[Measurement], max_leng
     line = nearest.memory_line
     assert line is not None
     longest = nearest.dataset.longest if nearest.dataset else max_length
-    ratio = _factor(configuration, longest, max_length) / _factor(nearest.configuration, longest, max_length)
-    return MemoryLine(rest_bytes=line.rest_bytes, slope_bytes=line.slope_bytes * ratio, update_bytes=line.update_bytes)
+    here, there = (_factor(one, longest, max_length, is_half) for one in (configuration, nearest.configuration))
+    return MemoryLine(
+        rest_bytes=line.rest_bytes, slope_bytes=line.slope_bytes * here / there, update_bytes=line.update_bytes
+    )
 
 
-def _factor(configuration: Configuration, longest: int, max_length: int) -> float:
+def _factor(configuration: Configuration, longest: int, max_length: int, is_half: bool) -> float:
     """A number proportional to the bytes that a sample, or a packed row, takes."""
     found = float(max_length if configuration.levers["batching"] in ROWS else longest)
-    return found * math.prod(choice.memory.activations for choice in chosen(configuration.levers))
+    precision = LEVERS["precision"].choice(configuration.levers["precision"])
+    others = {name: choice for name, choice in configuration.levers.items() if name != "precision"}
+    found *= memory_of(precision, is_half).activations
+    return found * math.prod(choice.memory.activations for choice in chosen(others))

@@ -9,10 +9,9 @@ from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, Measurement
 from service.contract.task import VerifyRequest
 from service.levers import taken_back
-from worker.plan.budget import verification_seconds
+from worker.plan.budget import as_many, verification_seconds
 from worker.plan.view import View
 
-FINALISTS = 3
 # How many finalists are chosen by their trials' speed alone (docs/decisions/0013).
 NEAREST = {"quick": 1, "standard": 2, "strict": 2}
 BLOCKS = {"quick": 8, "standard": 8, "strict": 12}  # at most: a verification ends when it is settled
@@ -42,7 +41,7 @@ def finalists(view: View) -> list[Measurement]:
         if drifted and one.configuration.levers["batching"] not in known:
             found.append(one)
     found += [one for one in near if one not in found]
-    return sorted(found[:FINALISTS], key=view.score)
+    return sorted(as_many(view.facts, [reference] if reference else [], found), key=view.score)
 
 
 def _simpler(view: View, best: Measurement) -> list[Measurement]:

@@ -20,6 +20,7 @@ from worker.plan.view import View, was_given_too_much
 # takes cores from the training. How slow that is, nobody knows.
 LACKING, LACKING_SPREAD = 1.5, 0.4
 PADDED_SHARE = 0.4  # of what a device computes is padding, where nothing is known of the data yet
+BUSY_TOKENS = 2048  # of a micro batch keep a GPU busy: a larger one would hardly be faster, and memory limits nothing
 DOUBLING = 0.93  # expected factor for an effective batch of twice the size: fewer, larger passes and updates
 DOUBLING_SPREAD = 0.1  # standard deviation of that factor's logarithm
 
@@ -110,13 +111,17 @@ def _factor(effect: Effect, limited: bool, half: bool, own: bool, padding: float
 
 
 def is_limited(view: View) -> bool:
-    """Whether memory holds the micro batch smaller than the job could use: that of the fastest, or nothing ran yet."""
+    """Whether memory keeps the fastest one's micro batch smaller than would be faster; that nothing fits, before."""
     if not view.good:
         return short_of_memory(view)
     best = view.good[0]
     if best.predicted_micro_batch is None:  # it was given its micro batch, and no larger one was looked for
         return bool(best.peak_bytes and best.capacity_bytes and 2 * best.peak_bytes > best.capacity_bytes)
     most = best.predicted_micro_batch
+    if view.facts.has_own_memory and best.timing is not None:
+        micro_batches = best.timing.steps * (best.gradient_accumulation_steps or 1)
+        if best.timing.padded_tokens >= BUSY_TOKENS * micro_batches:
+            return False
     return most < best.configuration.effective_batch_size and most < 2 * (best.micro_batch_size or 1)
 
 

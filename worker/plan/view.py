@@ -148,7 +148,7 @@ class View:
             origin=origin,
             number=self._number,
             confirm_largest=configuration.micro_batch_size is None and not (quick and confirmed),
-            memory_line=expected(configuration, self.good, self.spec.dataset.max_length),
+            memory_line=expected(configuration, self.good, self.spec.dataset.max_length, self.is_half()),
             curve=not quick,
             passes=1 if quick else 2,  # one is enough where the verification times the best again
             seconds_limit=self.budget.trial_limit(configuration, origin),

@@ -2,7 +2,8 @@
 
 Before anything was measured beside the baseline that is the combination of all that the catalogue expects to help. Each
 measurement then corrects what is expected of its choices (worker/plan/surrogate.py), and what is expected to run at all
-(worker/plan/feasibility.py).
+(worker/plan/feasibility.py). Where minutes end the search, what a configuration promises counts by the second of its
+trial (Snoek et al. 2012, "Practical Bayesian Optimization"): code that compiles for minutes has to promise more.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ExpectedImprovement:
 
 
 def promising(view: View) -> Iterator[Configuration]:
-    """The configurations that promise enough to be tried, the most promising first.
+    """The configurations that promise enough to be tried, the most promising for what their trial costs first.
 
     In turns it looks at configurations with one switch and with up to two: single ones tell best what a choice does,
     and some choices only help in pairs.
@@ -46,9 +47,11 @@ def promising(view: View) -> Iterator[Configuration]:
     enough = ENOUGH_AGAIN if any(view.repeats(one) for one in view.earlier) else ENOUGH
     first, acquisition = 2 - len(view.history) % 2, (MemoryAcquisition if view.minimises_memory else Acquisition)(view)
     for switches in (first, 3 - first):
-        for configuration, promised in acquisition.best(switches):
-            if promised < enough and view.good:
-                break
+        found = acquisition.best(switches)
+        if view.good:
+            worth = [(one, promised) for one, promised in found if promised >= enough]
+            found = sorted(worth, key=lambda pair: pair[1] / view.budget.cost(pair[0]), reverse=True)
+        for configuration, _ in found:
             if configuration.key not in view.taken:
                 yield configuration
 
