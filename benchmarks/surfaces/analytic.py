@@ -186,13 +186,13 @@ class Analytic(Surface):
         """The measurement of a configuration that runs."""
         micro, step, model = int(found.micro[0]), float(found.step[0]), self.world.model
         effective = configuration.effective_batch_size
-        lead = self._lead(configuration, step)
-        unsure = (1 - lead) * PREDICTED * normal(self.name, configuration.key, seed, "the rest")
+        timed_share = self._timed_share(configuration, step)
+        unsure = (1 - timed_share) * PREDICTED * normal(self.name, configuration.key, seed, "the rest")
         seconds = step * self._steps(configuration) * self.noise(configuration, seed) * math.exp(unsure)
         peak = int(line.at(micro))
         compiling = float(found.once[0]) - model.load_seconds * (1 + self._loading(configuration))
         *_, warmed, micro_batches = observed(self.world, self.arranged, *self.indices(configuration), micro)
-        timing = self._timing(configuration, seconds, micro, peak).model_copy(update={"timed_share": lead})
+        timing = self._timing(configuration, seconds, micro, peak).model_copy(update={"timed_share": timed_share})
         probes = tuple(
             Probe(micro_batch_size=one, peak_bytes=int(line.at(one)), seconds=step) for one in sorted({1, micro})
         )
@@ -201,8 +201,8 @@ class Analytic(Surface):
             "load": model.load_seconds,
             "probe": step * PROBES / max(1, effective // max(1, micro)) + 1.0,
             "compile": compiling,
-            "warm-up": seconds * warmed * lead if self.facts.has_own_memory else 0.0,
-            "timing": seconds * lead * self.passes,
+            "warm-up": seconds * warmed * timed_share if self.facts.has_own_memory else 0.0,
+            "timing": seconds * timed_share * self.passes,
         }
         values |= {
             "outcome": Outcome.ok,
@@ -228,7 +228,7 @@ class Analytic(Surface):
         }
         return Measurement(**values)
 
-    def _lead(self, configuration: Configuration, step: float) -> float:
+    def _timed_share(self, configuration: Configuration, step: float) -> float:
         """The share of the unit that a trial times, in whole steps: on a GPU no more than tells the rest."""
         if not self.facts.has_own_memory or self.unit_samples is None:
             return 1.0

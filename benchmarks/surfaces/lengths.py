@@ -96,17 +96,23 @@ def arrange(lengths: Lengths, effectives: tuple[int, ...]) -> Arranged:
         for b, batching in enumerate(BATCHING):
             for m, micro in enumerate(MICROS):
                 size = min(micro, effective)
-                if batching in ROWS:
-                    every = [_packed(rows[batching], size, lengths.longest)] * len(PADDING)
-                elif batching in BUDGETED:
-                    every = [_within(steps, batching, size * lengths.longest)] * len(PADDING)
-                else:
-                    every = [_cut(groups, batching, size, MULTIPLES.get(one, 0), lengths.longest) for one in PADDING]
-                micros[b, :, m, e], tokens[b, :, m, e], squares[b, :, m, e] = np.array(every).T
+                counts = _by_padding(groups, rows.get(batching, []), batching, size, lengths.longest)
+                micros[b, :, m, e], tokens[b, :, m, e], squares[b, :, m, e] = np.array(counts).T
                 unit = groups[0, : max(1, UNIT_SAMPLES // effective)]
                 multiples = (MULTIPLES.get(one, 0) for one in PADDING)
                 warmed[b, :, m, e] = [_warmed(unit, batching, one, size, lengths.longest) for one in multiples]
     return Arranged(effectives, micros, tokens, squares, own, real, warmed)
+
+
+def _by_padding(
+    groups: NDArray[np.int64], rows: Sequence[float], batching: str, micro: int, longest: int
+) -> list[Counts]:
+    """What a mean step has under each padding; only rows that are padded differ in it. `rows` are the packed ones."""
+    if batching in ROWS:
+        return [_packed(rows, micro, longest)] * len(PADDING)
+    if batching in BUDGETED:
+        return [_within(groups.reshape(-1, groups.shape[-1]), batching, micro * longest)] * len(PADDING)
+    return [_cut(groups, batching, micro, MULTIPLES.get(one, 0), longest) for one in PADDING]
 
 
 def _cut(groups: NDArray[np.int64], batching: str, micro: int, multiple: int, longest: int) -> Counts:

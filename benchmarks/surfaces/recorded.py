@@ -190,10 +190,7 @@ class Recorded(Surface):
         found = self._found(configuration).model_copy(update={"configuration": configuration})
         if found.timing is None:
             return found
-        factor = self.noise(configuration, seed)
-        names = ("seconds", "low", "high")
-        timing = found.timing.model_copy(update={name: getattr(found.timing, name) * factor for name in names})
-        return found.model_copy(update={"timing": timing})
+        return _scaled(found, found.timing.seconds * self.noise(configuration, seed))
 
 
 def tables() -> list[str]:

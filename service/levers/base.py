@@ -32,18 +32,24 @@ class Need:
 class Memory:
     """What a choice does to memory by its definition. Estimates begin with it; measurements replace it.
 
-    `activations` is a factor on the bytes a sample takes, relative to the lever's baseline. The others are bytes on the
-    device: of optimizer state for each trained parameter, of it for each trained parameter of an embedding where that
-    differs, and of each weight once it is quantised. `gradient_copies` exist at once during the optimizer's update.
-    With `keeps_dequantised`, all weights stay dequantised for the backward pass, not only those of the layer at hand.
+    `activations` is a factor on the bytes a sample takes, relative to the lever's baseline of 32 bits; where it is
+    given, `half` counts in its place for a checkpoint whose weights have 16 bits. The others are bytes on the device:
+    of optimizer state for each trained parameter, of it for each trained parameter of an embedding where that differs,
+    and of each weight once it is quantised. `gradient_copies` exist at once during the optimizer's update. With
+    `keeps_dequantised`, all weights stay dequantised for the backward pass, not only those of the layer at hand.
     """
 
     activations: float = 1.0
+    half: float | None = None
     state: float = 8.0  # AdamW's two moments in fp32
     embedding_state: float | None = None
     weight: float | None = None
     gradient_copies: int = 1
     keeps_dequantised: bool = False
+
+    def kept(self, is_half: bool) -> float:
+        """The factor on the bytes a sample takes, of a checkpoint whose weights have 16 bits or not."""
+        return self.half if is_half and self.half is not None else self.activations
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,6 @@ BF16 = {"weights": "float32", "adapter_weights": "bfloat16", "autocast": "bfloat
 HALF = Memory(activations=0.5)  # two bytes for four
 HALF_MIXED = Memory(activations=0.6)  # what autocast leaves in fp32 stays
 
-
-def memory_of(choice: Choice, is_half: bool) -> Memory:
-    """What a choice of precision needs; the checkpoint's own format is a 16-bit one where `is_half`."""
-    return HALF if is_half and choice.options["weights"] == "auto" else choice.memory
-
-
 LEVER = Lever(
     name="precision",
     summary="Number format of matmuls and activations; master weights stay as the user's method wants them.",
@@ -34,6 +28,7 @@ LEVER = Lever(
             searched=False,
             searched_of_half=True,  # where the weights have 32 bits, it is fp32 by another name
             options={"weights": "auto"},
+            memory=Memory(half=0.5),  # then it is a 16-bit format
             from_pretrained={"dtype": "auto"},
         ),
         Choice(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,11 @@ import torch
 
 from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
 from service.contract.measurement import Probe
-from service.contract.states import ProbePhase
+from service.contract.states import Origin, ProbePhase
+from service.contract.task import TrialRequest
 from tests.child import tiny
 from training.errors import TrainingError
-from worker.child import probe, soak, timing
+from worker.child import curve, probe, soak, timing
 from worker.child.arrange import plan_of, widest_first
 from worker.child.build import Bundle
 from worker.child.timing import Unit, time_unit
@@ -195,17 +197,40 @@ def test_a_trial_of_a_large_model_times_the_first_steps_and_predicts_the_rest(
     made.enough_seconds = truth.seconds / 4
     if limit == "warm-up":
         warm(made)
-        assert made.lead is not None
+        assert made.timed_steps is not None
     first_calls = device.first_calls
     assert made.run() and made.passes == 1 and device.first_calls == first_calls
-    assert made.lead is not None and 2 <= made.lead <= 5, "two steps have four shapes at most"
+    assert made.timed_steps is not None and 2 <= made.timed_steps <= 5, "two steps have four shapes at most"
     found = made.timing()
-    assert found.timed_share == made.lead / 10 and len(made.losses) == made.lead
+    assert found.timed_share == made.timed_steps / 10 and len(made.losses) == made.timed_steps
     assert found.seconds == pytest.approx(truth.seconds, rel=0.02)
     same = ("samples", "tokens", "padded_tokens", "steps")
     assert [getattr(found, name) for name in same] == [getattr(truth, name) for name in same]
     time_unit(made, passes=2, extra=0)
-    assert made.passes >= 2 and len(made.losses) == made.passes * made.lead, "later passes have the same steps"
+    assert made.passes >= 2 and len(made.losses) == made.passes * made.timed_steps, "later passes have the same steps"
+
+
+def test_a_trial_on_a_gpu_says_how_much_of_its_unit_was_timed(
+    unit: Make, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = unit(SLOW)
+    running(made)
+    made.bundle.configuration = asked = made.bundle.configuration.at_micro_batch(2)
+    request = TrialRequest(configuration=asked, origin=Origin.recipe, number=2, curve=False, passes=1)
+    monkeypatch.setattr(curve, "ENOUGH_SECONDS", 1e-9)
+    trial = curve.Curve(made.bundle, list(range(32)), request, lambda _: None, time.perf_counter())
+    best = trial.run(probe.largest(made.bundle, lambda _: None, False, probe.Known((), None)))
+    share = best.timing().timed_share
+    assert 0 < share < 1 and best.passes >= 1
+    assert trial.notes == [f"{share:.0%} of the work unit was timed, which tells what the rest takes."]
+
+
+def test_no_shape_is_warmed_up_after_the_deadline(unit: Make, running: Any) -> None:
+    made = ten_steps(unit(SLOW))
+    running(made)
+    made.enough_seconds = 1e9
+    warm(made, deadline=0.0)
+    assert len(made.warmed) == 1
 
 
 def test_all_of_a_unit_is_timed_where_its_first_steps_do_not_tell_of_the_rest(unit: Make, running: Any) -> None:
@@ -213,12 +238,12 @@ def test_all_of_a_unit_is_timed_where_its_first_steps_do_not_tell_of_the_rest(un
     running(made)
     made.enough_seconds = 1e-9
     warm(made)
-    assert made.lead is None and made.run() and made.timing().timed_share == 1
+    assert made.timed_steps is None and made.run() and made.timing().timed_share == 1
     small = ten_steps(unit(PLAIN))
     running(small)
     small.enough_seconds = 1e9
     warm(small)
-    assert small.lead is None and small.run() and small.timing().timed_share == 1, "it does not take long"
+    assert small.timed_steps is None and small.run() and small.timing().timed_share == 1, "it does not take long"
 
 
 @pytest.mark.parametrize("kind", ["others", "throttled"])

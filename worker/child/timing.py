@@ -116,7 +116,7 @@ class Unit:
     clocks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     turns: Turns | None = None
     enough_seconds: float | None = None  # of the first pass: later steps are predicted where that is possible
-    lead: int | None = None  # the plan's first steps that are timed; None for all
+    timed_steps: int | None = None  # how many of the plan's first steps are timed; None for all
     most_seconds: float | None = None  # of the unit: its first pass is given up once it is expected to take longer
     turned: list[tuple[int, tuple[int, int], float]] = field(default_factory=list)
     passes: int = 0
@@ -164,7 +164,7 @@ class Unit:
                     if number + 1 < len(self.chosen) and self._is_hopeless():
                         return True
                     if number + 1 < len(self.chosen) and self._is_enough():
-                        self.lead = number + 1
+                        self.timed_steps = number + 1
                         break
         self._settle(window, before)
         self.passes += 1
@@ -283,7 +283,7 @@ class Unit:
     @property
     def chosen(self) -> list[Step]:
         """The steps that are timed."""
-        return self.plan[: self.lead]
+        return self.plan[: self.timed_steps]
 
     def timing(self) -> Timing:
         """The timing of the unit from the passes so far."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -21,25 +20,29 @@ def warm(unit: Unit, deadline: float | None = None) -> None:
     The learning rate is 0; the optimizer keeps its memory and forgets what it has seen. No step begins after
     `deadline` (of time.perf_counter). The unit remembers what it took, see `Unit.first_calls`.
     """
+    with probe.without_learning(unit.bundle):
+        _run(unit, deadline)
+    steps.forget(unit.bundle)
+
+
+def _run(unit: Unit, deadline: float | None) -> None:
+    """Run one step of each shape until enough is warm or the time is up."""
     bundle, device = unit.bundle, unit.bundle.device
-    device.synchronize()
     begun = device.mark()
-    with probe.without_learning(bundle):
-        for count, micro_batches in _by_steps(unit):
-            for micro in micro_batches:
-                batches, terms, _ = steps.prepare(bundle, [micro])
-                unit.warmed += [tuple(batch["input_ids"].shape) for batch in batches]
-                steps.optimizer_step(bundle, batches, terms)
-                ended = device.mark()
-                device.synchronize()
-                unit.warm_seconds = device.between(begun, ended)
-                if deadline is not None and time.perf_counter() > deadline:
-                    break
-            enough = unit.enough_seconds is not None and unit.warm_seconds >= unit.enough_seconds
-            if enough and count < len(unit.plan) and unit.tells(count):
-                unit.lead = count
-                break
-    steps.forget(bundle)
+    for count, micro_batches in _by_steps(unit):
+        for micro in micro_batches:
+            batches, terms, _ = steps.prepare(bundle, [micro])
+            unit.warmed += [tuple(batch["input_ids"].shape) for batch in batches]
+            steps.optimizer_step(bundle, batches, terms)
+            ended = device.mark()
+            device.synchronize()
+            unit.warm_seconds = device.between(begun, ended)
+            if deadline is not None and time.perf_counter() > deadline:
+                return
+        enough = unit.enough_seconds is not None and unit.warm_seconds >= unit.enough_seconds
+        if enough and count < len(unit.plan) and unit.tells(count):
+            unit.timed_steps = count
+            return
 
 
 def _by_steps(unit: Unit) -> Iterator[tuple[int, list[MicroBatch]]]:
@@ -47,15 +50,15 @@ def _by_steps(unit: Unit) -> Iterator[tuple[int, list[MicroBatch]]]:
 
     These are all steps at once, or one after another where the unit may be timed in part.
     """
-    chosen = _distinct(unit, unit.plan)
     if not unit.bundle.device.first_call_per_shape and not unit.bundle.compiled:
-        chosen = dict(itertools.islice(chosen.items(), 1))
-    counts = [len(unit.plan)] if unit.enough_seconds is None else range(1, len(unit.plan) + 1)
+        yield len(unit.plan), list(_distinct(unit, unit.plan).values())[:1]
+        return
+    together = len(unit.plan) if unit.enough_seconds is None else 1
     seen: set[tuple[int, int]] = set()
-    for count in counts:
-        new = {shape: chosen[shape] for shape in _distinct(unit, unit.plan[:count]) if shape in chosen.keys() - seen}
-        seen |= new.keys()
-        yield count, list(new.values())
+    for at in range(0, len(unit.plan), together):
+        found = _distinct(unit, unit.plan[at : at + together])
+        yield at + together, [micro for shape, micro in found.items() if shape not in seen]
+        seen |= found.keys()
 
 
 def _distinct(unit: Unit, plan: list[Step]) -> dict[tuple[int, int], MicroBatch]:

@@ -61,7 +61,7 @@ class Budget:
         # The slowest stands for the baseline of any method.
         beside = [ordered[-1]] if any(one.request.origin is Origin.baseline for one in ran) else []
         facts = self._known.facts
-        finalists = as_many(facts, beside, [ordered[0]] * FINALISTS)
+        finalists = worth_verifying(facts, beside, [ordered[0]] * FINALISTS)
         return verification_seconds(self._known.spec, facts, [*beside, *finalists])
 
     def allows(self, planned: int) -> bool:
@@ -150,10 +150,10 @@ def verification_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequen
     return compiling + _blocks_seconds(facts, candidates) + held
 
 
-def as_many(facts: HardwareFacts, beside: list[Measurement], finalists: list[Measurement]) -> list[Measurement]:
-    """As many of the finalists as blocks of them and the baseline are for: two where a block takes minutes.
+def worth_verifying(facts: HardwareFacts, beside: list[Measurement], finalists: list[Measurement]) -> list[Measurement]:
+    """The first three finalists; or the first two, where a block of three and of those `beside` them takes minutes.
 
-    The time of another one in each block is better spent on trials: it is that of several.
+    What a third one would take in each block is the time of several trials, which is better spent on these.
     """
     most = finalists[:FINALISTS]
     if most and _blocks_seconds(facts, [*beside, *most]) > LEAST_BLOCKS * LONG_BLOCK:

@@ -11,9 +11,8 @@ import math
 
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, MemoryLine
-from service.levers import LEVERS, chosen
+from service.levers import chosen
 from service.levers.batching import ROWS
-from service.levers.precision import memory_of
 
 
 def expected(
@@ -35,15 +34,10 @@ def expected(
     assert line is not None
     longest = nearest.dataset.longest if nearest.dataset else max_length
     here, there = (_factor(one, longest, max_length, is_half) for one in (configuration, nearest.configuration))
-    return MemoryLine(
-        rest_bytes=line.rest_bytes, slope_bytes=line.slope_bytes * here / there, update_bytes=line.update_bytes
-    )
+    return line.model_copy(update={"slope_bytes": line.slope_bytes * here / there, "residual": None})
 
 
 def _factor(configuration: Configuration, longest: int, max_length: int, is_half: bool) -> float:
     """A number proportional to the bytes that a sample, or a packed row, takes."""
     found = float(max_length if configuration.levers["batching"] in ROWS else longest)
-    precision = LEVERS["precision"].choice(configuration.levers["precision"])
-    others = {name: choice for name, choice in configuration.levers.items() if name != "precision"}
-    found *= memory_of(precision, is_half).activations
-    return found * math.prod(choice.memory.activations for choice in chosen(others))
+    return found * math.prod(choice.memory.kept(is_half) for choice in chosen(configuration.levers))

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome
 from service.levers import LEVERS
-from service.levers.precision import memory_of
 from service.recipe import arithmetic
 from worker.plan.culprits import Culprits
 from worker.plan.grid import Floats, Grid, Rows, look_up
@@ -134,9 +133,12 @@ def _no_less(ones: Floats, others: Floats) -> NDArray[np.bool_]:
 
 def memory_tables(view: View, grid: Grid) -> list[Floats]:
     """Tables of the grid: logarithms of activations' factors, state bytes a trained parameter, bytes a weight."""
-    needs = {(name, choice.name): choice.memory for name, lever in LEVERS.items() for choice in lever.choices}
-    needs |= {("precision", one.name): memory_of(one, view.is_half()) for one in LEVERS["precision"].choices}
-    activations = {of: math.log(memory.activations) for of, memory in needs.items()}
+    is_half = view.is_half()
+    activations = {
+        (name, choice.name): math.log(choice.memory.kept(is_half))
+        for name, lever in LEVERS.items()
+        for choice in lever.choices
+    }
     states = {("optimizer", choice.name): choice.memory.state for choice in LEVERS["optimizer"].choices}
     if view.method == "qlora":
         weights = {("quantization", one.name): one.memory.weight or 2.0 for one in LEVERS["quantization"].choices}

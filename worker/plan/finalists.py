@@ -9,7 +9,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, Measurement
 from service.contract.task import VerifyRequest
 from service.levers import taken_back
-from worker.plan.budget import as_many, verification_seconds
+from worker.plan.budget import verification_seconds, worth_verifying
 from worker.plan.view import View
 
 # How many finalists are chosen by their trials' speed alone (docs/decisions/0013).
@@ -41,7 +41,7 @@ def finalists(view: View) -> list[Measurement]:
         if drifted and one.configuration.levers["batching"] not in known:
             found.append(one)
     found += [one for one in near if one not in found]
-    return sorted(as_many(view.facts, [reference] if reference else [], found), key=view.score)
+    return sorted(worth_verifying(view.facts, [reference] if reference else [], found), key=view.score)
 
 
 def _simpler(view: View, best: Measurement) -> list[Measurement]:

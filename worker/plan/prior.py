@@ -20,7 +20,9 @@ from worker.plan.view import View, was_given_too_much
 # takes cores from the training. How slow that is, nobody knows.
 LACKING, LACKING_SPREAD = 1.5, 0.4
 PADDED_SHARE = 0.4  # of what a device computes is padding, where nothing is known of the data yet
-BUSY_TOKENS = 2048  # of a micro batch keep a GPU busy: a larger one would hardly be faster, and memory limits nothing
+# So many tokens in a micro batch keep a GPU busy, so that a larger one would hardly be faster. Of 2,048, 4,096 and
+# 8,192 it is what did best in benchmarks/simulated_gpu.py.
+BUSY_TOKENS = 2048
 DOUBLING = 0.93  # expected factor for an effective batch of twice the size: fewer, larger passes and updates
 DOUBLING_SPREAD = 0.1  # standard deviation of that factor's logarithm
 
@@ -111,7 +113,10 @@ def _factor(effect: Effect, limited: bool, half: bool, own: bool, padding: float
 
 
 def is_limited(view: View) -> bool:
-    """Whether memory keeps the fastest one's micro batch smaller than would be faster; that nothing fits, before."""
+    """Whether a larger micro batch than the fastest one's would be faster and does not fit.
+
+    Before anything ran: whether something did not fit at any micro batch.
+    """
     if not view.good:
         return short_of_memory(view)
     best = view.good[0]
