@@ -5,6 +5,10 @@ INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python3,$(PYTHON))
 VENV := .venv
 BIN := $(VENV)/bin
 
+# A run starts hundreds of Python processes: each would compile the code anew where the shell, as containers' often do,
+# says not to keep it compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test chaos test-exports lint install clean wheelhouse
 install: $(VENV)/.installed
 

@@ -35,6 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     alone = [item for item in items if item.get_closest_marker("alone")]
     if astray := [item.nodeid for item in alone if Path(__file__).parent / "e2e" not in item.path.parents]:
         raise pytest.UsageError(f"a test that runs alone has its place in tests/e2e: {', '.join(astray)}")
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_collection_finish() -> None:

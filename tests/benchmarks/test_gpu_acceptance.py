@@ -48,6 +48,7 @@ def walked(home: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str
     return done, json.loads(file.read_text()) if file.exists() else {}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_part_runs_at_tiny_sizes_and_the_next_call_goes_on(
     home: Path, facts: Callable[..., HardwareFacts]

@@ -46,6 +46,7 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+@pytest.mark.long
 def test_tune_ends_with_an_answer_that_trains(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path, method=["lora", "full", "qlora"])))
     command = [sys.executable, "-m", "service.cli", "tune", "job.json"]
@@ -79,6 +80,7 @@ def _interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_leaves_the_best_so_far_and_no_process(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path, search={"minutes": 10, "trials": 500})))
@@ -99,6 +101,7 @@ def test_ctrl_c_leaves_the_best_so_far_and_no_process(tmp_path: Path) -> None:
     none_left(tmp_path)
 
 
+@pytest.mark.long
 def test_a_killed_worker_leaves_no_process_and_a_free_device(tmp_path: Path, facts: Callable[..., Any]) -> None:
     """SIGKILL in the middle of a real trial; another worker then finishes the job, and the next job, whose mistake only
     a trial can see, fails with its sentence."""

@@ -218,6 +218,7 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")  # on one core
 @pytest.mark.parametrize("case", CASES)

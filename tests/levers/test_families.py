@@ -269,6 +269,7 @@ def test_adapters_learn_and_the_base_stays(build: Any, family: str, method: str)
     )
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")

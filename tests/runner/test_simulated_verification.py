@@ -234,6 +234,7 @@ def fragmenting(bundle: Bundle) -> None:
     bundle.model.register_forward_pre_hook(buffer)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [(leaking, "memory held between steps keeps growing"), (slowing, "times slower over"), (fragmenting, "two steps")],

@@ -108,6 +108,7 @@ class Storm:
         assert len(told) == trials and len({one["task"] for one in told}) == trials
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800 if LONG else 300)
 def test_no_result_is_lost_or_counted_twice(
     queue: Queue, engine: Engine, database_url: str, tmp_path: Path, facts: Callable[..., Any], spec: Callable[..., Any]
