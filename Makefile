@@ -5,8 +5,7 @@ INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python3,$(PYTHON))
 VENV := .venv
 BIN := $(VENV)/bin
 
-# A run starts hundreds of Python processes: each would compile the code anew where the shell, as containers' often do,
-# says not to keep it compiled.
+# Containers often tell Python not to keep compiled code: the hundreds of processes of a run would each compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test chaos test-exports lint install clean wheelhouse

@@ -31,7 +31,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` looks for tests that run alone in tests/e2e, so that their run does not import all others."""
+    """`make test` looks for tests that run alone in tests/e2e, so that their run does not import all others.
+
+    Tests that take long begin first: at the end one core would work while the others have nothing left."""
     alone = [item for item in items if item.get_closest_marker("alone")]
     if astray := [item.nodeid for item in alone if Path(__file__).parent / "e2e" not in item.path.parents]:
         raise pytest.UsageError(f"a test that runs alone has its place in tests/e2e: {', '.join(astray)}")

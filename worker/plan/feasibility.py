@@ -3,8 +3,8 @@
 Two things rule a configuration out: two trials of others that need no more memory did not fit at a micro batch of 1, or
 the memory line of the most similar trial puts it far over the device's memory. All others have a chance. A failed trial
 lowers that of configurations which have what made it fail: a choice, or two that do not go together, which is in no
-trial that ran (worker/plan/culprits.py), or too little memory. Which of the two it was follows from both (Bayes' rule):
-how far its predicted peak was below the device's memory, and how many of its pairs no trial that ran had.
+trial that ran (worker/plan/culprits.py), or too little memory saved. Which of the two is likelier, the failed trial's
+predicted peak tells as soon as memory lines are known.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ ENOUGH_SAVED = 0.4  # of the logarithm of memory saved, as in `saved`: divides b
 ENOUGH_FAILURES = 2  # as one may have a cause of its own, such as a kernel that needs a large buffer
 FAR_OVER = 1.6  # times the device's memory, which no error of the catalogue's factors explains
 LINE_SPREAD = 0.25  # standard deviation of the logarithm of a scaled memory line's peak
-ALIKE = (
-    0.9  # correlation of the errors of two rows' predicted peaks; benchmarks/simulated_gpu.py did better than without
-)
+TINY = 1e-12  # where neither is likely, so that nothing is divided by 0
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
@@ -50,7 +48,6 @@ class Feasibility:
         self._failed = _encoded(grid, [one.configuration for one in failed])
         ran = [*(one.configuration for one in self._ok), *(one.configuration for one in view.earlier)]
         self._culprits = Culprits(grid.options, _encoded(grid, ran), self._failed)
-        self._is_lined = any(one.memory_line is not None for one in self._ok)
         self._short = self._probably_short(failed)
 
     def impossible(self, rows: Rows) -> NDArray[np.bool_]:
@@ -62,27 +59,13 @@ class Feasibility:
 
     def chance(self, rows: Rows) -> Floats:
         """The probability that each row runs to its end: that no failure tells of it, and that it fits."""
-        fits = cumulative(self._room(rows))
-        found: Floats = np.minimum((1 - UNSEEN) ** self._culprits.unseen(rows), fits)
+        found = self._innocent(rows)
+        saved, saved_before = self.saved(rows), self.saved(self._failed)
         for at, short in enumerate(self._short):
-            other = 1 - SURE * self._culprits.blamed(at, rows)
-            found = np.minimum(found, short * self._fits_beside(at, rows) + (1 - short) * other * fits)
-        return found
-
-    def _fits_beside(self, at: int, rows: Rows) -> Floats:
-        """The probability that each row fits, given that a failure had too little memory.
-
-        Predicted peaks are off by much the same for both, so the failure's tells of the rows'. Of its error, a normal
-        one, only what lies above its room is left; what is expected of the rows' is taken as normal again.
-        """
-        if not self._is_lined:
-            lacks = np.exp(-np.maximum(self.saved(rows) - self.saved(self._failed)[at], 0.0) / ENOUGH_SAVED)
-            kept: Floats = 1 - SURE * lacks
-            return kept
-        room = float(self._room(self._failed[at : at + 1])[0])
-        above = math.exp(-0.5 * room**2) / math.sqrt(2 * math.pi) / max(0.5 * math.erfc(room / math.sqrt(2)), 1e-12)
-        spread = math.sqrt(1 - ALIKE**2 * above * (above - room))
-        return cumulative((self._room(rows) - ALIKE * above) / spread)
+            lacks = np.exp(-np.maximum(saved - saved_before[at], 0.0) / ENOUGH_SAVED)
+            again = short * lacks + (1 - short) * self._culprits.blamed(at, rows)
+            found = np.minimum(found, 1 - SURE * again)
+        return found * self._fits(rows)
 
     def saved(self, rows: Rows) -> Floats:
         """How much memory each row saves: the negative logarithm of the activations' factors, and of the state's."""
@@ -90,19 +73,26 @@ class Feasibility:
         found: Floats = -mine[:, 0] - np.log(1 + mine[:, 1] + mine[:, 2])
         return found
 
-    def _room(self, rows: Rows) -> Floats:
-        """How many standard deviations each row's predicted peak at a micro batch of 1 is below the device's memory."""
-        found: Floats = np.log(self._capacity / np.maximum(self.peaks(rows), 1.0)) / LINE_SPREAD
+    def _innocent(self, rows: Rows) -> Floats:
+        """The probability that none of each row's pairs which no trial that ran had makes it fail."""
+        found: Floats = (1 - UNSEEN) ** self._culprits.unseen(rows)
         return found
 
+    def _fits(self, rows: Rows) -> Floats:
+        """The probability that each row fits at a micro batch of 1, by its predicted peak."""
+        return cumulative(np.log(self._capacity / np.maximum(self.peaks(rows), 1.0)) / LINE_SPREAD)
+
     def _probably_short(self, failed: list[Measurement]) -> Floats:
-        """The probability of each failure that memory was short as a whole: where lines are known, they tell."""
+        """The probability of each failure that memory was short as a whole: where lines are known, they tell.
+
+        By Bayes' rule: how likely its predicted peak is over the memory, against how likely it has a pair that fails.
+        """
         ran_out = np.array([one.outcome is Outcome.infeasible for one in failed], dtype=float)
-        if not self._is_lined:
+        if not any(one.memory_line is not None for one in self._ok):
             return ran_out * SHORT
-        fits = cumulative(self._room(self._failed))
-        other = 1 - (1 - UNSEEN) ** self._culprits.unseen(self._failed)
-        found: Floats = ran_out * (1 - fits) / np.maximum(1 - fits + fits * other, 1e-12)
+        over = 1 - self._fits(self._failed)
+        pair = (1 - over) * (1 - self._innocent(self._failed))
+        found: Floats = ran_out * over / np.maximum(over + pair, TINY)
         return found
 
     def _explained(self, hopeless: list[Configuration]) -> Floats:
