@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sqlite3
 import time
 import weakref
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ PATIENCE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
 }
+SQLITE_SECONDS = 30  # that a connection waits for another one's lock
+PAUSE = 0.02  # seconds between two attempts to change the journal
 IDLE_MILLISECONDS = 15_000  # between two statements of a transaction; ours compute nothing there
 
 
@@ -74,14 +77,17 @@ def _postgresql(engine: Engine) -> Engine:
 def _sqlite(url: str) -> Engine:
     # Connections stay open: SQLite writes its log back into the file, which takes longer than a whole claim, whenever
     # the last connection is closed. A forked process must not use its parent's connections, so it begins without any.
-    engine = create_engine(url, poolclass=QueuePool, connect_args={"timeout": 30, "check_same_thread": False}, **POOL)
+    engine = create_engine(
+        url, poolclass=QueuePool, connect_args={"timeout": SQLITE_SECONDS, "check_same_thread": False}, **POOL
+    )
     _forget_after_fork(engine)
 
     @event.listens_for(engine, "connect")
     def _pragmas(connection: Any, record: Any) -> None:
         record.info["file"] = _identity(engine)
         connection.isolation_level = None  # the driver must not begin transactions of its own
-        for pragma in ("journal_mode=WAL", "busy_timeout=30000", "foreign_keys=ON", "synchronous=NORMAL"):
+        _log_ahead(connection)
+        for pragma in ("foreign_keys=ON", "synchronous=NORMAL"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "checkout")
@@ -96,6 +102,23 @@ def _sqlite(url: str) -> Engine:
         connection.exec_driver_sql(f"BEGIN {kind}")
 
     return engine
+
+
+def _log_ahead(connection: sqlite3.Connection) -> None:
+    """Have the file use a write-ahead log, which it keeps from then on.
+
+    Where another process writes to a file that is still without one, as the first services that start do, SQLite
+    refuses at once: it does not wait where that could be a deadlock (https://sqlite.org/c3ref/busy_handler.html).
+    """
+    until = time.monotonic() + SQLITE_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(PAUSE)
 
 
 def _identity(engine: Engine) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -216,6 +217,27 @@ def test_services_that_start_at_once(empty: Engine) -> None:
     starters = [subprocess.Popen(command, cwd=ROOT) for _ in range(4)]
     assert [starter.wait(60) for starter in starters] == [0] * 4
     assert set(inspect(empty).get_table_names()) == TABLES
+
+
+def test_a_new_file_is_waited_for_while_another_writes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite itself does not wait before a file's journal is changed: one of the services that start at once fell."""
+    file = tmp_path / "new.db"
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    met: list[float] = []
+
+    def pause(seconds: float) -> None:
+        met.append(seconds)
+        other.execute("COMMIT")
+
+    monkeypatch.setattr("service.db.time.sleep", pause)
+    engine = connect(f"sqlite:///{file}")
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
+    assert len(met) == 1
+    engine.dispose()
+    other.close()
 
 
 def test_a_database_without_a_schema_is_told(empty: Engine) -> None:
