@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from tests.conftest import ROOT
 from tests.factory import configuration, measured
+from worker.runner import sandbox
 from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Sandbox
 
@@ -50,13 +52,12 @@ def run() -> Iterator[Any]:
     made: list[Sandbox] = []
 
     def go(entry: str, seconds: float = 120, ended: Any = lambda: False, on_message: Any = lambda _: None) -> Any:
-        sandbox = Sandbox(False, f"tests.stubs:{entry}")
-        made.append(sandbox)
-        return sandbox.run(asked(), seconds, on_message, ended)
+        made.append(Sandbox(False, f"tests.stubs:{entry}"))
+        return made[-1].run(asked(), seconds, on_message, ended)
 
     yield go
-    for sandbox in made:
-        sandbox.close()
+    for one in made:
+        one.close()
 
 
 def test_a_result(run: Any) -> None:
@@ -64,6 +65,24 @@ def test_a_result(run: Any) -> None:
     assert ending.kind is EndingKind.result and isinstance(ending.last, Result)
     assert ending.last.measurement and ending.last.measurement.outcome is Outcome.ok
     assert ending.seen == [Progress(text="stub")]
+
+
+def test_a_result_that_comes_as_the_wait_gives_up_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process sends its result and ends after `wait` has found nothing, and before its exit code is asked for."""
+    ours, theirs = multiprocessing.Pipe()
+    process = SimpleNamespace(pid=os.getpid(), sentinel=None, exitcode=None, join=lambda _: None)
+
+    def gives_up(*_: Any) -> list[Any]:
+        theirs.send_bytes(Result().model_dump_json().encode())
+        theirs.close()
+        process.exitcode = 0
+        monkeypatch.setattr(sandbox, "wait", lambda *_: [ours])
+        return []
+
+    monkeypatch.setattr(sandbox, "wait", gives_up)
+    (tmp_path / sandbox.OUTPUT).touch()
+    ending = sandbox.Child(process, ours, tmp_path, MESSAGE).watch(60, lambda _: None, lambda: False)
+    assert ending.kind is EndingKind.result and isinstance(ending.last, Result)
 
 
 def test_a_segfault_is_named_and_its_last_words_kept(run: Any, tmp_path: Path) -> None:

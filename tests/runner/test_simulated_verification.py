@@ -142,7 +142,7 @@ def test_in_turns_the_ratio_is_what_is_true(case: Case, pair: Any, world: str) -
     verifier, _ = case.verifier(WORLDS[world], slow, fast)
     verifier.run_blocks()
     blocks = verifier.judged().blocks
-    assert all(one.slices for one in blocks)
+    assert all(one.slices for one in blocks), blocks
     found = ratio(case.spec, blocks, fast, slow)
     assert found is not None
     assert found[0] == pytest.approx(true, rel=0.02) and found[1] <= true <= found[2]

@@ -171,7 +171,8 @@ class Child:
         elif (too_much := watchdog.too_much_disk(self._scratch / OUTPUT)) is not None:
             self._ending = Ending(EndingKind.out_of_disk, too_much, seen=seen)
         elif self._pipe not in wait([self._pipe, process.sentinel], POLL_SECONDS):
-            if process.exitcode is not None:
+            # A process that ends just after the wait has given up may have sent its last message by now.
+            if process.exitcode is not None and not self._pipe.poll():
                 self._ending = _by_exit_code(process.exitcode, seen)
         else:
             return self._read()
