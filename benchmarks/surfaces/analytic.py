@@ -164,7 +164,7 @@ class Analytic(Surface):
             "weights_dtype": self._dtype(configuration),
             "lacks": self.lacks,
         }
-        load = {"start": START, "load": model.load_seconds}
+        load = {"start": START, "load": self._load_seconds(configuration)}
         if lacked := self.lacked(configuration):
             values |= {"outcome": Outcome.invalid, "reason": lacked}
             return Measurement(**values, time_spent={"start": START})
@@ -184,13 +184,14 @@ class Analytic(Surface):
         self, configuration: Configuration, seed: int, found: Found, values: dict[str, Any], line: MemoryLine
     ) -> Measurement:
         """The measurement of a configuration that runs."""
-        micro, step, model = int(found.micro[0]), float(found.step[0]), self.world.model
+        micro, step = int(found.micro[0]), float(found.step[0])
         effective = configuration.effective_batch_size
         timed_share = self._timed_share(configuration, step)
         unsure = (1 - timed_share) * PREDICTED * normal(self.name, configuration.key, seed, "the rest")
         seconds = step * self._steps(configuration) * self.noise(configuration, seed) * math.exp(unsure)
         peak = int(line.at(micro))
-        compiling = float(found.once[0]) - model.load_seconds * (1 + self._loading(configuration))
+        loading = self._load_seconds(configuration)
+        compiling = float(found.once[0]) - loading
         *_, warmed, micro_batches = observed(self.world, self.arranged, *self.indices(configuration), micro)
         timing = self._timing(configuration, seconds, micro, peak).model_copy(update={"timed_share": timed_share})
         probes = tuple(
@@ -198,7 +199,7 @@ class Analytic(Surface):
         )
         spent = {
             "start": START,
-            "load": model.load_seconds,
+            "load": loading,
             "probe": step * PROBES / max(1, effective // max(1, micro)) + 1.0,
             "compile": compiling,
             "warm-up": seconds * warmed * timed_share if self.facts.has_own_memory else 0.0,
@@ -218,7 +219,7 @@ class Analytic(Surface):
             "reserved_bytes": int(peak * 1.03),
             "used_before_bytes": 0,
             "evaluation_batch_size": micro,
-            "load_seconds": float(found.once[0]) - compiling,
+            "load_seconds": loading,
             "compile_seconds": compiling,
             "check_loss": 2.5,
             "check_grad_norm": 1.0,
@@ -263,10 +264,11 @@ class Analytic(Surface):
             return UNIT_STEPS
         return max(1, self.unit_samples // configuration.effective_batch_size)
 
-    def _loading(self, configuration: Configuration) -> float:
-        """The part of loading that quantising takes, in units of the model's own."""
+    def _load_seconds(self, configuration: Configuration) -> float:
+        """The seconds of loading the model, and of quantising it where that is chosen."""
         costs = self.world.costs
-        return sum(costs[name][choice].get("loading", 0.0) for name, choice in configuration.levers.items())
+        quantising = sum(costs[name][choice].get("loading", 0.0) for name, choice in configuration.levers.items())
+        return self.world.model.load_seconds * (1 + quantising)
 
     def _dtype(self, configuration: Configuration) -> str:
         choice = configuration.levers["precision"]

@@ -1,6 +1,6 @@
 """torch.compile: which part of the model is compiled, by which backend and in which mode."""
 
-from service.levers.base import Asked, Choice, Effect, Exclusion, Lever, Together, cuda
+from service.levers.base import Asked, Choice, Effect, Exclusion, Lever, Memory, Together, cuda
 from service.levers.checkpointing import CHECKPOINTED
 from service.levers.float8 import FLOAT8
 from service.levers.head import WITHOUT_LOGITS
@@ -13,6 +13,11 @@ WHOLE = ("whole", "whole-reduce-overhead", "whole-max-autotune", "whole-cudagrap
 GRAPHS = ("whole-reduce-overhead", "whole-cudagraphs")
 GENERATED = ("per-layer", "per-layer-max-autotune", "whole", "whole-reduce-overhead", "whole-max-autotune")
 WITHOUT_CODE = ("off", "per-layer-aot-eager", "whole-cudagraphs")
+
+# Compiled code computes again in the backward pass what costs little, instead of keeping it: AOTAutograd's min-cut
+# partitioner (https://pytorch.org/functorch/stable/notebooks/aot_autograd_optimizations.html). How much that saves
+# differs from model to model: a little is expected, and the memory lines of trials correct it.
+PARTITIONED = Memory(activations=0.85)
 
 LEVER = Lever(
     name="compile",
@@ -37,6 +42,7 @@ LEVER = Lever(
             function="compile_layers",
             not_expressible=TRAINER,
             effect=Effect(0.87, 0.15, host=1.2, once=25.0),
+            memory=PARTITIONED,
         ),
         Choice(
             "per-layer-max-autotune",
@@ -47,6 +53,7 @@ LEVER = Lever(
             options={"mode": "max-autotune-no-cudagraphs"},
             not_expressible=TRAINER,
             effect=Effect(0.88, 0.15, once=90.0),
+            memory=PARTITIONED,
         ),
         Choice(
             "whole",
@@ -56,6 +63,7 @@ LEVER = Lever(
             asked_by=(Asked({"torch_compile": True}),),
             training_arguments={"torch_compile": True},
             effect=Effect(0.87, 0.15, host=1.25, once=60.0),
+            memory=PARTITIONED,
         ),
         Choice(
             "whole-reduce-overhead",
@@ -76,6 +84,7 @@ LEVER = Lever(
             function="compile_whole",
             options={"mode": "max-autotune-no-cudagraphs"},
             training_arguments={"torch_compile": True, "torch_compile_mode": "max-autotune-no-cudagraphs"},
+            memory=PARTITIONED,
         ),
         Choice(
             "whole-cudagraphs",
