@@ -47,12 +47,17 @@ def filled_up(micro_batch: MicroBatch, size: int) -> MicroBatch:
 
 
 def padded_width(longest: int, recipe: Recipe) -> int:
-    """The number of tokens that rows are padded to, at least that of the longest row."""
+    """The number of tokens that rows are padded to, at least that of the longest row.
+
+    Rounding it up goes past `max_length`, beyond which a model may have no positions, only where a row is longer than
+    that: it holds several samples, each with positions of its own.
+    """
     if recipe.pad_multiple == 0:
         return max(longest, recipe.max_length)
     if recipe.pad_multiple == 1:
         return longest
-    return max(longest, min(recipe.max_length, -(-longest // recipe.pad_multiple) * recipe.pad_multiple))
+    rounded = -(-longest // recipe.pad_multiple) * recipe.pad_multiple
+    return rounded if longest > recipe.max_length else max(longest, min(recipe.max_length, rounded))
 
 
 def joined(parts: Iterable[array[int]], rows: int) -> torch.Tensor:

@@ -20,6 +20,7 @@ FILES = {
     ("tests/child/test_quantised.py", ""): 60,
     ("tests/levers/test_offloading.py", ""): 60,
     ("tests/levers/test_graphs.py", ""): 90,
+    ("tests/levers/test_as_on_cuda.py", "gradients"): 60,
 }
 PROCESSES = "4"
 

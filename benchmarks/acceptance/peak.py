@@ -68,7 +68,9 @@ def show(place: Place, rows: dict[str, Row]) -> list[str]:
         return []
     nominal = place.peak_flops().get("nominal")
     sheet = f", {row['tflops'] / nominal * 1e12:.0%} of the data sheet's" if nominal else ""
-    return [f"bf16 product of {row['size']}: {row['tflops']:.3g} TFLOP/s{sheet}; copy {row['copy_tb_s']:.3g} TB/s"]
+    slowed = f"; the clock was lowered: {', '.join(row['slowed_by'])}" if row.get("slowed_by") else ""
+    product = f"bf16 product of {row['size']}: {row['tflops']:.3g} TFLOP/s{sheet}{slowed}"
+    return [f"{product}; copy {row['copy_tb_s']:.3g} TB/s"]
 
 
 PART = Part("peak", steps, show)

@@ -27,7 +27,6 @@ from worker.child.warmup import warm
 from worker.devices import discover, open_device
 from worker.devices.facts import all_facts
 from worker.devices.simulated import FULL_CLOCK, Simulated, Span, World
-from worker.devices.simulated_memory import LARGE_SEGMENT, SMALL_SEGMENT, Allocator
 
 SLOW = World(flops=2e9, bandwidth=2e9)  # so slow that a tiny model keeps it busy
 PLAIN = replace(SLOW, first_call_seconds=0.0, segment_seconds=0.0)
@@ -347,39 +346,6 @@ def test_the_probe_finds_what_a_caching_allocator_holds(
         return True
 
     assert steps_held(found.largest) and not steps_held(found.largest + 3)
-
-
-def test_the_allocator_keeps_blocks_and_splits_them() -> None:
-    memory = Allocator(100 * MIB)
-    first, second = memory.allocate(3 * MIB), memory.allocate(1)
-    assert (first.size, second.size) == (3 * MIB, 512)
-    assert memory.reserved == LARGE_SEGMENT + SMALL_SEGMENT and memory.allocated == 3 * MIB + 512
-    memory.free(first)
-    assert memory.reserved == LARGE_SEGMENT + SMALL_SEGMENT, "it is kept for the next"
-    assert memory.allocate(5 * MIB).segment == first.segment and memory.calls == 2
-    assert memory.allocate(30 * MIB).size == 30 * MIB and memory.reserved == 52 * MIB
-
-
-def test_the_allocator_frees_its_cache_before_it_gives_up() -> None:
-    memory = Allocator(64 * MIB)
-    big = memory.allocate(40 * MIB)
-    memory.free(big)
-    assert memory.allocate(50 * MIB).size == 50 * MIB and memory.retries == 1
-    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-        memory.allocate(20 * MIB)
-
-
-def test_fragments_are_no_room() -> None:
-    memory = Allocator(40 * MIB)
-    blocks = [memory.allocate(2 * MIB) for _ in range(20)]
-    for block in blocks[::2]:
-        memory.free(block)
-    assert memory.allocated == 20 * MIB and memory.largest_free() == 2 * MIB
-    with pytest.raises(torch.OutOfMemoryError):
-        memory.allocate(3 * MIB)
-    for block in blocks[1::2]:
-        memory.free(block)
-    assert memory.largest_free() == LARGE_SEGMENT, "free neighbours become one"
 
 
 def test_medians_hide_nothing_steady(unit: Make, running: Any, truth: float) -> None:

@@ -118,6 +118,12 @@ def test_empty_rows_change_nothing_but_the_shape(batching: str) -> None:
             assert torch.equal(batch["position_ids"][empty], torch.arange(128).repeat(sum(empty), 1))
 
 
+def test_a_row_of_several_samples_is_rounded_up_beyond_max_length() -> None:
+    """float8 needs that, while a row of one sample must not go past the model's positions."""
+    chosen = replace(recipe("padding-free", "off"), pad_multiple=64, max_length=100)
+    assert [padded_width(longest, chosen) for longest in (3, 65, 100, 101, 130)] == [64, 100, 100, 128, 192]
+
+
 def test_other_batchings_are_as_they_were() -> None:
     lengths = [len(ids) for ids, _ in drawn()]
     for batching in ("padded", "sorted", "grouped"):

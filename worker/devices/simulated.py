@@ -28,11 +28,15 @@ FULL_CLOCK = 1980  # MHz
 
 @dataclass(frozen=True)
 class Span:
-    """From one virtual second to another; `share` of the device goes to others, or of the clock is lost."""
+    """From one virtual second to another; `share` of the device goes to others, or of the clock is lost.
+
+    Others also take `memory_bytes` of the device then.
+    """
 
     begins: float
     ends: float
     share: float
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,9 @@ class Simulated(Device):
         return self.memory.cap
 
     def used_by_others(self) -> int:
-        """None."""
-        return 0
+        """The bytes that others take now."""
+        now = max(self.host, self.device)
+        return sum(span.memory_bytes for span in self.world.others if span.begins <= now < span.ends)
 
     def used(self) -> int:
         """Reserved bytes."""
@@ -193,6 +198,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         storage = tensor.untyped_storage()
         if storage in self._storages or not storage.nbytes():
             return False
+        self._device.memory.taken = self._device.used_by_others()
         block = self._device.memory.allocate(storage.nbytes())
         self._storages[storage] = weakref.finalize(storage, self._device.memory.free, block)
         return True

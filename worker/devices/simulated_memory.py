@@ -39,11 +39,13 @@ class Segment:
 class Allocator:
     """Hands out blocks up to `cap` bytes in all segments together; torch.OutOfMemoryError where there is no room.
 
-    `calls` counts what was asked of the device (allocations and frees of segments), which is what takes time.
+    Others have `taken` some of the device's `size` bytes, so there may be less room than the cap. `calls` counts what
+    was asked of the device (allocations and frees of segments), which is what takes time.
     """
 
-    def __init__(self, cap: int) -> None:
-        self.cap = cap
+    def __init__(self, size: int) -> None:
+        self.size = self.cap = size
+        self.taken = 0
         self.allocated = self.reserved = self.peak_reserved = self.retries = self.calls = 0
         self._segments: dict[int, Segment] = {}
         self._number = 0
@@ -96,10 +98,11 @@ class Allocator:
 
     def _new(self, wanted: int, is_small: bool) -> Block:
         size = SMALL_SEGMENT if is_small else LARGE_SEGMENT if wanted < LEAST_LARGE else _rounded(wanted)
-        if self.reserved + size > self.cap:
+        room = min(self.cap, self.size - self.taken)
+        if self.reserved + size > room:
             self.retries += 1
             self.empty_cache()
-        if self.reserved + size > self.cap:
+        if self.reserved + size > room:
             import torch
 
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / 2**20:.2f} MiB (simulated)")
