@@ -57,7 +57,7 @@ def padded_width(longest: int, recipe: Recipe) -> int:
     if recipe.pad_multiple == 1:
         return longest
     rounded = -(-longest // recipe.pad_multiple) * recipe.pad_multiple
-    return rounded if longest > recipe.max_length else max(longest, min(recipe.max_length, rounded))
+    return rounded if longest > recipe.max_length else min(rounded, recipe.max_length)
 
 
 def joined(parts: Iterable[array[int]], rows: int) -> torch.Tensor:

@@ -16,7 +16,8 @@ WITHOUT_CODE = ("off", "per-layer-aot-eager", "whole-cudagraphs")
 
 # Compiled code computes again in the backward pass what costs little, instead of keeping it: AOTAutograd's min-cut
 # partitioner (https://pytorch.org/functorch/stable/notebooks/aot_autograd_optimizations.html). How much that saves
-# differs from model to model: a little is expected, and the memory lines of trials correct it.
+# differs from model to model: a little is expected, and the memory lines of trials correct it. Nothing is expected of
+# CUDA graphs, which keep memory of their own from one replay to the next.
 PARTITIONED = Memory(activations=0.85)
 
 LEVER = Lever(

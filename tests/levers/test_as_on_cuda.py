@@ -75,8 +75,8 @@ def test_chained_norms_have_right_gradients() -> None:
         return torch.nn.functional.layer_norm(inner + x, (32,), second).square().sum()
 
     torch.manual_seed(0)
-    where = {"dtype": torch.float64, "requires_grad": True, "device": tiny.DEVICE}
-    given = [torch.randn(shape, **where) for shape in ((6, 8, 32), (32,), (32,))]
+    options = {"dtype": torch.float64, "requires_grad": True, "device": tiny.DEVICE}
+    given = [torch.randn(shape, **options) for shape in ((6, 8, 32), (32,), (32,))]
     plain = torch.autograd.grad(chained(*given), given)
     backend = "inductor" if tiny.DEVICE == "cuda" else "aot_eager"
     compiled = torch.autograd.grad(torch.compile(chained, backend=backend)(*given), given)

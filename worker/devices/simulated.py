@@ -64,7 +64,7 @@ class Simulated(Device):
     def __init__(self, index: int = 0, world: World | None = None) -> None:
         self.torch = torch.device("cpu")
         self.world = world or World()
-        self.memory = Allocator(self.world.memory_bytes)
+        self.memory = Allocator(self.world.memory_bytes, self.used_by_others)
         self.host = self.device = 0.0  # virtual seconds: until when each has work
         self.first_calls = 0.0  # seconds that first calls took, all together
         self._mode = _Operations(self)
@@ -198,7 +198,6 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         storage = tensor.untyped_storage()
         if storage in self._storages or not storage.nbytes():
             return False
-        self._device.memory.taken = self._device.used_by_others()
         block = self._device.memory.allocate(storage.nbytes())
         self._storages[storage] = weakref.finalize(storage, self._device.memory.free, block)
         return True

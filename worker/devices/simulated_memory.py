@@ -7,6 +7,7 @@ runs out (a retry).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 ROUND, SMALL, SMALL_SEGMENT = 512, 1 << 20, 2 << 20
@@ -39,13 +40,13 @@ class Segment:
 class Allocator:
     """Hands out blocks up to `cap` bytes in all segments together; torch.OutOfMemoryError where there is no room.
 
-    Others have `taken` some of the device's `size` bytes, so there may be less room than the cap. `calls` counts what
-    was asked of the device (allocations and frees of segments), which is what takes time.
+    Others may have some of the device's `size` bytes, as `used_by_others` tells, which leaves less room than the cap.
+    `calls` counts what was asked of the device (allocations and frees of segments), which is what takes time.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = self.cap = size
-        self.taken = 0
+    def __init__(self, size: int, used_by_others: Callable[[], int] = lambda: 0) -> None:
+        self.cap = self._size = size
+        self._used_by_others = used_by_others
         self.allocated = self.reserved = self.peak_reserved = self.retries = self.calls = 0
         self._segments: dict[int, Segment] = {}
         self._number = 0
@@ -98,7 +99,7 @@ class Allocator:
 
     def _new(self, wanted: int, is_small: bool) -> Block:
         size = SMALL_SEGMENT if is_small else LARGE_SEGMENT if wanted < LEAST_LARGE else _rounded(wanted)
-        room = min(self.cap, self.size - self.taken)
+        room = min(self.cap, self._size - self._used_by_others())
         if self.reserved + size > room:
             self.retries += 1
             self.empty_cache()
