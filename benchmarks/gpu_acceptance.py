@@ -1,6 +1,7 @@
 """All that only a GPU can show, part by part, within the minutes given.
 
-    python -m benchmarks.gpu_acceptance [--part NAME ...] [--minutes 9] [--home FOLDER] [--json FILE] [--dry-run]
+    python -m benchmarks.gpu_acceptance [--call N | --part NAME ...] [--minutes 9] [--home FOLDER] [--json FILE]
+        [--dry-run]
 
 Runs on a machine with torch, transformers and peft, no network, and the wheels of `make wheelhouse` installed or on
 PYTHONPATH. Results are kept in --home as they come: the next call goes on where this one stopped, and what failed is
@@ -37,9 +38,18 @@ PARTS = {
         overhead.PART,
         memory.PART,
         tuning.TUNE_BERT,
+        conformance.MORE_PART,
         seeding.PART,
     )
 }
+# What each call of nine minutes runs. What a later call of the same number finds undone, it goes on with.
+CALLS = (
+    ("facts", "peak", "lora-kernels", "attention", "conformance"),
+    ("tune-1b",),
+    ("tune-8b",),
+    ("overhead", "memory"),
+    ("tune-bert", "conformance-more", "seed-tables"),
+)
 
 
 def run(place: Place, step: Step) -> Row:
@@ -89,7 +99,9 @@ def show(place: Place, parts: list[Part], late: list[str]) -> None:
 def main() -> int:
     """Run, print, write; 1 when a step failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
+    chosen.add_argument("--call", type=int, choices=range(1, len(CALLS) + 1), help="the parts of one of GPU.md's calls")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--home", type=Path, default=ROOT / "dynotune-out" / "gpu-acceptance")
     parser.add_argument("--json", type=Path)
@@ -107,7 +119,7 @@ def main() -> int:
     home.mkdir(parents=True, exist_ok=True)
     store = Store(home / "results.json")
     place = Place(device, home, options.dry_run, deadline, store.rows)
-    parts = [PARTS[name] for name in options.part]
+    parts = [PARTS[name] for name in (CALLS[options.call - 1] if options.call else options.part)]
     late = walk(place, parts, store)
     show(place, parts, late)
     if options.json:

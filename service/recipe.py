@@ -19,6 +19,7 @@ from service.levers.adapter import ATTENTION
 from service.levers.attention import TOLD, TOLD_ALWAYS
 from service.levers.batching import GROUP_STEPS, PACKED, ROWS
 from service.levers.compile import GRAPHS
+from service.levers.head import WITHOUT_LOGITS
 from service.levers.optimizer import WHOLE_STEP
 from service.tasks import TASKS
 
@@ -87,6 +88,7 @@ def recipe_fields(
         "masked": batching not in PACKED and (task.needs_mask or batching == LEVERS["batching"].baseline),
         "labels_are_classes": task.labels_are_classes,
         "tells_where_samples_end": attention == TOLD_ALWAYS or (attention in TOLD and batching in PACKED),
+        "tells_what_is_learnt": levers["head"] in WITHOUT_LOGITS,
         "fills_micro_batches": one_shape,
         "pad_multiple": 0 if one_shape else options["padding"]["multiple"],
         "group_steps": GROUP_STEPS[spec.search.verify],

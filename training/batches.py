@@ -87,7 +87,14 @@ def collate(rows: list[list[Sample]], pad: int, recipe: Recipe) -> Batch:
             mask[sum(len(ids) for ids, _ in row) :] = 0
     if recipe.tells_where_samples_end:
         batch |= segments([ids for ids, _ in filled])
+    if recipe.tells_what_is_learnt:
+        batch["target_positions"] = target_positions(batch["labels"])
     return batch
+
+
+def target_positions(labels: torch.Tensor) -> torch.Tensor:
+    """Indices in the flattened rows of all positions whose next token is learnt; no row's first token is."""
+    return (labels.view(-1) != IGNORED).nonzero().squeeze(1) - 1
 
 
 def segments(samples: list[array[int]]) -> Batch:

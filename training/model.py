@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig
 
+from training.packing import know_packing, offset_positions
 from training.recipe import Recipe, apply, task_of
 from training.samples import Sample
 
@@ -32,7 +33,7 @@ def build_model(source: str | Path, tokenizer: Any, samples: list[Sample], devic
 
 
 def before_loading(recipe: Recipe) -> None:
-    """What has to be set before a model is loaded: the caches of a CPU's kernels, matmuls' precision, and some levers.
+    """What has to be set before a model is loaded: a CPU's caches of kernels, matmuls' precision, and some levers.
 
     oneDNN, and torch's layer over it, each keep the kernels of the last 1,024 shapes that they met in 16 bits. Batches
     of many lengths bring new shapes at every step, and what is kept fragments the heap: a run takes twice the memory.
@@ -42,6 +43,8 @@ def before_loading(recipe: Recipe) -> None:
         os.environ.setdefault(cache, "128")
     if recipe.matmul != "highest":
         torch.set_float32_matmul_precision(recipe.matmul)
+    if not recipe.masked:
+        know_packing(recipe.packed)
     for choice in recipe.before_loading:
         apply(choice)
 
@@ -157,20 +160,6 @@ def trained_whole(model: Any, recipe: Recipe) -> list[str] | None:
     """
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     return sorted(name for name in names if name.endswith(recipe.heads) and name not in recipe.heads) or None
-
-
-def offset_positions(model: Any) -> None:
-    """Shift the position ids of packed rows, which begin at 0, for models whose own begin later, such as RoBERTa."""
-    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
-    first = next((table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None), 0)
-
-    def shifted(_: Any, arguments: Any, inputs: dict[str, Any]) -> Any:
-        if "position_ids" not in inputs:
-            return None
-        return arguments, inputs | {"position_ids": inputs["position_ids"] + first}
-
-    if first:
-        model.register_forward_pre_hook(shifted, with_kwargs=True)
 
 
 def compile_model(model: Any, recipe: Recipe) -> None:

@@ -71,6 +71,7 @@ class Recipe:
     masked: bool  # batches have an attention mask
     labels_are_classes: bool  # one label a sample, not one a token
     tells_where_samples_end: bool  # batches have cu_seq_lens, for an attention kernel that takes no mask
+    tells_what_is_learnt: bool  # batches have target_positions, for a loss that makes logits for those only
     fills_micro_batches: bool  # with empty rows, so that all have one shape, as CUDA graphs of packed rows want it
     pad_multiple: int  # rows are padded to a multiple of this many tokens; 0 pads to max_length
     group_steps: int  # optimizer steps over which batching `grouped` sorts samples by length

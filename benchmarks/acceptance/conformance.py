@@ -1,4 +1,4 @@
-"""Part `conformance`: the lever and trial tests with CUDA in place of the CPU.
+"""Parts `conformance` and `conformance-more`: the lever and trial tests with CUDA in place of the CPU.
 
 It needs pytest with pytest-xdist and pytest-timeout beside the wheels.
 """
@@ -16,6 +16,8 @@ LEVERS = "tests/levers/test_conformance.py"
 FILES = {
     (LEVERS, "reference and llama and not compile"): 150,
     ("tests/child/test_timing.py", ""): 60,
+}
+MORE = {
     ("tests/levers/test_projections.py", ""): 60,
     ("tests/child/test_quantised.py", ""): 60,
     ("tests/levers/test_offloading.py", ""): 60,
@@ -52,15 +54,6 @@ def tested(place: Place, file: str, which: str) -> Row:
     return {"passed": len(cases) - len(failed) - skipped, "skipped": skipped, "failed": failed}
 
 
-def steps(place: Place) -> list[Step]:
-    """One a file, or a part of one; in a dry run a test or two of the first."""
-    chosen = list(FILES.items())[: place.pick(None, 1)]
-    return [
-        Step(f"conformance/{file} {which}".strip(), seconds, partial(tested, file=file, which=which))
-        for (file, which), seconds in chosen
-    ]
-
-
 def show(_: Place, rows: dict[str, Row]) -> list[str]:
     """A line a file, and one a failure."""
     lines = []
@@ -72,4 +65,17 @@ def show(_: Place, rows: dict[str, Row]) -> list[str]:
     return lines
 
 
-PART = Part("conformance", steps, show)
+def part(name: str, files: dict[tuple[str, str], int]) -> Part:
+    """A part with a step for each file, or a part of one; a dry run takes a test or two of the conformance suite."""
+
+    def steps(place: Place) -> list[Step]:
+        chosen = place.pick(files, dict([next(iter(FILES.items()))]))
+        return [
+            Step(f"{name}/{file} {which}".strip(), seconds, partial(tested, file=file, which=which))
+            for (file, which), seconds in chosen.items()
+        ]
+
+    return Part(name, steps, show)
+
+
+PART, MORE_PART = part("conformance", FILES), part("conformance-more", MORE)

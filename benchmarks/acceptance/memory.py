@@ -12,8 +12,10 @@ from benchmarks.finders.ours import Machine, dynotune, truth, warm
 from benchmarks.finders.soaks import soak
 from benchmarks.store import Row, say
 
-SOAK_STEPS = 300
 MOST_PROBES = 5
+# Seconds that have to be left to begin the finder, the brute force, the soak and the estimate; and the soak's steps.
+TIMES = {"llama-1b": (40, 60, 30, 15), "llama-8b": (60, 90, 45, 20)}
+SOAK_STEPS = {"llama-1b": 100, "llama-8b": 30}
 
 
 def cases(place: Place) -> list[Case]:
@@ -25,7 +27,6 @@ def cases(place: Place) -> list[Case]:
         return [Case("llama-1b", "lora", "fp32", 1.0, 64, place.device, "pretrained")]
     return [
         Case("llama-1b", "lora", "bf16-mixed", 24, 256, place.device, "pretrained"),
-        Case("llama-1b", "full", "bf16-mixed", 24, 128, place.device, "pretrained"),
         Case("llama-8b", "lora", "bf16-mixed", None, 256, place.device, "pretrained"),
     ]
 
@@ -62,7 +63,7 @@ def real(place: Place, case: Case) -> Row:
 
 def soaked(place: Place, case: Case) -> Row:
     """A soak at what was found, which has to hold; cut off, the next call goes on with it."""
-    row = soak(prepared(place, case), case, largest(place, case), place.pick(SOAK_STEPS, 3))
+    row = soak(prepared(place, case), case, largest(place, case), place.pick(SOAK_STEPS[case.model], 3))
     if row["outcome"] not in ("held", "out_of_memory"):
         raise Failed(f"{row['outcome']}: {row['note']}")
     return row
@@ -81,10 +82,9 @@ def steps(place: Place) -> list[Step]:
     made = []
     for case in cases(place):
         name = f"memory/{case.name}"
-        made.append(Step(name, 150, partial(found, case=case)))
-        made.append(Step(f"{name}/truth", 240, partial(real, case=case)))
-        made.append(Step(f"{name}/soak", 120, partial(soaked, case=case)))
-        made.append(Step(f"{name}/estimate", 60, partial(estimated, case=case)))
+        makers = {"": found, "/truth": real, "/soak": soaked, "/estimate": estimated}
+        for (end, maker), seconds in zip(makers.items(), TIMES[case.model], strict=True):
+            made.append(Step(name + end, seconds, partial(maker, case=case)))
     return made
 
 

@@ -20,12 +20,12 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.levers import LEVERS
 
-WARM, BLOCKS = 5, 3
+WARM, BLOCKS = 5, 2
 # name -> model, data, task, method, length, micro batch, effective batch, steps
+# An 8B model is left out: its kernels take so long that no loop around them shows.
 SIZES: dict[str, tuple[str, str, str, str, int, int, int, int]] = {
     "bert-base": ("bert-base", "short", "sequence-classification", "full", 128, 32, 32, 100),
     "llama-1b": ("llama-1b", "varying", "causal-lm", "lora", 2048, 4, 16, 20),
-    "llama-8b": ("llama-8b", "long", "causal-lm", "lora", 4096, 1, 4, 8),
 }
 
 
@@ -174,8 +174,8 @@ def steps(place: Place) -> list[Step]:
     def step(name: str, seconds: float) -> Step:
         return Step(f"overhead/{name}", seconds, lambda here: compared(here, name))
 
-    real = [step("bert-base", 120), step("llama-1b", 180), step("llama-8b", 300)]
-    return real[: place.pick(3, 1)]
+    real = [step("bert-base", 60), step("llama-1b", 120)]
+    return real[: place.pick(2, 1)]
 
 
 def show(_: Place, rows: dict[str, Row]) -> list[str]:

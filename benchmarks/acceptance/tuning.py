@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from benchmarks.acceptance.models import data, flops_a_token, model
-from benchmarks.acceptance.place import Part, Place, Step, against
-from benchmarks.store import Row
+from benchmarks.acceptance.place import Failed, Part, Place, Step, against
+from benchmarks.finders.ours import Machine
+from benchmarks.store import Row, say
+from service.contract.job import JobSpec, Method
+from service.contract.measurement import Outcome
 from service.contract.recommendation import Recommendation
+from service.contract.states import Origin
+from service.contract.task import TrialRequest
+from service.levers import LEVERS
+from worker.plan.space import make, repaired
+from worker.runner.measuring import measure
+from worker.runner.sandbox import Sandbox
 
-MOST_MINUTES = 7.5
+MOST_MINUTES, TIMED_SECONDS = 7.5, 80
 OUTSIDE_SECONDS = 60  # starting, ending and a first tokenising are not in a job's minutes
 
 
@@ -28,6 +38,7 @@ class Job:
     length: int
     effective: int
     seed: int = 0
+    timed: tuple[Method, ...] = ()  # methods that are timed once, with what the search has found
     speedup: float | None = None
     tokens: float | None = None
     baseline: Any = "default"
@@ -35,7 +46,8 @@ class Job:
     def body(self, place: Place) -> dict[str, Any]:
         """What is submitted; a dry run's is over in seconds."""
         source, rows = model(place, self.model), data(place, self.data)  # made first: that takes of the time left
-        minutes = min(MOST_MINUTES, (place.left() - OUTSIDE_SECONDS) / 60)
+        outside = OUTSIDE_SECONDS + TIMED_SECONDS * len(self.timed)
+        minutes = min(MOST_MINUTES, (place.left() - outside) / 60)
         return {
             "name": self.name,
             "model": {
@@ -69,7 +81,7 @@ BERT = (
 )
 ONE = Job("1b", "llama-1b", "varying", "causal-lm", ("lora",), 2048, 32, speedup=8)
 LONGER = tuple(replace(ONE, name=f"1b-again-{seed}", seed=seed) for seed in (1, 2))
-EIGHT = Job("8b", "llama-8b", "long", "causal-lm", ("lora", "qlora"), 4096, 32, tokens=12_500)
+EIGHT = Job("8b", "llama-8b", "long", "causal-lm", ("lora",), 4096, 32, timed=("qlora",), tokens=12_500)
 
 
 def tuned(place: Place, job: Job) -> Row:
@@ -111,8 +123,34 @@ def tuned(place: Place, job: Job) -> Row:
     }
 
 
-def lines_of(place: Place, job: Job, row: Row) -> list[str]:
-    """One job's answer, against what is wanted."""
+def timed(place: Place, job: Job, method: Method) -> Row:
+    """One trial of another method, with the levers that the job's search has found where they go with it."""
+    found = place.home / "tuned" / job.name / "recommendation.json"
+    if not found.exists():
+        raise Failed(f"the job {job.name} has no recommendation yet")
+    best = Recommendation.model_validate_json(found.read_text())
+    spec = JobSpec.model_validate(best.spec)
+    choices = {name: tuple(choice.name for choice in lever.choices) for name, lever in LEVERS.items()}
+    levers = repaired(spec, method, dict(best.configuration.levers), choices)
+    made = make(spec, method, levers, best.configuration.effective_batch_size)
+    if made is None:
+        raise Failed(f"{method} does not go with {levers}")
+    bench = Machine(place.facts, place.home, place.left()).bench(Sandbox(place.facts.has_own_memory))
+    request = TrialRequest(configuration=made, origin=Origin.recipe, number=1, seconds_limit=max(1.0, place.left()))
+    measured, log = measure(bench, spec, f"{job.name}-{method}", request, say, lambda: False, None)
+    if measured is None or measured.outcome is not Outcome.ok:
+        raise Failed(measured.reason if measured else log)
+    return {
+        "method": method,
+        "tokens_per_second": measured.tokens_per_second,
+        "levers": levers,
+        "micro_batch_size": measured.micro_batch_size,
+        "flops_a_token": flops_a_token(place, job.model, method, job.task, measured),
+    }
+
+
+def lines_of(place: Place, job: Job, row: Row, others: Mapping[Method, Row]) -> list[str]:
+    """One job's answer, against what is wanted, and the speed of the `others` by method."""
     if "speedup" not in row:
         return []
     levers = " ".join(f"{name}={choice}" for name, choice in row["differs"].items())
@@ -123,7 +161,7 @@ def lines_of(place: Place, job: Job, row: Row) -> list[str]:
         lines.append(f"{job.name}: speed-up over its baseline {row['speedup']:.2f}")
     if row["stable"] is not True:
         lines.append(f"{job.name}: NOT SEEN STABLE: {row['statement'][:100]}")
-    for name, one in row["methods"].items():
+    for name, one in {**row["methods"], **others}.items():
         rate = one["tokens_per_second"] * one["flops_a_token"]
         shares = ", ".join(f"{rate / peak:.0%} of the {kind} peak" for kind, peak in place.peak_flops().items())
         mfu = f", MFU {shares}" if shares else ""
@@ -137,15 +175,29 @@ def part(name: str, jobs: tuple[Job, ...]) -> Part:
     """A part of jobs; a dry run takes the first."""
 
     def steps(place: Place) -> list[Step]:
-        return [Step(f"{name}/{job.name}", 300, partial(tuned, job=job)) for job in place.pick(jobs, jobs[:1])]
+        made = []
+        for job in place.pick(jobs, jobs[:1]):
+            made.append(Step(f"{name}/{job.name}", 300, partial(tuned, job=job)))
+            for method in job.timed:
+                again = partial(timed, job=job, method=method)
+                made.append(Step(f"{name}/{job.name}-{method}", TIMED_SECONDS - 20, again))
+        return made
 
     def show(place: Place, rows: dict[str, Row]) -> list[str]:
         found = {job.name: rows.get(f"{name}/{job.name}", {}) for job in jobs}
-        lines = [line for job in jobs for line in lines_of(place, job, found[job.name])]
+        others = {
+            job.name: {
+                method: row
+                for method in job.timed
+                if "tokens_per_second" in (row := rows.get(f"{name}/{job.name}-{method}", {}))
+            }
+            for job in jobs
+        }
+        lines = [line for job in jobs for line in lines_of(place, job, found[job.name], others[job.name])]
         speeds = [row["tokens_per_second"] for row in found.values() if "tokens_per_second" in row]
         if name == "tune-1b" and len(speeds) == len(jobs) > 1:
             lines.append(against(speeds[0] / max(speeds), 0.97, "1b: the first search against the best of all"))
-        methods = found[jobs[0].name].get("methods", {})
+        methods = found[jobs[0].name].get("methods", {}) | others[jobs[0].name]
         if {"lora", "qlora"} <= set(methods):
             share = methods["qlora"]["tokens_per_second"] / methods["lora"]["tokens_per_second"]
             lines.append(against(share, 0.75, f"{jobs[0].name}: QLoRA's speed over LoRA's"))

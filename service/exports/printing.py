@@ -24,8 +24,8 @@ from service.recipe import Applied, recipe_fields
 
 # The modules of training/ in the order in which a script is read; `tasks` and `levers` are those of the recipe.
 MODULES = (
-    *("errors", "samples", "reading", "tasks", "levers.batching", "batches", "levers", "model", "levers.optimizer"),
-    *("optimization", "source"),
+    *("errors", "samples", "reading", "tasks", "levers.batching", "batches", "levers", "packing", "model"),
+    *("levers.optimizer", "optimization", "source"),
 )
 LOOP = ("step", "evaluation", "script")  # our own loop; other trainers have theirs
 WIDTH = 120

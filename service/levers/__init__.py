@@ -39,8 +39,13 @@ def excluded(point: Mapping[str, str]) -> Exclusion | None:
 
 def circumstances(spec: JobSpec, method: str) -> dict[str, str]:
     """The facts of a job that exclusions look at beside its levers."""
-    clipping = "on" if spec.training.max_grad_norm else "off"
-    return {"task": spec.task, "method": method, "clipping": clipping, "loss_on": spec.training.loss_on}
+    return {
+        "task": spec.task,
+        "method": method,
+        "clipping": "on" if spec.training.max_grad_norm else "off",
+        "loss_on": spec.training.loss_on,
+        "max_length": "other" if spec.dataset.max_length % 16 else "multiple-16",
+    }
 
 
 def chosen(levers: Mapping[str, str]) -> list[Choice]:

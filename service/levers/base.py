@@ -146,8 +146,9 @@ class Choice:
 class Exclusion:
     """A combination that is never tried: every entry of `when` (lever or circumstance -> values) holds.
 
-    Circumstances are `task`, `method`, `clipping` (on or off) and `loss_on`. Of two levers that exclude each other the
-    search sets the last one named back to its baseline, where it has to give one up.
+    Circumstances are `task`, `method`, `clipping` (on or off), `loss_on` and `max_length` (multiple-16 or other). Of
+    two levers that exclude each other the search sets the last one named back to its baseline, where it has to give
+    one up.
     """
 
     when: Mapping[str, tuple[str, ...]]

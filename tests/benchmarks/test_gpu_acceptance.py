@@ -13,18 +13,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.acceptance.conformance import FILES
+from benchmarks.acceptance.conformance import FILES, MORE
 from benchmarks.acceptance.models import SHAPES, flops_a_token
 from benchmarks.acceptance.place import Place
 from benchmarks.acceptance.tuning import BERT, EIGHT, ONE
+from benchmarks.gpu_acceptance import CALLS, PARTS
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
 from tests.conftest import ROOT
 from tests.factory import configuration, measured
 
-# The other two parts of whole jobs differ from tune-bert in what they submit only, which has a test of its own.
-PARTS = ("facts", "peak", "lora-kernels", "attention", "conformance", "overhead", "memory", "tune-bert", "seed-tables")
 COMMAND = [sys.executable, "-m", "benchmarks.gpu_acceptance"]
 
 
@@ -100,9 +99,17 @@ def test_flops_leave_the_embedding_out_and_count_attention(home: Path, facts: Ca
 
 
 def test_the_conformance_part_names_files_that_exist() -> None:
-    assert [file for file, _ in FILES if not (ROOT / file).is_file()] == []
+    assert [file for file, _ in FILES | MORE if not (ROOT / file).is_file()] == []
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     done, _ = walked(tmp_path)
     assert done.returncode == 1 and "no NVIDIA GPU" in done.stderr and "--dry-run" in done.stderr
+
+
+def test_five_calls_of_nine_minutes_run_every_part(facts: Callable[..., HardwareFacts]) -> None:
+    """Two of them run one job each, which takes the minutes that are left; the others' steps fit into theirs."""
+    assert sorted(name for call in CALLS for name in call) == sorted(PARTS) and len(CALLS) == 5
+    place = Place(facts(device="cuda", capability=(9, 0)), Path("none"), False, time.monotonic())
+    for number in (0, 3):
+        assert sum(step.seconds for name in CALLS[number] for step in PARTS[name].steps(place)) <= 540

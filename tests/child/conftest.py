@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import masking_utils, modeling_flash_attention_utils
 
 from tests.child import tiny
 from tests.conftest import ROOT
@@ -18,11 +19,16 @@ SDPA = ("flash", "mem_efficient", "cudnn", "math")
 
 @pytest.fixture(autouse=True)
 def _process_settings() -> Iterator[None]:
-    """One thread: more only spin on models this small. A bundle sets that, the fp32 precision and sdpa's kernels."""
+    """One thread: more only spin on models this small.
+
+    A bundle sets that, the fp32 precision, sdpa's kernels, and whether transformers takes rows for packed.
+    """
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     kernels = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDPA}
+    masks, flash = masking_utils.find_packed_sequence_indices, modeling_flash_attention_utils._is_packed_sequence
     torch.set_num_threads(1)
     yield
+    masking_utils.find_packed_sequence_indices, modeling_flash_attention_utils._is_packed_sequence = masks, flash
     for name, on in kernels.items():
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
     torch.set_num_threads(threads)

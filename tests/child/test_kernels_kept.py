@@ -20,7 +20,7 @@ import torch
 from types import SimpleNamespace
 from training.model import before_loading
 from worker.devices import open_device
-before_loading(SimpleNamespace(matmul="highest", before_loading=()))
+before_loading(SimpleNamespace(matmul="highest", masked=True, before_loading=()))
 device, weights = open_device("cpu", 0), torch.randn(64, 64, dtype=torch.bfloat16)
 torch.nn.functional.linear(torch.randn(3, 64, dtype=torch.bfloat16), weights)
 before = device.live()
@@ -42,5 +42,5 @@ def test_many_shapes_take_little_memory() -> None:
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHES[0], "7")
     monkeypatch.delenv(CACHES[1], raising=False)
-    before_loading(SimpleNamespace(matmul="highest", before_loading=()))  # type: ignore[arg-type]
+    before_loading(SimpleNamespace(matmul="highest", masked=True, before_loading=()))  # type: ignore[arg-type]
     assert [os.environ[name] for name in CACHES] == ["7", "128"]

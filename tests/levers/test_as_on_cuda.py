@@ -15,10 +15,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from service.contract.child import Failed
 from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
 from service.contract.measurement import Outcome
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
-from service.levers import LEVERS, excluded
+from service.levers import LEVERS, circumstances, excluded
 from tests.child import tiny
 from training.levers.checkpointing import keep_what_is_dear
 from training.levers.compile import without_wrong_gradients
@@ -122,6 +123,12 @@ def test_fp8_gets_rows_of_a_multiple_of_16_tokens() -> None:
     ):
         point = POINT | {"precision": "bf16-mixed", "float8": "tensorwise", "compile": "per-layer"}
         assert (excluded(point | {"padding": padding, "batching": batching}) is None) == allowed
+    for length in (96, 100):  # a full row is as long, and is not rounded up beyond the model's positions
+        job = JobSpec.model_validate(
+            {"model": {"source": "org/m"}, "dataset": {"source": "org/d", "max_length": length}, "method": "full"}
+        )
+        made = point | {"batching": "grouped", "padding": "multiple-64"} | circumstances(job, "full")
+        assert (excluded(made) is None) == (length % 16 == 0)
 
 
 def test_low_precision_norms_take_16_bit_weights() -> None:

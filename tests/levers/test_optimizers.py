@@ -92,3 +92,35 @@ def test_a_step_in_the_backward_pass_is_one_micro_batch(llama: Path, functions: 
         candidates(bundle, effective - 1)
     with pytest.raises(TrainingError, match="one micro batch"):
         steps.optimizer_step(bundle, *steps.prepare(bundle, [[[0]], [[1]]])[:2])
+
+
+class Quantised(torch.Tensor):  # type: ignore[misc]
+    """A state as torchao keeps it: a tensor whose parts are codes, scales, and the table of what codes stand for."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor, qmap: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape)
+
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor, qmap: torch.Tensor) -> None:
+        self.codes, self.scale, self.qmap = codes, scale, qmap
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scale", "qmap"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: dict[str, torch.Tensor], *_: Any) -> Any:
+        return cls(**parts)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
+        raise NotImplementedError(f"torchao's states have no {func}")
+
+
+def test_quantised_states_are_forgotten_where_they_are() -> None:
+    """A new optimizer would make them again in the first step that is timed."""
+    state = {"step": torch.tensor(3.0), "exp_avg": Quantised(torch.ones(4), torch.ones(2), torch.ones(8))}
+    made: Any = SimpleNamespace(optimizer=SimpleNamespace(state={"weight": state}), scaler=None)
+    kept = state["exp_avg"]
+    steps.forget(made)
+    assert state["exp_avg"] is kept and not kept.codes.any() and not kept.scale.any() and not state["step"]
+    assert bool(kept.qmap.all())

@@ -39,13 +39,16 @@ def verify(
     place = Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path)
 
     def run(
-        *taken_back: Measurement, seconds: float = 3600.0, memory: int = 64 << 30
+        *taken_back: Measurement,
+        seconds: float = 3600.0,
+        memory: int = 64 << 30,
+        finalists: tuple[Measurement, ...] = (FASTEST,),
     ) -> tuple[Verification, list[list[str]]]:
         bench = Bench(sandbox, facts(memory_bytes=memory), tmp_path, place)
         request = VerifyRequest(
             method="lora",
             baseline=BASELINE,
-            finalists=(FASTEST,),
+            finalists=finalists,
             taken_back=taken_back,
             blocks=2,
             seconds_limit=seconds,
@@ -138,3 +141,15 @@ def test_where_memory_holds_few_they_come_in_groups(verify: Verify) -> None:
 def test_without_time_for_it_trials_have_to_tell(verify: Verify) -> None:
     found, blocks = verify(WITHOUT_BATCHING, seconds=60.0)
     assert len(blocks) == 2 and found.ranking[0] == FASTEST.configuration.key
+
+
+def test_time_is_looked_at_before_each_candidate(verify: Verify) -> None:
+    """The second finalist's block alone would take longer than all of them may; the first one's never is left out."""
+    slow = measured(configuration(attention="eager"), 400.0)
+    found, blocks = verify(seconds=200.0, memory=1 << 30, finalists=(FASTEST, slow))
+    assert {key for block in blocks for key in block} == {one.configuration.key for one in (BASELINE, FASTEST)}
+    assert found.ranking[0] == FASTEST.configuration.key
+    told = next(one for one in found.verdicts if one.key == slow.configuration.key)
+    assert not told.stable and told.reasons == ("it was not run",)
+    found, _ = verify(seconds=1.0, memory=1 << 30, finalists=(slow,))
+    assert slow.configuration.key in {block.key for block in found.blocks}

@@ -72,15 +72,22 @@ def defer_logits(model: Any, loss: Loss) -> None:
     plain = base.loss_function
 
     def loss_function(
-        logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, num_items_in_batch: Any = None, **more: Any
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        vocab_size: int,
+        num_items_in_batch: Any = None,
+        target_positions: torch.Tensor | None = None,
+        **more: Any,
     ) -> torch.Tensor:
         if not base.training:
             found: torch.Tensor = plain(logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, **more)
             return found
-        hidden, target = logits[:, :-1], labels[:, 1:]
-        counted = target != -100
-        total = loss(hidden[counted], target[counted], head)
-        return total / (counted.sum() if num_items_in_batch is None else num_items_in_batch)
+        if target_positions is None:  # a trainer that makes its own batches: to find them waits for the GPU
+            counted = torch.nn.functional.pad(labels[:, 1:] != -100, (0, 1))
+            target_positions = counted.flatten().nonzero().squeeze(1)
+        hidden = logits.flatten(0, 1).index_select(0, target_positions)
+        target = labels.flatten().index_select(0, target_positions + 1)
+        return loss(hidden, target, head) / (len(target) if num_items_in_batch is None else num_items_in_batch)
 
     head.forward = forward
     base.loss_function = loss_function

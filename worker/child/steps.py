@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from training import batches as training_batches
 from training import step as training_step
@@ -146,16 +147,29 @@ def forget(bundle: Bundle) -> None:
 
     The state is zeroed in place, so that it need not be allocated again.
     """
-    if type(bundle.optimizer).__module__.startswith("torchao"):
-        bundle.new_optimizer()  # its states are tensor subclasses, which cannot be zeroed in place
     for state in bundle.optimizer.state.values():
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and not name.startswith("qmap"):  # qmap: bitsandbytes' constant
-                value.zero_()
+            if isinstance(value, torch.Tensor):
+                _zero(name, value)
             elif name == "step":
                 state[name] = 0
     if bundle.scaler:
         reference_step(bundle, [[[0]]])
+
+
+def _zero(name: str, value: torch.Tensor) -> None:
+    """Zero a tensor of an optimizer's state in place, or its parts, of which torchao's quantised states consist.
+
+    A `qmap` is no state: in bitsandbytes and in torchao it is the constant table of what quantised values stand for.
+    """
+    if name.startswith("qmap"):
+        return
+    if is_traceable_wrapper_subclass(value):
+        parts, _ = value.__tensor_flatten__()
+        for part in parts:
+            _zero(part, getattr(value, part))
+    else:
+        value.zero_()
 
 
 def trained_sum(model: torch.nn.Module) -> float:

@@ -171,6 +171,11 @@ def _blocks_seconds(facts: HardwareFacts, candidates: Sequence[Measurement]) -> 
     return starts - (process_seconds(candidates[-1]) if keeps_process(candidates[-1]) else 0.0) + LEAST_BLOCKS * units
 
 
+def block_seconds(facts: HardwareFacts, candidate: Measurement) -> float:
+    """About how many seconds a block of one candidate takes."""
+    return _blocks_seconds(facts, [candidate]) / LEAST_BLOCKS
+
+
 def warm_seconds(candidate: Measurement, unit_seconds: float, facts: HardwareFacts) -> float:
     """Seconds in which a block first runs every shape of the unit once: as its trial did, in a pass at most."""
     if not facts.has_own_memory and not is_compiled(candidate.configuration.levers):

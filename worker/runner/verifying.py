@@ -178,9 +178,21 @@ class Verifier:
                 self._blocks += blocks
                 return
             self._may_be_together = False  # one of them ran out of memory, which it may not do alone
+        ran = []
         for candidate in running:
-            self._add(candidate, self._numbers)
-        self._halfway = [] if self._halfway else running[::-1]
+            if self._has_time_for(candidate):
+                self._add(candidate, self._numbers)
+                ran.append(candidate)
+        self._halfway = [] if self._halfway else ran[::-1]
+
+    def _has_time_for(self, candidate: Measurement) -> bool:
+        """Whether a candidate's block fits into the time; any does until one has run that may be the answer."""
+        from worker.plan.budget import block_seconds
+
+        finalists = {one.configuration.key for one in self._request.finalists}
+        if finalists.isdisjoint(block.key for block in self._blocks):
+            return True
+        return self._left() >= block_seconds(self._bench.facts, candidate)
 
     def _runs(self, candidate: Measurement) -> bool:
         """Whether a candidate has not failed in a block."""
@@ -229,7 +241,8 @@ class Verifier:
         key = lower.configuration.key
         self._blocks = [block for block in self._blocks if block.key != key]
         for number in range(0, self._numbers, 2):
-            self._add(lower, number)
+            if self._left() > 0 or not number:
+                self._add(lower, number)
 
     def judged(self) -> Verification:
         """What has run so far comes to; of those without a lever, only what is proved and soaked may be first."""

@@ -1,0 +1,40 @@
+"""What a model has to know of packed rows: that they are packed, and where its own positions begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def know_packing(packed: bool) -> None:
+    """Tell transformers whether rows are packed, in the whole process, for batches without a mask.
+
+    It would otherwise read that from the position ids, once a micro batch for a mask and once a layer for
+    FlashAttention, and each time the host would wait for the GPU.
+    """
+    from transformers import masking_utils, modeling_flash_attention_utils
+
+    def sequence_indices(position_ids: torch.Tensor) -> torch.Tensor | None:
+        """Which of its row's samples each token belongs to, [rows, tokens]; None where a row is one sample."""
+        if not packed:
+            return None
+        return (torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+
+    masking_utils.find_packed_sequence_indices = sequence_indices
+    if not packed:
+        modeling_flash_attention_utils._is_packed_sequence = lambda position_ids, batch_size: False
+
+
+def offset_positions(model: Any) -> None:
+    """Shift the position ids of packed rows, which begin at 0, for models whose own begin later, such as RoBERTa."""
+    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
+    first = next((table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None), 0)
+
+    def shifted(_: Any, arguments: Any, inputs: dict[str, Any]) -> Any:
+        if "position_ids" not in inputs:
+            return None
+        return arguments, inputs | {"position_ids": inputs["position_ids"] + first}
+
+    if first:
+        model.register_forward_pre_hook(shifted, with_kwargs=True)
