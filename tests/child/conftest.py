@@ -15,6 +15,8 @@ from tests.conftest import ROOT
 from worker.child import build
 
 SDPA = ("flash", "mem_efficient", "cudnn", "math")
+# As they are before any bundle: one of a whole module may be built before a test's own settings are made.
+PACKING = (masking_utils.find_packed_sequence_indices, modeling_flash_attention_utils._is_packed_sequence)
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +27,9 @@ def _process_settings() -> Iterator[None]:
     """
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     kernels = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDPA}
-    masks, flash = masking_utils.find_packed_sequence_indices, modeling_flash_attention_utils._is_packed_sequence
+    masking_utils.find_packed_sequence_indices, modeling_flash_attention_utils._is_packed_sequence = PACKING
     torch.set_num_threads(1)
     yield
-    masking_utils.find_packed_sequence_indices, modeling_flash_attention_utils._is_packed_sequence = masks, flash
     for name, on in kernels.items():
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
     torch.set_num_threads(threads)

@@ -112,7 +112,7 @@ def test_a_device_that_waits_for_the_host_is_timed_as_it_is(unit: Make, running:
     made.run()
     began = device.host
     made.run()
-    assert made.timing().seconds == pytest.approx(device.host - began, rel=0.05)
+    assert made.timing().seconds == pytest.approx(device.host - began, rel=0.02)
 
 
 def test_what_is_clearly_slower_is_given_up_and_the_rest_is_predicted(
