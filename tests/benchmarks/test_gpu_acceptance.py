@@ -24,6 +24,8 @@ from service.contract.measurement import DatasetFacts
 from tests.conftest import ROOT
 from tests.factory import configuration, measured
 
+SEARCHES = ("tune-1b", "tune-8b")
+OTHERS = tuple(name for name in PARTS if name not in SEARCHES)
 COMMAND = [sys.executable, "-m", "benchmarks.gpu_acceptance"]
 
 
@@ -52,18 +54,18 @@ def walked(home: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str
 def test_every_part_runs_at_tiny_sizes_and_the_next_call_goes_on(
     home: Path, facts: Callable[..., HardwareFacts]
 ) -> None:
-    """All parts in one call, as on a GPU, so that the device, the rows and the models are looked at or made once."""
+    """All parts but two in one call, so that the device, the rows and the models are looked at or made once."""
     results = home / "dry" / "results.json"
     results.write_text(json.dumps({"peak/matmul": {"reason": "it failed"}}))
     device = home / "device.json"
     device.write_text(facts().model_dump_json())
     options = ("--facts", str(device), "--dry-run", "--part")
-    done, found = walked(home, *options, *PARTS)
+    done, found = walked(home, *options, *OTHERS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["dry_run"] is True and not found["left"]
     assert all("reason" not in row for row in found["rows"].values())
-    assert {key.partition("/")[0] for key in found["rows"]} == set(PARTS)
-    for part in PARTS:
+    assert {key.partition("/")[0] for key in found["rows"]} == set(OTHERS)
+    for part in OTHERS:
         printed = done.stdout.partition(f"\n{part}\n")[2].splitlines()
         assert printed and printed[0].startswith("  "), f"the lines of the part {part} are in the table"
     away = [value for row in found["rows"].values() for name, value in row.items() if name.endswith("/away")]
@@ -72,6 +74,21 @@ def test_every_part_runs_at_tiny_sizes_and_the_next_call_goes_on(
 
     again, kept = walked(home, *options, "peak", "facts")
     assert again.stderr.count("from an earlier call") == 2 and kept["rows"] == found["rows"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", SEARCHES)
+def test_searches_of_language_models_run_at_tiny_sizes(
+    home: Path, facts: Callable[..., HardwareFacts], part: str
+) -> None:
+    device = home / "device.json"
+    device.write_text(facts().model_dump_json())
+    done, found = walked(home, "--facts", str(device), "--dry-run", "--part", part)
+    assert done.returncode == 0, done.stdout + done.stderr
+    methods = {row["method"] for row in found["rows"].values()}
+    assert methods == ({"lora", "qlora"} if part == "tune-8b" else {"lora"}) and not found["left"]
+    assert all(row["tokens_per_second"] > 0 for row in found["rows"].values())
 
 
 def test_the_larger_jobs_are_valid(home: Path, facts: Callable[..., HardwareFacts]) -> None:
