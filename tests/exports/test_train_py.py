@@ -365,21 +365,6 @@ def test_the_text_is_the_recommendations(models: Path, tmp_path: Path, facts: Ca
     assert strange == module.MODEL and module.__doc__ is not None and strange in module.__doc__
 
 
-def test_a_compiling_script_keeps_wrong_gradients_away(
-    models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The setting of https://github.com/pytorch/pytorch/issues/193061 is off before anything is compiled."""
-    from torch._inductor import config
-
-    made, seen = configuration(effective=8, micro=4, compile="per-layer"), []
-    spec = job(models, made)
-    module = script(EXPORTS["train.py"].write(recommended(spec, made, facts())), tmp_path)
-    monkeypatch.setattr(config.triton, "mix_order_reduction", True, raising=False)
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: seen.append(config.triton.mix_order_reduction))
-    module.main(["--max-steps", "1", "--device", "cpu", "--output", str(tmp_path / "out")])
-    assert seen and not any(seen)
-
-
 def test_the_text_is_clean(models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
     """ruff finds nothing in the joined file: sorted imports, none unused, no long line of ours."""
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))

@@ -244,6 +244,21 @@ def test_the_exported_script_does_the_same(
     assert len(places) == len({one for one, _ in places}) > 2
 
 
+def test_a_compiling_script_keeps_wrong_gradients_away(
+    models: Path, tmp_path: Path, facts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting of https://github.com/pytorch/pytorch/issues/193061 is off before anything is compiled."""
+    from torch._inductor import config
+
+    made, seen = configuration(effective=8, micro=4, compile="per-layer"), list[bool]()
+    spec = job(models, made)
+    module = script(EXPORTS["train.py"].write(recommended(spec, made, facts())), tmp_path)
+    monkeypatch.setattr(config.triton, "mix_order_reduction", True, raising=False)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: seen.append(config.triton.mix_order_reduction))
+    module.main(["--max-steps", "1", "--device", "cpu", "--output", str(tmp_path / "out")])
+    assert seen and not any(seen)
+
+
 class Replayed(torch.autograd.Function):  # type: ignore[misc]
     """A product whose gradient lies where the next one will be written, as that of a CUDA graph does."""
 
