@@ -251,7 +251,7 @@ def test_a_compiling_script_keeps_wrong_gradients_away(
     from torch._inductor import config
 
     made, seen = configuration(effective=8, micro=4, compile="per-layer"), list[bool]()
-    spec = job(models, made)
+    spec = exported_job(models, made)
     module = script(EXPORTS["train.py"].write(recommended(spec, made, facts())), tmp_path)
     monkeypatch.setattr(config.triton, "mix_order_reduction", True, raising=False)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: seen.append(config.triton.mix_order_reduction))
