@@ -253,9 +253,9 @@ def test_a_compiling_script_keeps_wrong_gradients_away(
     made, seen = configuration(effective=8, micro=4, compile="per-layer"), list[bool]()
     spec = exported_job(models, made)
     module = script(EXPORTS["train.py"].write(recommended(spec, made, facts())), tmp_path)
-    monkeypatch.setattr(config.triton, "mix_order_reduction", True, raising=False)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: seen.append(config.triton.mix_order_reduction))
-    module.main(["--max-steps", "1", "--device", "cpu", "--output", str(tmp_path / "out")])
+    with config.patch({"triton.mix_order_reduction": True}):
+        module.main(["--max-steps", "1", "--device", "cpu", "--output", str(tmp_path / "out")])
     assert seen and not any(seen)
 
 
