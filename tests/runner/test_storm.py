@@ -77,9 +77,9 @@ class Storm:
         """Let things happen in their order, wait for the end of all jobs, and end the workers in order."""
         try:
             for moment, what in happens.items():
-                until(lambda moment=moment: finished(self.engine) >= moment, 120, f"{moment} trials")  # type: ignore[misc]
+                until(lambda moment=moment: finished(self.engine) >= moment, 240, f"{moment} trials")  # type: ignore[misc]
                 what()
-            until(self._ended, 600 if LONG else 180, "the end of all jobs")
+            until(self._ended, 600 if LONG else 240, "the end of all jobs")
             # A worker that has only just been started is told to end once it has a loop that can be told.
             until(lambda: {worker.pid for worker in self.workers} <= present(self.engine), 60, "all workers")
             for worker in self.workers:
@@ -109,7 +109,7 @@ class Storm:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800 if LONG else 300)
+@pytest.mark.timeout(1800 if LONG else 600)
 def test_no_result_is_lost_or_counted_twice(
     queue: Queue, engine: Engine, database_url: str, tmp_path: Path, facts: Callable[..., Any], spec: Callable[..., Any]
 ) -> None:
@@ -135,7 +135,7 @@ def test_no_result_is_lost_or_counted_twice(
     assert len(left) <= KILLS  # killed workers cannot say that they left
 
 
-@pytest.mark.timeout(1800 if LONG else 300)
+@pytest.mark.timeout(1800 if LONG else 600)
 def test_a_database_that_crashes_loses_nothing(
     tmp_path: Path, facts: Callable[..., Any], spec: Callable[..., Any]
 ) -> None:
