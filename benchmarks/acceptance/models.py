@@ -101,7 +101,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def short(place: Place, folder: Path, _rng: random.Random) -> list[dict[str, Any]]:
     """Docstrings' first sentences and the package they are from: about as long as short reviews, 20 words."""
-    rows = read(folder / "packages.jsonl")[: place.pick(None, 160)]
+    rows = read(folder / "packages.jsonl")[: place.pick(None, 40)]
     return [{"text": row["text"].partition(". ")[0], "label": row["label"]} for row in rows]
 
 
@@ -111,7 +111,7 @@ def reviews(place: Place, folder: Path, rng: random.Random) -> list[dict[str, An
     for row in read(folder / "packages.jsonl"):
         by_label.setdefault(row["label"], []).append(row["text"])
     rows = []
-    for _ in range(place.pick(4000, 160)):
+    for _ in range(place.pick(4000, 40)):
         label, words = rng.choice(sorted(by_label)), int(rng.lognormvariate(5.16, 0.77)) // place.pick(1, 8)
         text: list[str] = []
         while len(text) < words:
@@ -132,13 +132,13 @@ def _functions(folder: Path, rng: random.Random, characters: int) -> str:
 def varying(place: Place, folder: Path, rng: random.Random) -> list[dict[str, Any]]:
     """Source code of very different lengths, about 400 tokens in the median and up to 2,048."""
     most = place.pick(7000, 400)
-    lengths = [min(most, int(rng.lognormvariate(7.2, 1.0)) // place.pick(1, 10)) for _ in range(place.pick(1500, 160))]
+    lengths = [min(most, int(rng.lognormvariate(7.2, 1.0)) // place.pick(1, 10)) for _ in range(place.pick(1500, 40))]
     return [{"text": _functions(folder, rng, max(40, length))} for length in lengths]
 
 
 def longest(place: Place, folder: Path, rng: random.Random) -> list[dict[str, Any]]:
     """Source code that fills rows of 4,096 tokens."""
-    return [{"text": _functions(folder, rng, place.pick(24_000, 1200))} for _ in range(place.pick(500, 96))]
+    return [{"text": _functions(folder, rng, place.pick(24_000, 1200))} for _ in range(place.pick(500, 40))]
 
 
 def flops_a_token(place: Place, name: str, method: str, task: str, measured: Measurement) -> float:
