@@ -18,7 +18,7 @@ LEVER = Lever(
         Choice("peft", "each by itself, its input cast to the adapter's format, which autocast casts back"),
         Choice(
             "without-cast",
-            "the same without that cast: two copies of every input less, and the same numbers",
+            "the same without that cast under autocast: two copies of every input less, and the same numbers",
             function="without_cast",
             not_expressible=LATER,
             effect=Effect(0.95, 0.04),

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from tests.child import tiny
 from training.errors import TrainingError
 from training.levers import projections
+from training.levers.compile import layers_of
 from worker.child import steps
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle
@@ -57,9 +59,30 @@ def test_fused_gradients_are_pefts(build: Build, method: str, levers: dict[str, 
     assert tiny.furthest(plain, fused) < away
 
 
-def test_without_the_cast_the_numbers_are_the_same(build: Build) -> None:
-    plain, uncast = (gradients(build(precision="bf16-mixed", projections=one)) for one in ("peft", "without-cast"))
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16", "fp32"])
+def test_without_the_cast_the_numbers_are_the_same(build: Build, precision: str) -> None:
+    """Without autocast the cast is needed, where the base has 16 bits and the adapter 32."""
+    plain, uncast = (gradients(build(precision=precision, projections=one)) for one in ("peft", "without-cast"))
     assert tiny.furthest(plain, uncast) == 0.0
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16"])
+def test_layers_without_the_cast_are_one_graph(build: Build, precision: str) -> None:
+    bundle = build(precision=precision, projections="without-cast")
+    bundle.model.enable_input_require_grads()
+    torch._dynamo.reset()
+    layers_of(bundle.model)[0].compile(fullgraph=True, backend="eager")
+    (step,) = plan_of(bundle, SAMPLES, 8, 8)
+    batches, terms, _ = steps.prepare(bundle, step)
+    assert steps.optimizer_step(bundle, batches, terms)
+    torch._dynamo.reset()
+
+
+def test_a_peft_that_casts_otherwise_is_said(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(BaseTunerLayer, "_cast_input_dtype")
+    with pytest.raises(TrainingError, match="casts the inputs of adapters elsewhere"):
+        build(projections="without-cast")
 
 
 def test_siblings_are_computed_once(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

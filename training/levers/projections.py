@@ -15,10 +15,20 @@ SHARED = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj
 
 
 def without_cast(model: Any) -> None:
-    """Leave the input of every adapter as it is: autocast casts it where its matmuls need that."""
+    """Leave the input of every adapter as it is under autocast, which casts it where matmuls need that.
+
+    ValueError where peft has no method of that name for the cast.
+    """
     for module in model.modules():
         if isinstance(module, LoraLayer):
-            module.cast_input_dtype_enabled = False
+            if not hasattr(module, "_cast_input_dtype"):
+                raise ValueError("this release of peft casts the inputs of adapters elsewhere, so that is not left out")
+            module._cast_input_dtype = MethodType(cast_without_autocast, module)
+
+
+def cast_without_autocast(_: Any, x: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """peft's cast of an adapter's input, which without autocast has to be in the format of the adapter's weights."""
+    return x if x is None or torch.is_autocast_enabled(x.device.type) else x.to(dtype)
 
 
 def fused_projections(model: Any) -> None:
