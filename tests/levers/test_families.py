@@ -203,13 +203,16 @@ def test_experts_compute_the_same_in_every_way(build: Any, family: str, experts:
 
 def test_a_model_says_what_it_lacks(build: Any) -> None:
     """So that no trial is spent on it; asked for by name it is refused."""
-    assert set(lacking(build("llama", method="lora").model)) == {
+    assert set(lacking(build("llama", method="lora").model, "causal-lm")) == {
         f"experts={one}" for one in LEVERS["experts"].names[1:]
     }
-    assert lacking(build("mixtral").model) == {}
+    assert lacking(build("mixtral").model, "causal-lm") == {}
+    softcapped = build("llama").model
+    softcapped.config.final_logit_softcapping = 30.0
+    assert {f"head={one}" for one in LEVERS["head"].names[1:]} < set(lacking(softcapped, "causal-lm"))
     bert = build("bert").model
     bert.config.attention_probs_dropout_prob = 0.1
-    assert {"attention=varlen", "attention=flex"} < set(lacking(bert))
+    assert {"attention=varlen", "attention=flex"} < set(lacking(bert, "sequence-classification"))
     with pytest.raises(TrainingError, match="llama models have no experts"):
         build("llama", experts="eager")
 

@@ -22,6 +22,7 @@ from training.levers import (
     quantization,
 )
 from training.levers import compile as compiling
+from worker.child.lacking import lacking_kernels
 
 
 class Recorder:
@@ -105,6 +106,23 @@ def test_liger_patches_only_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         kernels.liger_kernels(model, ["geglu"])
     with pytest.raises(ValueError, match="Liger has no kernels for bert models"):
         kernels.liger_kernels(SimpleNamespace(config=SimpleNamespace(model_type="bert")), ["rope"])
+
+
+def test_a_model_says_which_of_ligers_kernels_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no trial of a classifier, or of a model with another activation, is spent on them."""
+    assert lacking_kernels("bert") == {}, "Liger is not installed, so that no trial has its kernels"
+
+    def some(rope: bool = True, rms_norm: bool = True, geglu: bool = True) -> None: ...
+
+    def all_of_them(rope: bool = True, rms_norm: bool = True, swiglu: bool = True) -> None: ...
+
+    members = {"MODEL_TYPE_TO_APPLY_LIGER_FN": {"llama": all_of_them, "gemma": some}}
+    install(monkeypatch, "liger_kernel.transformers.monkey_patch", **members)
+    monkeypatch.setattr("worker.child.lacking.find_spec", lambda _: object())
+    assert lacking_kernels("llama") == {}
+    no_swiglu = "Liger has no swiglu for gemma models"
+    assert lacking_kernels("gemma") == {"kernels=liger": no_swiglu, "kernels=liger-swiglu": no_swiglu}
+    assert set(lacking_kernels("bert")) == {f"kernels=liger{one}" for one in ("", "-rope", "-rms-norm", "-swiglu")}
 
 
 def test_the_hub_s_kernels_are_there_or_the_choice_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,16 +54,24 @@ def liger_cross_entropy(model: Any) -> None:
     defer_logits(model, loss)
 
 
-def defer_logits(model: Any, loss: Loss) -> None:
-    """Give the model's loss the output layer's input in training; ValueError where the model changes its logits."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+def lacking_plain_logits(base: Any) -> str | None:
+    """Why a model's logits are not its output layer's product alone; None where they are."""
     config = base.config.get_text_config()
     for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
         if getattr(config, name, None) not in (None, 1.0):
-            raise ValueError(f"this model changes its logits ({name}), so its loss cannot be computed without them")
+            return f"this model changes its logits ({name}), so its loss cannot be computed without them"
     head = base.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
-        raise ValueError(f"the output layer is a {type(head).__name__}, so its weights alone do not make the logits")
+        return f"the output layer is a {type(head).__name__}, so its weights alone do not make the logits"
+    return None
+
+
+def defer_logits(model: Any, loss: Loss) -> None:
+    """Give the model's loss the output layer's input in training; ValueError where the model changes its logits."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if reason := lacking_plain_logits(base):
+        raise ValueError(reason)
+    head = base.get_output_embeddings()
     logits = head.forward
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:

@@ -13,16 +13,22 @@ def liger_kernels(model: Any, operations: list[str]) -> None:
     Liger's cross-entropy is always off here: on classifiers it puts in a causal LM's forward, and on other models it
     is a choice of the lever `head`.
     """
-    patch = import_module("liger_kernel.transformers.monkey_patch")
     kind = model.config.model_type
-    apply = patch.MODEL_TYPE_TO_APPLY_LIGER_FN.get(kind)
-    if apply is None:
-        raise ValueError(f"Liger has no kernels for {kind} models")
-    known = inspect.signature(apply).parameters
-    if missing := [one for one in operations if one not in known]:
-        raise ValueError(f"Liger has no {', '.join(missing)} for {kind} models")
+    if reason := lacking_in_liger(kind, operations):
+        raise ValueError(reason)
+    patch = import_module("liger_kernel.transformers.monkey_patch")
+    known = inspect.signature(patch.MODEL_TYPE_TO_APPLY_LIGER_FN[kind]).parameters
     every = ("rope", "rms_norm", "swiglu", "geglu", "layer_norm", "cross_entropy", "fused_linear_cross_entropy")
     patch._apply_liger_kernel_to_instance(model=model, **{one: one in operations for one in every if one in known})
+
+
+def lacking_in_liger(kind: str, operations: list[str]) -> str | None:
+    """Why Liger, which must be installed, cannot put these kernels into models of a kind; None where it can."""
+    known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+    if kind not in known:
+        return f"Liger has no kernels for {kind} models"
+    missing = [one for one in operations if one not in inspect.signature(known[kind]).parameters]
+    return f"Liger has no {', '.join(missing)} for {kind} models" if missing else None
 
 
 def hub_kernels(model: Any) -> None:

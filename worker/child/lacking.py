@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from service.levers import LEVERS
+from service.levers.head import WITHOUT_LOGITS
 from service.recipe import attention_implementation
 from service.tasks import untrainable
 from training.errors import TrainingError
+from training.levers.head import lacking_plain_logits
+from training.levers.kernels import lacking_in_liger
 from training.recipe import Recipe, task_of
 
 # What a model's class has to support for each of transformers' `attn_implementation`s. `varlen` is our own: it knows no
@@ -75,12 +79,28 @@ def check_attention(choice: str, config: Any, kind: type | None) -> None:
         raise Lacking(f"attention={choice} cannot be with this model: {reason}", found)
 
 
-def lacking(model: Any) -> dict[str, str]:
-    """`lever=choice` -> why this model cannot have it."""
+def lacking_kernels(kind: str) -> dict[str, str]:
+    """`kernels=choice` -> why Liger, where it is installed, has no such kernels for models of a kind."""
+    found: dict[str, str] = {}
+    if find_spec("liger_kernel") is None:  # then no trial has these choices
+        return found
+    for choice in LEVERS["kernels"].choices:
+        if choice.function != "liger_kernels":
+            continue
+        if reason := lacking_in_liger(kind, choice.options["operations"]):
+            found[f"kernels={choice.name}"] = reason
+    return found
+
+
+def lacking(model: Any, task: str) -> dict[str, str]:
+    """`lever=choice` -> why this model cannot have it; of levers that the task has."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     found = lacking_attention(base.config, type(base))
     if not base._can_set_experts_implementation():
         reason = f"{base.config.model_type} models have no experts"
         others = [choice for choice in LEVERS["experts"].names if choice != LEVERS["experts"].baseline]
         found |= {f"experts={choice}": reason for choice in others}
-    return found
+    tasks = LEVERS["head"].tasks
+    if (tasks is None or task in tasks) and (changed := lacking_plain_logits(base)):
+        found |= {f"head={choice}": changed for choice in WITHOUT_LOGITS}
+    return found | lacking_kernels(base.config.model_type)

@@ -207,7 +207,7 @@ def built(bundle: Bundle, device: Device, used_before: int) -> Built:
         weights_dtype=weights_dtype(bundle),
         parameters=every,
         trainable_parameters=trained,
-        lacks=lacking(bundle.model),
+        lacks=lacking(bundle.model, bundle.recipe.task),
     )
 
 
