@@ -22,7 +22,7 @@ from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.task import PlanInput
 from service.levers import LEVERS, circumstances, exclusions
 from service.space import Space, applicable, space, without
-from worker.child.timing import ENOUGH_SECONDS
+from worker.child.timing import ENOUGH_SECONDS, LEAST_SECONDS, LEAST_STEPS, MOST_PASSES
 from worker.plan.budget import BEGIN_SECONDS
 from worker.plan.proposers.baseline import baseline
 from worker.plan.space import effective_choices, point
@@ -203,7 +203,7 @@ class Analytic(Surface):
             "probe": step * PROBES / max(1, effective // max(1, micro)) + 1.0,
             "compile": compiling,
             "warm-up": seconds * warmed * timed_share if self.facts.has_own_memory else 0.0,
-            "timing": seconds * timed_share * self.passes,
+            "timing": seconds * timed_share * self._trained(seconds * timed_share, self._steps(configuration)),
         }
         values |= {
             "outcome": Outcome.ok,
@@ -228,6 +228,13 @@ class Analytic(Surface):
             "time_spent": spent,
         }
         return Measurement(**values)
+
+    def _trained(self, seconds: float, steps: int) -> int:
+        """How many passes of so many seconds and steps a trial times: on a GPU until they tell enough."""
+        if not self.facts.has_own_memory:
+            return self.passes
+        enough = min(ENOUGH_SECONDS / seconds, max(LEAST_SECONDS / seconds, LEAST_STEPS / steps))
+        return max(self.passes, min(MOST_PASSES, math.ceil(enough)))
 
     def _timed_share(self, configuration: Configuration, step: float) -> float:
         """The share of the unit that a trial times, in whole steps: on a GPU no more than tells the rest."""

@@ -19,8 +19,10 @@ from service.contract.states import JobPhase, Origin
 LEASE_SECONDS = 30.0  # without a renewal, after which a task is given to another worker
 MOST_LEASE_SECONDS = 300.0  # that a worker may ask for
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up
-# Seconds that the slowest candidate of a block is timed at least, in passes over the work unit, and these at most.
-LEAST_BLOCK_SECONDS, MOST_BLOCK_PASSES = 10.0, 5
+# Seconds that the slowest candidate of a block is timed: so many in a few passes over the work unit; or, where these
+# take less than BLOCK_SECONDS, as many passes as that takes.
+LONG_BLOCK_SECONDS, FEW_BLOCK_PASSES = 10.0, 5
+BLOCK_SECONDS, MOST_BLOCK_PASSES = 3.0, 50
 WISH_SECONDS = 2.0  # between a worker's renewals, each of which also reads the user's wish
 
 
@@ -72,7 +74,8 @@ class TrialRequest(Contract):
 
 def block_passes(slowest: float) -> int:
     """How often a block trains the work unit, which takes the slowest candidate so many seconds."""
-    return min(MOST_BLOCK_PASSES, max(1, math.ceil(LEAST_BLOCK_SECONDS / slowest)))
+    few = min(FEW_BLOCK_PASSES, math.ceil(LONG_BLOCK_SECONDS / slowest))
+    return max(1, few, min(MOST_BLOCK_PASSES, math.ceil(BLOCK_SECONDS / slowest)))
 
 
 def keeps_process(candidate: Measurement) -> bool:

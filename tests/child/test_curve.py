@@ -70,18 +70,18 @@ def test_a_cpu_begins_with_what_keeps_its_cores_busy(
 
 
 @pytest.mark.parametrize(
-    ("verify", "effective", "mean", "samples"),
-    [("quick", 24, 200, 48), ("quick", 32, 200, 64), ("quick", 8, 1000, 48), ("quick", 8, 10, 1008)]
-    + [("full", 32, 2000, 256), ("full", 8, 2000, 64)],
+    ("verify", "effective", "mean", "samples", "uniform"),
+    [("quick", 24, 200, 48, 48), ("quick", 32, 200, 64, 32), ("quick", 8, 1000, 48, 48), ("quick", 8, 10, 1008, 1000)]
+    + [("full", 32, 2000, 256, 32), ("full", 8, 2000, 64, 32)],
 )
 def test_the_unit_is_whole_groups_of_steps_with_enough_samples_and_tokens(
-    spec: Callable[..., JobSpec], verify: str, effective: int, mean: int, samples: int
+    spec: Callable[..., JobSpec], verify: str, effective: int, mean: int, samples: int, uniform: int
 ) -> None:
     job = spec(training={"effective_batch_size": effective}, search={"verify": verify})
     facts: Any = SimpleNamespace(rows=5000, tokens=5000 * mean, longest=4 * mean)
     assert unit_size(job, facts) == samples
     facts.longest = mean
-    assert unit_size(job, facts) <= samples, "rows of one length need no whole groups"
+    assert unit_size(job, facts) == uniform, "rows of one length need no whole groups"
 
 
 def test_a_unit_of_long_rows_is_one_step(spec: Callable[..., JobSpec]) -> None:

@@ -224,6 +224,25 @@ def test_a_trial_on_a_gpu_says_how_much_of_its_unit_was_timed(
     assert trial.notes == [f"{share:.0%} of the work unit was timed, which tells what the rest takes."]
 
 
+@pytest.mark.parametrize(("least", "enough", "passes"), [(1e-9, 1e9, 5), (1e9, 1e9, 7), (1e9, 1e-9, 1)])
+def test_a_quick_trial_of_few_short_steps_is_timed_until_it_tells(
+    unit: Make, running: Any, monkeypatch: pytest.MonkeyPatch, least: float, enough: float, passes: int
+) -> None:
+    """One pass of two steps is asked for: it trains ten, and for LEAST_SECONDS, but not for ever, and no longer than
+    ENOUGH_SECONDS."""
+    made = unit(PLAIN)
+    running(made)
+    monkeypatch.setattr(timing, "LEAST_SECONDS", least)
+    monkeypatch.setattr(timing, "ENOUGH_SECONDS", enough)
+    monkeypatch.setattr(timing, "MOST_PASSES", 7)
+    monkeypatch.setattr(curve, "ENOUGH_SECONDS", 1e9)
+    made.bundle.configuration = asked = made.bundle.configuration.at_micro_batch(4)
+    request = TrialRequest(configuration=asked, origin=Origin.recipe, number=2, curve=False, passes=1)
+    trial = curve.Curve(made.bundle, list(range(16)), request, lambda _: None, time.perf_counter())
+    best = trial.run(probe.largest(made.bundle, lambda _: None, False, probe.Known((), None)))
+    assert len(best.plan) == 2 and best.passes == passes and best.timing().passes == passes
+
+
 def test_no_shape_is_warmed_up_after_the_deadline(unit: Make, running: Any) -> None:
     made = ten_steps(unit(SLOW))
     running(made)

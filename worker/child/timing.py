@@ -26,7 +26,7 @@ from worker.child.windows import Mark, Window
 
 MOST_OTHERS = 0.10  # the share of the device that other processes may use while a timing counts as clean
 BOOTSTRAP = 1000  # draws
-LEAST_SECONDS, MOST_PASSES = 3.0, 50  # of a unit on a fast device
+LEAST_SECONDS, LEAST_STEPS, MOST_PASSES = 3.0, 10, 50  # that a fast device trains of a unit, in one pass or several
 ENOUGH_SHAPES = 4  # for the three numbers of the cost model, with one to spare
 ENOUGH_SECONDS = 5.0  # of a trial's unit on a fast device: the rest is predicted (docs/decisions/0032)
 
@@ -373,15 +373,24 @@ def piece_count(plan: list[Step]) -> int:
     return sum(len(step) + 1 for step in plan)
 
 
+def is_long_enough(unit: Unit) -> bool:
+    """Whether a device that runs ahead has timed enough to tell of: LEAST_SECONDS and LEAST_STEPS, or ENOUGH_SECONDS.
+
+    On others a pass takes long enough by itself.
+    """
+    seconds, steps_timed = unit.pieces.seconds(), unit.passes * len(unit.chosen)
+    is_enough = seconds >= ENOUGH_SECONDS or (seconds >= LEAST_SECONDS and steps_timed >= LEAST_STEPS)
+    return is_enough or not unit.bundle.device.runs_ahead
+
+
 def time_unit(unit: Unit, passes: int, extra: int = 2, deadline: float | None = None) -> None:
     """Train `passes` passes over the unit, and up to `extra` more while some piece has too few clean timings.
 
-    A device that is fast enough to be through with the unit in no time trains it until LEAST_SECONDS of it were timed.
+    A device that is fast enough to be through with the unit in no time trains it until that `is_long_enough`.
     """
     while unit.passes < MOST_PASSES:
         is_clean = unit.passes >= passes and not unit.pieces.short(piece_count(unit.chosen), passes)
-        is_long = not unit.bundle.device.runs_ahead or unit.pieces.seconds() >= LEAST_SECONDS
-        if is_long and (is_clean or unit.passes >= passes + extra):
+        if is_long_enough(unit) and (is_clean or unit.passes >= passes + extra):
             return
         if not unit.run(deadline):
             return
