@@ -63,6 +63,12 @@ def present(python: str) -> set[str]:
     return found
 
 
+def carried(python: str) -> set[str]:
+    """The distributions whose wheels are collected: what the worker needs and is not there, and the kernels."""
+    wanted = needed(["dynotune"], python, {"worker"}) - present(python) - {*LEFT_OUT, "dynotune"}
+    return wanted | set(KERNELS)
+
+
 def trimmed(wheel: Path, cuda: str) -> None:
     """Leave only the CPU's and one CUDA version's library in a wheel of bitsandbytes; ValueError when it has none."""
     kept: dict[str, bytes] = {}
@@ -98,14 +104,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "wheelhouse")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    wanted = needed(["dynotune"], options.python, {"worker"}) - present(options.python) - set(LEFT_OUT)
-    wanted.discard("dynotune")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     download = [*pip, "download", "--no-deps", "--only-binary=:all:", "--dest", str(options.out)]
     download += ["--python-version", options.python, "--constraint", str(ROOT / "constraints.txt")]
     for platform in PLATFORMS:
         download += ["--platform", platform]
-    subprocess.run([*download, *sorted(wanted), *KERNELS], check=True)
+    subprocess.run([*download, *sorted(carried(options.python))], check=True)
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(options.out), str(ROOT)], check=True)
     if options.cuda:
         try:

@@ -153,7 +153,7 @@ def lines_of(place: Place, job: Job, row: Row, others: Mapping[Method, Row]) -> 
     """One job's answer, against what is wanted, and the speed of the `others` by method."""
     if "speedup" not in row:
         return []
-    levers = " ".join(f"{name}={choice}" for name, choice in row["differs"].items())
+    levers = " ".join(f"{name}={choice}" for name, choice in row["differs"].items()) or "as the baseline"
     lines = [f"{job.name}: {row['tokens_per_second']:,.0f} tokens/s, micro {row['micro_batch_size']}, {levers}"]
     if job.speedup:
         lines.append(against(row["speedup"], job.speedup, f"{job.name}: speed-up over its baseline"))

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.acceptance import attention
 from benchmarks.acceptance.conformance import FILES, MORE
 from benchmarks.acceptance.models import SHAPES, flops_a_token
-from benchmarks.acceptance.place import Place
+from benchmarks.acceptance.place import Part, Place, Step
 from benchmarks.acceptance.tuning import BERT, EIGHT, ONE
-from benchmarks.gpu_acceptance import CALLS, PARTS
+from benchmarks.gpu_acceptance import CALLS, PARTS, walk
+from benchmarks.store import Store
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
@@ -89,6 +92,35 @@ def test_searches_of_language_models_run_at_tiny_sizes(
     methods = {row["method"] for row in found["rows"].values()}
     assert methods == ({"lora", "qlora"} if part == "tune-8b" else {"lora"}) and not found["left"]
     assert all(row["tokens_per_second"] > 0 for row in found["rows"].values())
+
+
+def test_what_does_not_fit_into_the_time_is_left_and_the_rest_is_kept(
+    home: Path, facts: Callable[..., HardwareFacts]
+) -> None:
+    store = Store(home / "results.json")
+    store.put("a/early", {"value": 1})
+    place = Place(facts(), home, False, time.monotonic() + 60, store.rows)
+    rows = {"a/early": 50, "a/short": 30, "a/long": 90, "b/next": 1}
+
+    def step(key: str) -> Step:
+        return Step(key, rows[key], lambda _: {"value": key})
+
+    part = Part("all", lambda _: [step(key) for key in rows], lambda *_: [])
+    assert walk(place, [part], store) == ["a/long"]
+    kept = json.loads((home / "results.json").read_text())
+    assert {key: row["value"] for key, row in kept.items()} == {"a/early": 1, "a/short": "a/short", "b/next": "b/next"}
+
+
+def test_attention_is_timed_without_adding_gradients_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`backward` would add to what earlier calls have left, which takes time that attention does not."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("gradients are added up")
+
+    monkeypatch.setattr(torch.Tensor, "backward", refuse)
+    monkeypatch.setattr("benchmarks.acceptance.clock.LEAST_SECONDS", 0.0)
+    found = attention.child(32, 64, 4)
+    assert all(isinstance(found[f"{layout}/default"], float) for layout in attention.LAYOUTS), found
 
 
 def test_the_larger_jobs_are_valid(home: Path, facts: Callable[..., HardwareFacts]) -> None:

@@ -44,7 +44,7 @@ def test_a_cuda_version_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_what_torch_brings_is_not_carried() -> None:
-    needed, present = WHEELHOUSE["needed"], WHEELHOUSE["present"]
-    wanted = needed(["dynotune"], "3.12", {"worker"}) - present("3.12")
+    wanted = WHEELHOUSE["carried"]("3.12")
+    assert {"cut-cross-entropy", "liger-kernel", "torchao"} <= wanted, "they are levers' kernels"
     assert {"optuna", "sqlalchemy", "alembic", "fastapi", "uvicorn", "bitsandbytes", "colorlog", "pydantic"} <= wanted
     assert not wanted & {"torch", "transformers", "peft", "accelerate", "numpy", "datasets", "sympy"}
