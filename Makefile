@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Containers often tell Python not to keep compiled code: the hundreds of processes of a run would each compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test chaos test-exports lint install clean wheelhouse
+.PHONY: demo test chaos test-torchao test-exports lint install clean wheelhouse
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -33,6 +33,11 @@ test: install
 chaos: install
 	DYNOTUNE_CHAOS=1 $(BIN)/python -m pytest -q tests/service/test_machine.py tests/service/test_described.py \
 	  tests/runner/test_storm.py tests/runner/test_failpoints.py
+
+# The choices that need torchao. The environment of all else is without it, so that searches are as most users' are.
+test-torchao: install
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/torchao -c constraints.txt torchao
+	PYTHONPATH=build/torchao $(BIN)/python -m pytest -q tests/levers/test_conformance.py -k torchao
 
 # The exports against the trainers themselves: TRL in an environment on top of this one, the others' wheels without more.
 test-exports: $(VENV)-exports/.installed

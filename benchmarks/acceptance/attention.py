@@ -15,7 +15,8 @@ from benchmarks.store import Row
 
 LENGTHS = (2048, 4096)
 SDPA = ("default", "flash", "efficient", "cudnn", "math")
-KERNELS = (*SDPA, "flex", "varlen")
+FLASH = {"flash-2": "flash_attn", "flash-3": "flash_attn_interface"}  # by their packages
+KERNELS = (*SDPA, "flex", "varlen", *FLASH)
 LAYOUTS = ("whole", "padded", "packed")
 SAMPLES_A_ROW = 4
 MOST_DENSE = 4096  # the math kernel's scores of longer rows do not fit beside the rest
@@ -91,6 +92,17 @@ def attention(kernel: str, layout: str, q: Any, k: Any, v: Any, ends: list[int])
             "max_length_q": max(last - first for first, last in zip(ends, ends[1:], strict=False)),
         }
         return lambda: varlen_attention(SimpleNamespace(is_causal=True), q, k, v, **told)[0]
+    if kernel in FLASH:
+        flash = import_module(FLASH[kernel]).flash_attn_varlen_func
+        boundary = torch.tensor(ends, dtype=torch.int32, device=device)
+        most = max(last - first for first, last in zip(ends, ends[1:], strict=False))
+        told = {"cu_seqlens_q": boundary, "cu_seqlens_k": boundary, "max_seqlen_q": most, "max_seqlen_k": most}
+
+        def flattened() -> Any:
+            found = flash(*(one.transpose(1, 2).flatten(0, 1) for one in (q, k, v)), causal=True, **told)
+            return found[0] if isinstance(found, tuple) else found  # some releases give the sums of exponentials, too
+
+        return flattened
     if kernel == "flex":
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

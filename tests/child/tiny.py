@@ -197,3 +197,8 @@ def furthest(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) ->
     """The largest difference between two sets of gradients; they must be of the same parameters."""
     assert first.keys() == second.keys() and first
     return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def numbers_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor of torchao's, which cannot be compared as it is; any other is one already."""
+    return tensor.dequantize() if type(tensor).__module__.startswith("torchao") else tensor
