@@ -8,6 +8,7 @@ which must not see each other. Milliseconds of forward plus backward, bf16, 32 q
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from benchmarks.acceptance.place import Part, Place, Step

@@ -17,6 +17,7 @@ import torch
 from benchmarks.acceptance import attention
 from benchmarks.acceptance.conformance import FILES, MORE
 from benchmarks.acceptance.models import SHAPES, flops_a_token
+from benchmarks.acceptance.peak import sustained
 from benchmarks.acceptance.place import Part, Place, Step
 from benchmarks.acceptance.tuning import BERT, EIGHT, ONE
 from benchmarks.gpu_acceptance import CALLS, PARTS, walk
@@ -26,6 +27,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
 from tests.conftest import ROOT
 from tests.factory import configuration, measured
+from worker.devices.simulated import Simulated, Span, World
 
 SEARCHES = ("tune-1b", "tune-8b")
 OTHERS = tuple(name for name in PARTS if name not in SEARCHES)
@@ -121,6 +123,19 @@ def test_attention_is_timed_without_adding_gradients_up(monkeypatch: pytest.Monk
     monkeypatch.setattr("benchmarks.acceptance.clock.LEAST_SECONDS", 0.0)
     found = attention.child(32, 64, 4)
     assert all(isinstance(found[f"{layout}/default"], float) for layout in attention.LAYOUTS), found
+
+
+@pytest.mark.parametrize("slowed", [(), ("heat",)])
+def test_a_sustained_peak_says_why_the_clock_was_lowered(slowed: tuple[str, ...]) -> None:
+    hot = (Span(1.0, 1e9, 0.5),) if slowed else ()
+    device = Simulated(world=World(flops=1e7, throttled=hot))
+    try:
+        a = torch.ones(64, 64, device=device.torch)
+        each, found = sustained(lambda: a @ a, device, 4.0)
+    finally:
+        device.close()
+    assert found == list(slowed)
+    assert (each > 1.2 * 2 * 64**3 / 1e7) is bool(slowed)
 
 
 def test_the_larger_jobs_are_valid(home: Path, facts: Callable[..., HardwareFacts]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.search_regret import regret, written
+from benchmarks.simulated_gpu import run
 from benchmarks.surfaces import build, drawn
 from benchmarks.surfaces.analytic import Analytic
 from benchmarks.surfaces.base import normal
@@ -190,3 +191,9 @@ def test_a_table_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     assert recorded.switches is not None and recorded.true_score(source.start) == pytest.approx(
         measured_score(source, source.start, 0)
     )
+
+
+def test_a_simulated_gpus_job_ends_well_within_its_minutes() -> None:
+    """One of those that benchmarks/simulated_gpu.py has a table of."""
+    found = run("bert-24gib", 0, "quick")
+    assert found["regret"] <= 0.05 and found["minutes"] <= found["minutes_given"] == 9

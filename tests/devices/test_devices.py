@@ -6,6 +6,7 @@ import ast
 import platform
 
 import pytest
+import torch
 
 from tests.conftest import ROOT
 from worker.devices import discover, open_device
@@ -28,6 +29,17 @@ def test_facts_carry_the_capabilities_of_their_kind() -> None:
     for facts in all_facts():
         assert facts.has_own_memory is discover()[facts.device].has_own_memory and facts.host == platform.node()
     assert all_facts()[-1].device == "cpu"
+
+
+def test_a_new_peak_leaves_a_gpus_cache_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache would have the next step ask the driver for its memory again, in the middle of a timing."""
+    called: list[str] = []
+    for name in ("reset_peak_memory_stats", "empty_cache", "synchronize", "ipc_collect"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: called.append(name))
+    device = object.__new__(discover()["cuda"])
+    device.torch = torch.device("cuda", 0)
+    device.reset_peak()
+    assert called == ["reset_peak_memory_stats"]
 
 
 def test_packages_that_any_lever_needs_are_looked_for() -> None:
