@@ -202,10 +202,11 @@ def test_experts_compute_the_same_in_every_way(build: Any, family: str, experts:
 
 
 def test_a_model_says_what_it_lacks(build: Any) -> None:
-    """So that no trial is spent on it; asked for by name it is refused."""
-    assert set(lacking(build("llama", method="lora").model, "causal-lm")) == {
-        f"experts={one}" for one in LEVERS["experts"].names[1:]
-    }
+    """So that no trial is spent on it, whatever it is trained with; asked for by name it is refused."""
+    wanted = {f"experts={one}" for one in LEVERS["experts"].names[1:]}
+    assert set(lacking(build("llama", method="lora").model, "causal-lm")) == wanted
+    for levers in ({"vocabulary": "multiple-64"}, {"head": "chunked"}, {"quantization": "int8", "precision": "bf16"}):
+        assert set(lacking(build("llama", method="qlora", **levers).model, "causal-lm")) == wanted
     assert lacking(build("mixtral").model, "causal-lm") == {}
     softcapped = build("llama").model
     softcapped.config.final_logit_softcapping = 30.0

@@ -118,7 +118,6 @@ def test_a_model_says_which_of_ligers_kernels_it_lacks(monkeypatch: pytest.Monke
 
     members = {"MODEL_TYPE_TO_APPLY_LIGER_FN": {"llama": all_of_them, "gemma": some}}
     install(monkeypatch, "liger_kernel.transformers.monkey_patch", **members)
-    monkeypatch.setattr("worker.child.lacking.find_spec", lambda _: object())
     assert lacking_kernels("llama") == {}
     no_swiglu = "Liger has no swiglu for gemma models"
     assert lacking_kernels("gemma") == {"kernels=liger": no_swiglu, "kernels=liger-swiglu": no_swiglu}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 from service.levers import LEVERS
@@ -80,9 +80,14 @@ def check_attention(choice: str, config: Any, kind: type | None) -> None:
 
 
 def lacking_kernels(kind: str) -> dict[str, str]:
-    """`kernels=choice` -> why Liger, where it is installed, has no such kernels for models of a kind."""
+    """`kernels=choice` -> why Liger has no such kernels for models of a kind. Importing Liger takes a second or two.
+
+    Nothing where it does not import: the worker's facts say so, and no trial has these choices.
+    """
     found: dict[str, str] = {}
-    if find_spec("liger_kernel") is None:  # then no trial has these choices
+    try:
+        import_module("liger_kernel.transformers.monkey_patch")
+    except Exception:  # noqa: BLE001 - a package may fail to import in any way
         return found
     for choice in LEVERS["kernels"].choices:
         if choice.function != "liger_kernels":
@@ -93,7 +98,7 @@ def lacking_kernels(kind: str) -> dict[str, str]:
 
 
 def lacking(model: Any, task: str) -> dict[str, str]:
-    """`lever=choice` -> why this model cannot have it; of levers that the task has."""
+    """`lever=choice` -> why this model cannot have it, whatever it is trained with; of levers that the task has."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     found = lacking_attention(base.config, type(base))
     if not base._can_set_experts_implementation():
@@ -103,4 +108,4 @@ def lacking(model: Any, task: str) -> dict[str, str]:
     tasks = LEVERS["head"].tasks
     if (tasks is None or task in tasks) and (changed := lacking_plain_logits(base)):
         found |= {f"head={choice}": changed for choice in WITHOUT_LOGITS}
-    return found | lacking_kernels(base.config.model_type)
+    return found

@@ -19,7 +19,7 @@ from training.errors import TrainingError
 from worker.child import arrange, curve, probe, steps
 from worker.child.build import Bundle, build, parameter_counts
 from worker.child.data import Data, work_unit
-from worker.child.lacking import lacking
+from worker.child.lacking import lacking, lacking_kernels
 from worker.child.probe import Tell
 from worker.devices import Device
 
@@ -101,7 +101,7 @@ def run_trial(
     spent.phases |= {"data": bundle.data_seconds, "load": bundle.load_seconds}
     spent.phase("build")
     spent.phases["build"] -= bundle.data_seconds + bundle.load_seconds
-    facts = built(bundle, device, used_before)
+    facts = built(bundle, device, used_before, is_first=request.origin is Origin.baseline)
     tell(facts)
     notes: list[str] = []
     unit = unit_of(spec, bundle.data, spec.training.seed)
@@ -195,8 +195,8 @@ def _evaluation_batch(spec: JobSpec, largest: int, micro: int, apart: bool) -> i
     return min(found, micro) if minimises_memory(spec) else found
 
 
-def built(bundle: Bundle, device: Device, used_before: int) -> Built:
-    """What a trial can tell once its model and its data are there."""
+def built(bundle: Bundle, device: Device, used_before: int, is_first: bool) -> Built:
+    """What a trial can tell once its model and its data are there; the first tells for all what takes long to ask."""
     every, trained = parameter_counts(bundle.model)
     return Built(
         dataset=bundle.data.facts,
@@ -207,7 +207,8 @@ def built(bundle: Bundle, device: Device, used_before: int) -> Built:
         weights_dtype=weights_dtype(bundle),
         parameters=every,
         trainable_parameters=trained,
-        lacks=lacking(bundle.model, bundle.recipe.task),
+        lacks=lacking(bundle.model, bundle.recipe.task)
+        | (lacking_kernels(bundle.model.config.model_type) if is_first else {}),
     )
 
 
