@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.acceptance.place import ROOT, Place
 from benchmarks.store import Row
-from service.contract.measurement import Measurement
+from service.contract.measurement import DatasetFacts, Measurement
 
 EXAMPLE = ROOT / "examples" / "llama-13m"
 IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -144,8 +144,8 @@ def longest(place: Place, folder: Path, rng: random.Random) -> list[dict[str, An
 def flops_a_token(place: Place, name: str, method: str, task: str, measured: Measurement) -> float:
     """FLOP that training takes for a token: of the matmuls, the embedding left out, and of attention's products.
 
-    As in PaLM's MFU (Chowdhery et al. 2022, appendix B), with the mean length of the rows, of which a token of a causal
-    model sees half. What is computed again is not counted.
+    As in PaLM's MFU (Chowdhery et al. 2022, appendix B), with the length of the row that a token is in, on average; a
+    token of a causal model sees half of it. What is computed again is not counted.
     """
     shape = json.loads((place.home / "models" / name / "config.json").read_text())
     hidden, layers, heads = shape["hidden_size"], shape["num_hidden_layers"], shape["num_attention_heads"]
@@ -154,6 +154,17 @@ def flops_a_token(place: Place, name: str, method: str, task: str, measured: Mea
     matrices = 3 if shape["model_type"] == "llama" else 2  # of an MLP
     matmuls = layers * (2 * hidden * (hidden + keys) + matrices * hidden * shape["intermediate_size"])
     matmuls += hidden * shape["vocab_size"] if task != "sequence-classification" else 0
-    facts = measured.dataset
-    length = facts.tokens / facts.rows if facts is not None and facts.rows else 0.0
+    length = length_around_a_token(measured.dataset) if measured.dataset is not None else 0.0
     return float(TRAINED[method] * matmuls + 12 * layers * hidden * length * (0.5 if causal else 1.0))
+
+
+def length_around_a_token(facts: DatasetFacts) -> float:
+    """How long the row is that a token is in, on average: long rows have more tokens than there are of such rows.
+
+    By the histogram, whose bins are taken at their middles, and all as much longer or shorter as the tokens say.
+    """
+    edges = sorted((int(edge), rows) for edge, rows in facts.histogram.items())
+    lows = [0, *(edge for edge, _ in edges)]
+    middles = [((low + edge) / 2, rows) for low, (edge, rows) in zip(lows, edges, strict=False)]
+    scale = facts.tokens / sum(middle * rows for middle, rows in middles)
+    return sum((scale * middle) ** 2 * rows for middle, rows in middles) / facts.tokens

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.acceptance import attention
 from benchmarks.acceptance.conformance import FILES, MORE
-from benchmarks.acceptance.models import SHAPES, flops_a_token
+from benchmarks.acceptance.models import SHAPES, flops_a_token, length_around_a_token
 from benchmarks.acceptance.peak import sustained
 from benchmarks.acceptance.place import Part, Place, Step
 from benchmarks.acceptance.tuning import BERT, EIGHT, ONE
@@ -153,12 +153,14 @@ def test_flops_leave_the_embedding_out_and_count_attention(home: Path, facts: Ca
     folder = home / "models" / "llama-8b"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(SHAPES["llama-8b"]))
-    rows = DatasetFacts.model_construct(rows=10, tokens=40_960)
+    rows = DatasetFacts.model_construct(rows=10, tokens=40_960, histogram={"4096": 10})
     measurement = measured(configuration()).model_copy(update={"dataset": rows})
     matmuls = 8_030_261_248 - 128_256 * 4096 - (2 * 32 + 1) * 4096  # of Llama 3 8B, without its embedding and norms
     attention = 2 * 2 * 4096 * 4096 / 2 * 32  # two products, a multiplication and an addition, half of the row
     found = flops_a_token(place, "llama-8b", "lora", "causal-lm", measurement)
     assert found == pytest.approx(4 * matmuls + 3 * attention)
+    varying = rows.model_copy(update={"histogram": {"2000": 10, "4000": 5}, "tokens": 10 * 1000 + 5 * 3000})
+    assert length_around_a_token(varying) == pytest.approx((10 * 1000**2 + 5 * 3000**2) / 25_000)
     assert flops_a_token(place, "llama-8b", "full", "causal-lm", measurement) - found == pytest.approx(2 * matmuls)
 
 
