@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import masking_utils, modeling_flash_attention_utils
 
 from tests.child import tiny
@@ -30,10 +31,12 @@ def _process_settings() -> Iterator[None]:
     masking_utils.find_packed_sequence_indices, modeling_flash_attention_utils._is_packed_sequence = PACKING
     torch.set_num_threads(1)
     yield
+    left_open = _get_current_dispatch_mode_stack()
     for name, on in kernels.items():
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
+    assert not left_open, "a simulated device was not closed: it would slow all that this process does later"
 
 
 @pytest.fixture(autouse=True)
