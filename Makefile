@@ -34,7 +34,7 @@ chaos: install
 	DYNOTUNE_CHAOS=1 $(BIN)/python -m pytest -q tests/service/test_machine.py tests/service/test_described.py \
 	  tests/runner/test_storm.py tests/runner/test_failpoints.py
 
-# The choices that need torchao. The environment of all else is without it, so that searches are as most users' are.
+# The choices that need torchao, which the other tests' environment does not have, as most users' do not.
 test-torchao: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/torchao -c constraints.txt torchao
 	PYTHONPATH=build/torchao $(BIN)/python -m pytest -q tests/levers/test_conformance.py -k torchao

@@ -83,21 +83,19 @@ def attention(kernel: str, layout: str, q: Any, k: Any, v: Any, ends: list[int])
     numbers = torch.zeros(rows * length, dtype=torch.long, device=device)
     numbers[torch.tensor(ends[1:-1], device=device)] = 1
     sample = numbers.cumsum(0).view(rows, length)
+    bounds = torch.tensor(ends, dtype=torch.int32, device=device)
+    most = max(last - first for first, last in zip(ends, ends[1:], strict=False))
     if kernel == "varlen":
         from types import SimpleNamespace
 
         from training.levers.attention import varlen_attention
 
-        told = {
-            "cu_seq_lens_q": torch.tensor(ends, dtype=torch.int32, device=device),
-            "max_length_q": max(last - first for first, last in zip(ends, ends[1:], strict=False)),
-        }
+        told = {"cu_seq_lens_q": bounds, "max_length_q": most}
         return lambda: varlen_attention(SimpleNamespace(is_causal=True), q, k, v, **told)[0]
     if kernel in FLASH:
         flash = import_module(FLASH[kernel]).flash_attn_varlen_func
-        boundary = torch.tensor(ends, dtype=torch.int32, device=device)
-        most = max(last - first for first, last in zip(ends, ends[1:], strict=False))
-        told = {"cu_seqlens_q": boundary, "cu_seqlens_k": boundary, "max_seqlen_q": most, "max_seqlen_k": most}
+        told = {f"cu_seqlens_{side}": bounds for side in "qk"}
+        told |= {f"max_seqlen_{side}": most for side in "qk"}
 
         def flattened() -> Any:
             found = flash(*(one.transpose(1, 2).flatten(0, 1) for one in (q, k, v)), causal=True, **told)

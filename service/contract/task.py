@@ -19,8 +19,8 @@ from service.contract.states import JobPhase, Origin
 LEASE_SECONDS = 30.0  # without a renewal, after which a task is given to another worker
 MOST_LEASE_SECONDS = 300.0  # that a worker may ask for
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up
-# Seconds that the slowest candidate of a block is timed: so many in a few passes over the work unit; or, where these
-# take less than BLOCK_SECONDS, as many passes as that takes.
+# The slowest candidate of a block is timed for LONG_BLOCK_SECONDS, but in no more than a few passes over the work unit;
+# where a few take less than BLOCK_SECONDS, in as many as it takes to reach these.
 LONG_BLOCK_SECONDS, FEW_BLOCK_PASSES = 10.0, 5
 BLOCK_SECONDS, MOST_BLOCK_PASSES = 3.0, 50
 WISH_SECONDS = 2.0  # between a worker's renewals, each of which also reads the user's wish

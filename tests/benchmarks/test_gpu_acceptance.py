@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,6 +125,23 @@ def test_attention_is_timed_without_adding_gradients_up(monkeypatch: pytest.Monk
     monkeypatch.setattr("benchmarks.acceptance.clock.LEAST_SECONDS", 0.0)
     found = attention.child(32, 64, 4)
     assert all(isinstance(found[f"{layout}/default"], float) for layout in attention.LAYOUTS), found
+
+
+def test_flash_attention_is_told_where_samples_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the package, whose kernels need a GPU."""
+
+    def kernel(q: Any, k: Any, v: Any, causal: bool, **told: Any) -> tuple[Any, None]:
+        assert causal and q.shape == (64, 4, 128) and k.shape == v.shape == (64, 1, 128)
+        ends, most = told["cu_seqlens_q"].tolist(), told["max_seqlen_q"]
+        assert ends == told["cu_seqlens_k"].tolist() and (ends[0], ends[-1]) == (0, 64)
+        assert most == told["max_seqlen_k"] == max(last - first for first, last in pairwise(ends))
+        return q + (k + v).sum(), None
+
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=kernel))
+    monkeypatch.setattr("benchmarks.acceptance.clock.LEAST_SECONDS", 0.0)
+    found = attention.child(32, 64, 4)
+    assert all(isinstance(found[f"{layout}/flash-2"], float) for layout in attention.LAYOUTS), found
+    assert "flash_attn_interface" in found["whole/flash-3"], "the reason of what is not installed"
 
 
 @pytest.mark.parametrize("slowed", [(), ("heat",)])

@@ -22,7 +22,7 @@ def without_cast(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, LoraLayer):
             if not hasattr(module, "_cast_input_dtype"):
-                raise ValueError("this release of peft casts the inputs of adapters elsewhere, so that is not left out")
+                raise ValueError("this release of peft casts the inputs of adapters elsewhere, so the cast stays")
             module._cast_input_dtype = MethodType(cast_without_autocast, module)
 
 

@@ -196,7 +196,7 @@ def _evaluation_batch(spec: JobSpec, largest: int, micro: int, apart: bool) -> i
 
 
 def built(bundle: Bundle, device: Device, used_before: int, is_first: bool) -> Built:
-    """What a trial can tell once its model and its data are there; the first tells for all what takes long to ask."""
+    """What a trial can tell once its model and data are there. Only a job's first asks what takes long to find out."""
     every, trained = parameter_counts(bundle.model)
     return Built(
         dataset=bundle.data.facts,

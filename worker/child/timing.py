@@ -26,7 +26,8 @@ from worker.child.windows import Mark, Window
 
 MOST_OTHERS = 0.10  # the share of the device that other processes may use while a timing counts as clean
 BOOTSTRAP = 1000  # draws
-LEAST_SECONDS, LEAST_STEPS, MOST_PASSES = 3.0, 10, 50  # that a fast device trains of a unit, in one pass or several
+LEAST_SECONDS, LEAST_STEPS = 3.0, 10  # that a fast device is timed for, in several passes where one is shorter
+MOST_PASSES = 50
 ENOUGH_SHAPES = 4  # for the three numbers of the cost model, with one to spare
 ENOUGH_SECONDS = 5.0  # of a trial's unit on a fast device: the rest is predicted (docs/decisions/0032)
 
@@ -373,14 +374,14 @@ def piece_count(plan: list[Step]) -> int:
     return sum(len(step) + 1 for step in plan)
 
 
-def is_long_enough(unit: Unit) -> bool:
-    """Whether a device that runs ahead has timed enough to tell of: LEAST_SECONDS and LEAST_STEPS, or ENOUGH_SECONDS.
+def is_enough(seconds: float, steps_timed: int) -> bool:
+    """Whether so much timing tells of a unit: LEAST_SECONDS and LEAST_STEPS, or ENOUGH_SECONDS."""
+    return seconds >= ENOUGH_SECONDS or (seconds >= LEAST_SECONDS and steps_timed >= LEAST_STEPS)
 
-    On others a pass takes long enough by itself.
-    """
-    seconds, steps_timed = unit.pieces.seconds(), unit.passes * len(unit.chosen)
-    is_enough = seconds >= ENOUGH_SECONDS or (seconds >= LEAST_SECONDS and steps_timed >= LEAST_STEPS)
-    return is_enough or not unit.bundle.device.runs_ahead
+
+def is_long_enough(unit: Unit) -> bool:
+    """Whether enough of a unit is timed; where the host does not run ahead, one pass always is."""
+    return not unit.bundle.device.runs_ahead or is_enough(unit.pieces.seconds(), unit.passes * len(unit.chosen))
 
 
 def time_unit(unit: Unit, passes: int, extra: int = 2, deadline: float | None = None) -> None:
