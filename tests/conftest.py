@@ -30,6 +30,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_configure() -> None:
+    """Nothing that is imported while tests are collected is garbage, so nothing looks for any."""
+    gc.disable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make test` looks for tests that run alone in tests/e2e, so that their run does not import all others.
 
@@ -44,8 +49,8 @@ def pytest_collection_finish() -> None:
     """What was imported until now stays: a collection of garbage need not look at its 600,000 objects once more.
 
     It would take 0.3 s each time: compiling causes some, and a child that is kept for another block asks for one."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

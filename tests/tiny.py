@@ -70,7 +70,7 @@ def job(folder: Path, **changes: Any) -> dict[str, Any]:
         "model": {"source": str(model(folder / "model")), "weights": "random"},
         "dataset": {"source": str(data(folder / "data.jsonl")), "max_length": 64},
         "training": {"effective_batch_size": 8, "epochs": 1},
-        "search": {"minutes": 2, "trials": 3, "verify": "quick", "soak_steps": 3},
+        "search": {"minutes": 0.5, "trials": 3, "verify": "quick", "soak_steps": 3},
         "hardware": {"memory_gib": 3, "device": "cpu"},
     }
     return body | changes

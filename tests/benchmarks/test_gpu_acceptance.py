@@ -21,7 +21,7 @@ from benchmarks.acceptance.conformance import FILES, MORE
 from benchmarks.acceptance.models import SHAPES, flops_a_token, length_around_a_token
 from benchmarks.acceptance.peak import sustained
 from benchmarks.acceptance.place import Part, Place, Step
-from benchmarks.acceptance.tuning import BERT, EIGHT, ONE
+from benchmarks.acceptance.tuning import BERT, EIGHT, LONGER, ONE
 from benchmarks.gpu_acceptance import CALLS, PARTS, walk
 from benchmarks.store import Store
 from service.contract.hardware import HardwareFacts
@@ -31,8 +31,9 @@ from tests.conftest import ROOT
 from tests.factory import configuration, measured
 from worker.devices.simulated import Simulated, Span, World
 
-SEARCHES = ("tune-1b", "tune-8b")
-OTHERS = tuple(name for name in PARTS if name not in SEARCHES)
+# What runs the same functions as another part, on other rows or tests, is not walked a second time.
+AGAIN = {"tune-1b": "tune-8b", "conformance-more": "conformance"}
+WALKED = tuple(name for name in PARTS if name not in AGAIN)
 COMMAND = [sys.executable, "-m", "benchmarks.gpu_acceptance"]
 
 
@@ -61,41 +62,47 @@ def walked(home: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str
 def test_every_part_runs_at_tiny_sizes_and_the_next_call_goes_on(
     home: Path, facts: Callable[..., HardwareFacts]
 ) -> None:
-    """All parts but two in one call, so that the device, the rows and the models are looked at or made once."""
+    """All parts in one call, so that the device, the rows and the models are looked at or made once."""
     results = home / "dry" / "results.json"
     results.write_text(json.dumps({"peak/matmul": {"reason": "it failed"}}))
     device = home / "device.json"
     device.write_text(facts().model_dump_json())
     options = ("--facts", str(device), "--dry-run", "--part")
-    done, found = walked(home, *options, *OTHERS)
+    done, found = walked(home, *options, *WALKED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["dry_run"] is True and not found["left"]
     assert all("reason" not in row for row in found["rows"].values())
-    assert {key.partition("/")[0] for key in found["rows"]} == set(OTHERS)
-    for part in OTHERS:
+    assert {key.partition("/")[0] for key in found["rows"]} == set(WALKED)
+    for part in WALKED:
         printed = done.stdout.partition(f"\n{part}\n")[2].splitlines()
         assert printed and printed[0].startswith("  "), f"the lines of the part {part} are in the table"
     away = [value for row in found["rows"].values() for name, value in row.items() if name.endswith("/away")]
     assert away and max(away) < 0.02, "the fused LoRA computes what peft computes, in bf16"
     assert found["rows"]["peak/matmul"]["tflops"] > 0, "what had failed was tried again"
+    tuned = {key: row for key, row in found["rows"].items() if key.startswith("tune-8b/")}
+    assert {row["method"] for row in tuned.values()} == {"lora", "qlora"}
+    assert all(row["tokens_per_second"] > 0 for row in tuned.values())
 
     again, kept = walked(home, *options, "peak", "facts")
     assert again.stderr.count("from an earlier call") == 2 and kept["rows"] == found["rows"]
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", SEARCHES)
-def test_searches_of_language_models_run_at_tiny_sizes(
-    home: Path, facts: Callable[..., HardwareFacts], part: str
+def test_what_is_not_walked_twice_has_steps_and_lines_of_its_own(
+    home: Path, facts: Callable[..., HardwareFacts]
 ) -> None:
-    device = home / "device.json"
-    device.write_text(facts().model_dump_json())
-    done, found = walked(home, "--facts", str(device), "--dry-run", "--part", part)
-    assert done.returncode == 0, done.stdout + done.stderr
-    methods = {row["method"] for row in found["rows"].values()}
-    assert methods == ({"lora", "qlora"} if part == "tune-8b" else {"lora"}) and not found["left"]
-    assert all(row["tokens_per_second"] > 0 for row in found["rows"].values())
+    place = Place(facts(), home, False, time.monotonic() + 600)
+    for name, other in AGAIN.items():
+        keys = [step.key for step in PARTS[name].steps(place)]
+        assert len(keys) >= 3 and {key.partition("/")[0] for key in keys} == {name}
+        makers = {step.make.func for part in (name, other) for step in PARTS[part].steps(place)}  # type: ignore[attr-defined]
+        assert len(makers) <= 2, "the same functions"
+    row = {"method": "lora", "speedup": 9.0, "stable": True, "statement": "", "levers": {}, "differs": {}}
+    row |= {"baseline_tokens_per_second": 100.0, "speedup_low": 8.5, "speedup_high": 9.5, "micro_batch_size": 4}
+    row |= {"rejected": 0, "methods": {"lora": {"tokens_per_second": 900.0, "flops_a_token": 1e9}}}
+    speeds = {ONE.name: 900.0} | {job.name: 1000.0 for job in LONGER}
+    rows = {f"tune-1b/{name}": row | {"tokens_per_second": speed} for name, speed in speeds.items()}
+    lines = PARTS["tune-1b"].show(place, rows)
+    assert any("first search against the best of all: 0.9 (0.97 wanted: NOT REACHED)" in line for line in lines), lines
 
 
 def test_what_does_not_fit_into_the_time_is_left_and_the_rest_is_kept(

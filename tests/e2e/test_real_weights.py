@@ -28,8 +28,8 @@ from service.recommend import recommend
 from tests.conftest import ROOT
 
 CHANCE = 1 / 8
-TRAINED = 480  # of 1,600 samples: at the rate below enough to learn from, and both scripts train on them on a CPU
-LENGTH = 96  # tokens at most: samples have 25 in the median, so that padding still costs a baseline most of its time
+TRAINED = 320  # of 1,600 samples: at the rate below enough to learn from, and both scripts train on them on a CPU
+LENGTH = 64  # tokens at most: samples have 25 in the median, so that padding still costs a baseline most of its time
 
 
 def minilm() -> Path:
@@ -90,10 +90,10 @@ def test_faster_and_as_good(tmp_path: Path, facts: Callable[..., HardwareFacts])
         # A batching that keeps each step's samples: both then take the same steps, and 320 validation samples are
         # enough to compare them.
         "search": {
-            "minutes": 1.25,
+            "minutes": 0.75,
             "trials": 2,  # the baseline, and what is expected to be the best
             "verify": "quick",
-            "soak_steps": 20,  # the longest samples twice, an evaluation and a save are among them
+            "soak_steps": 10,  # the longest samples twice, an evaluation and a save are among them
             "fixed": {"batching": "token-budget"},
         },
         "hardware": {"memory_gib": 4},

@@ -10,12 +10,13 @@ is lowered; and other processes.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -90,7 +91,7 @@ class Simulated(Device):
             self.host = self.device = max(self.host, self.device) + self.world.first_call_seconds
             self.first_calls += self.world.first_call_seconds
         begins = max(self.host, self.device)
-        for spans in (self.world.others, self.world.throttled):
+        for spans in filter(None, (self.world.others, self.world.throttled)):
             seconds /= 1 - _share(spans, begins, begins)
         seconds *= 1 + self.world.drift * begins
         self.device = begins + seconds
@@ -177,14 +178,14 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, and let time pass for it. One that only gives another view costs nothing."""
         kwargs = kwargs or {}
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        given = [*_tensors(args), *_tensors(kwargs.values())]
         made = func(*args, **kwargs)
-        results = [one for one in tree_leaves(made) if isinstance(one, torch.Tensor)]
+        results = list(_tensors((made,)))
         calls = self._device.memory.calls
         new = [one for one in results if self._add(one)]
         self._device.pay_for_memory(self._device.memory.calls - calls)
-        if new or func._schema.is_mutable:
-            count = flop_registry.get(func._overloadpacket)
+        changes, count = _known(func)
+        if new or changes:
             flops = count(*args, **kwargs, out_val=made) if count else 0
             moved = sum(one.numel() * one.element_size() for one in (*given, *results))
             world, shapes = self._device.world, (func, *(tuple(one.shape) for one in given))
@@ -201,6 +202,21 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         block = self._device.memory.allocate(storage.nbytes())
         self._storages[storage] = weakref.finalize(storage, self._device.memory.free, block)
         return True
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among an operation's values, also those in lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+@cache
+def _known(operation: Any) -> tuple[bool, Any]:
+    """(whether it changes what it is given, what counts its FLOP)."""
+    return operation._schema.is_mutable, flop_registry.get(operation._overloadpacket)
 
 
 def _share(spans: tuple[Span, ...], first: float, last: float) -> float:

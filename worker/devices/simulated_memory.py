@@ -14,7 +14,7 @@ ROUND, SMALL, SMALL_SEGMENT = 512, 1 << 20, 2 << 20
 LARGE_SEGMENT, LEAST_LARGE, ROUND_LARGE = 20 << 20, 10 << 20, 2 << 20
 
 
-@dataclass
+@dataclass(eq=False)
 class Block:
     """A part of a segment."""
 
@@ -49,6 +49,7 @@ class Allocator:
         self._used_by_others = used_by_others
         self.allocated = self.reserved = self.peak_reserved = self.retries = self.calls = 0
         self._segments: dict[int, Segment] = {}
+        self._free: dict[bool, set[Block]] = {True: set(), False: set()}  # of small segments, and of large ones
         self._number = 0
 
     def allocate(self, size: int) -> Block:
@@ -56,8 +57,9 @@ class Allocator:
         wanted = max(ROUND, -(-size // ROUND) * ROUND)
         is_small = wanted <= SMALL
         block = self._cached(wanted, is_small) or self._new(wanted, is_small)
-        self._split(block, wanted)
+        self._free[is_small].remove(block)
         block.is_free = False
+        self._split(block, wanted)
         self.allocated += block.size
         return block
 
@@ -65,16 +67,21 @@ class Allocator:
         """Give a block back to the cache, where it becomes one with free neighbours."""
         self.allocated -= block.size
         block.is_free = True
-        blocks = self._segments[block.segment].blocks
+        segment = self._segments[block.segment]
+        blocks, free = segment.blocks, self._free[segment.is_small]
+        free.add(block)
         at = blocks.index(block)
         for left in (at, at - 1):  # first what follows it, then what is before it
             if 0 <= left < len(blocks) - 1 and blocks[left].is_free and blocks[left + 1].is_free:
+                free.remove(blocks[left + 1])
                 blocks[left].size += blocks.pop(left + 1).size
 
     def empty_cache(self) -> None:
         """Give the segments in which no tensor is back to the device."""
         for number in [number for number, segment in self._segments.items() if segment.is_unused()]:
-            self.reserved -= self._segments.pop(number).size
+            segment = self._segments.pop(number)
+            self._free[segment.is_small].difference_update(segment.blocks)
+            self.reserved -= segment.size
             self.calls += 1
 
     def reset_peak(self) -> None:
@@ -83,19 +90,12 @@ class Allocator:
 
     def largest_free(self) -> int:
         """The largest block that the cache could hand out: much less than all that is free shows fragmentation."""
-        blocks = [one for segment in self._segments.values() for one in segment.blocks if one.is_free]
-        return max((one.size for one in blocks), default=0)
+        return max((one.size for pool in self._free.values() for one in pool), default=0)
 
     def _cached(self, wanted: int, is_small: bool) -> Block | None:
-        """The smallest free block of the pool that is large enough."""
-        fitting = [
-            block
-            for segment in self._segments.values()
-            if segment.is_small == is_small
-            for block in segment.blocks
-            if block.is_free and block.size >= wanted
-        ]
-        return min(fitting, key=lambda block: block.size, default=None)
+        """The smallest free block of the pool that is large enough, of equal ones the first."""
+        fitting = [block for block in self._free[is_small] if block.size >= wanted]
+        return min(fitting, key=lambda block: (block.size, block.segment, block.start), default=None)
 
     def _new(self, wanted: int, is_small: bool) -> Block:
         size = SMALL_SEGMENT if is_small else LARGE_SEGMENT if wanted < LEAST_LARGE else _rounded(wanted)
@@ -113,6 +113,7 @@ class Allocator:
         self._number += 1
         block = Block(self._number, 0, size)
         self._segments[self._number] = Segment(size, is_small, [block])
+        self._free[is_small].add(block)
         return block
 
     def _split(self, block: Block, wanted: int) -> None:
@@ -120,7 +121,9 @@ class Allocator:
         segment = self._segments[block.segment]
         left = block.size - wanted
         if left >= ROUND if segment.is_small else left > SMALL:
-            segment.blocks.insert(segment.blocks.index(block) + 1, Block(block.segment, block.start + wanted, left))
+            rest = Block(block.segment, block.start + wanted, left)
+            segment.blocks.insert(segment.blocks.index(block) + 1, rest)
+            self._free[segment.is_small].add(rest)
             block.size = wanted
 
 

@@ -8,6 +8,7 @@ child's messages are parsed as JSON and never unpickled, because it may run a mo
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -277,7 +278,12 @@ class Sandbox:
 
 
 def _enter(entry: str, request: bytes, messages: Any, lifeline: Any, scratch: str, lock: object) -> None:
-    """Runs in the child: import the entry and call it."""
+    """Runs in the child: import the entry and call it.
+
+    Garbage is collected from here on, but not looked for among what the fork server has imported.
+    """
+    gc.freeze()
+    gc.enable()
     module, _, name = entry.partition(":")
     getattr(importlib.import_module(module), name)(request, messages, lifeline, scratch, lock)
 
