@@ -5,9 +5,9 @@
 
 Each is measured once as a trial, in the shortest way. One timing of some seconds scatters by a tenth on a shared
 machine, so in rounds after that, groups of configurations take turns with the baseline, as finalists do in a
-verification (docs/decisions/0017): the median of a configuration's ratios to the baseline is its truth. The file is
-written after each trial and each group, so that a run that was cut off goes on. Trials and a round take ten minutes
-each on an otherwise idle machine with two cores. Committed ones lie in benchmarks/surfaces/tables.
+verification (docs/decisions/0017): their ratios to the baseline tell the truth. The file is written after each trial
+and each group, so that a run that was cut off goes on. On an otherwise idle machine with two cores trials take ten
+minutes, and a round half an hour. Committed ones lie in benchmarks/surfaces/tables.
 """
 
 from __future__ import annotations

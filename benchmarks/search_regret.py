@@ -6,8 +6,9 @@
 Each policy begins with the baseline and measures one configuration after another. Its true regret after n trials is
 the true score of the configuration with the best measured score of those, over the best of all valid configurations,
 less 1. It is infinite, written as the text "inf", where none of them ran. Medians and 90th percentiles are over the
-seeds, which change the noise of measurements and what policies draw. Of synthetic surfaces it is also told what is
-given away by somebody who knows all effects of single choices, but not the drawn interactions. Trials of policies other
+seeds, which change the noise of measurements and what policies draw. Of a recorded table it is also told in which share
+of the time that all its trials took a policy came within 3% of the best, and of synthetic surfaces what is given away
+by somebody who knows all effects of single choices, but not the drawn interactions. Trials of policies other
 than dynotune are kept in --cache, so that a change of the planner needs dynotune only to be run again.
 """
 
@@ -33,25 +34,33 @@ from benchmarks.surfaces.policies import POLICIES, listed, measured_score
 TRIALS = (10, 20, 30)
 SEEDS, QUICK_SEEDS = 20, 5
 OURS = "dynotune"
+NEAR = 0.03  # regret at which a table's best counts as found
 MARGIN = 0.005  # of regret, by which another policy has to be better to count as that
 
-Run = list[list[float]]  # of each trial, the measured and the true score
+Run = list[list[float]]  # of each trial, the measured score, the true one, and its share of all trials' time
 Row = dict[str, Any]
 
 
 def trials(surface: Surface, policy: str, seed: int) -> Run:
     """The scores of a policy's trials."""
     made = POLICIES[policy](surface, TRIALS[-1], seed)
-    found = [[measured_score(surface, one, seed), surface.true_score(one)] for one in made]
-    lowest = min(true for _, true in found)
+    found = [[measured_score(surface, one, seed), surface.true_score(one), surface.trial_share(one)] for one in made]
+    lowest = min(true for _, true, _ in found)
     assert lowest >= surface.best * (1 - 1e-9), f"{surface.name}: {policy} found {lowest}, the best is {surface.best}"
     return found
 
 
 def regret(run: Run, count: int, best: float) -> float:
     """The true regret of what measured best among the first trials."""
-    measured, true = min(run[:count], key=lambda pair: pair[0])
+    measured, true, _ = min(run[:count], key=lambda trial: trial[0])
     return true / best - 1 if math.isfinite(measured) else math.inf
+
+
+def cost(run: Run, best: float) -> float:
+    """The share of all trials' time after which what measured best stayed within 3% of the best; infinite if never."""
+    far = [count for count in range(1, len(run) + 1) if regret(run, count, best) > NEAR]
+    last = far[-1] + 1 if far else 1
+    return sum(share for _, _, share in run[:last]) if last <= len(run) else math.inf
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -72,19 +81,23 @@ def measure(name: str, policy: str, seeds: int, cache: Path | None) -> Row:
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps({"surface": _identity(surface), "runs": runs}) + "\n")
+    recorded = surface.kind == "recorded"
     found = {count: [regret(runs[str(seed)], count, surface.best) for seed in range(seeds)] for count in TRIALS}
     return {
         "surface": name,
         "kind": surface.kind,
         "switches": surface.switches,
         "policy": policy,
-        "regret": {
-            str(count): {"median": quantile(values, 0.5), "p90": quantile(values, 0.9)}
-            for count, values in found.items()
-        },
+        "regret": {str(count): _over(values) for count, values in found.items()},
         "seeds": {str(count): values for count, values in found.items()},
         "trials": [len(runs[str(seed)]) for seed in range(seeds)],
+        **({"cost": _over([cost(runs[str(seed)], surface.best) for seed in range(seeds)])} if recorded else {}),
     }
+
+
+def _over(values: list[float]) -> dict[str, float]:
+    """The median of values by seed, and their 90th percentile."""
+    return {"median": quantile(values, 0.5), "p90": quantile(values, 0.9)}
 
 
 def _kept(file: Path | None, surface: Surface) -> dict[str, Run]:
@@ -100,7 +113,7 @@ def _identity(surface: Surface) -> str:
     """Hex digits over the surface, the recipes and the policies: whether trials that were kept still hold."""
     code = (Path(__file__).parent / "surfaces" / "policies.py").read_text()
     first = ",".join(one.key for one in listed(surface))
-    return hashlib.sha256(f"{surface.fingerprint}|{first}|{code}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{surface.fingerprint}|{first}|{code}|shares".encode()).hexdigest()[:16]
 
 
 def written(value: Any) -> Any:
@@ -145,6 +158,11 @@ def show(rows: list[Row], policies: list[str]) -> None:
     for row in rows:
         cells = [f"{shown(row['regret'][str(n)]['median']):>10} {shown(row['regret'][str(n)]['p90'])}" for n in TRIALS]
         print(f"{row['surface']:20} {row['policy']:11} {' '.join(cells)}")
+    print("\nShare of a table's trial time until within 3% of its best, median and 90th percentile")
+    for row in rows:
+        if "cost" in row:
+            told = f"{shown(row['cost']['median'])} {shown(row['cost']['p90'])}"
+            print(f"{row['surface']:20} {row['policy']:11} {told}")
     print("\nOver all surfaces and seeds")
     for group in ("all", "recorded", "mechanistic", "synthetic"):
         for policy in policies:

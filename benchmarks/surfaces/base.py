@@ -70,6 +70,10 @@ class Surface(ABC):
             self._scores[key] = self._true_score(configuration)
         return self._scores[key]
 
+    def trial_share(self, configuration: Configuration) -> float:
+        """The share that a configuration's trial has of the time that trials of all of them took; 0 if none ran."""
+        return 0.0
+
     def measure(self, configuration: Configuration, seed: int) -> Measurement:
         """What a trial would report. A configuration that is measured again with the same seed gives the same."""
         key = configuration.key, seed

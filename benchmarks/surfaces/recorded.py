@@ -2,8 +2,9 @@
 
 A table is a folder's JSON file that `benchmarks/collect_table.py` writes: the job, the worker's facts, and a
 measurement of every configuration of the search space, which is the full factorial of the few levers that the job
-leaves open, and of the baseline. How their seconds compare with the baseline's is told by turns that they took with it.
-Their scores are taken for the truth; what a policy is told has 1% of noise on top.
+leaves open, and of the baseline. How their seconds compare with the baseline's is told by turns that they took with it,
+in groups that are others in each round. Their scores are taken for the truth; what a policy is told has 1% of noise on
+top.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import hashlib
 import json
 import math
 import random
-import statistics
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.surfaces.base import Surface
 from benchmarks.surfaces.recipes import recipes
@@ -33,6 +35,8 @@ from worker.plan.view import View
 
 TABLES = Path(__file__).parent / "tables"
 NEAR = 1.02  # times the best: what counts as having found it, for `switches`
+# Standard deviations of a ratio's logarithm: of what is one configuration's own, and of what a group has in common.
+ALONE, TOGETHER = 0.02, 0.1
 LEFT_OUT = {"dataset", "losses", "grad_norms", "curve", "adapter_excludes"}  # of what is kept of a measurement
 
 
@@ -64,17 +68,12 @@ class Table:
         return DatasetFacts.model_validate(self._kept["dataset"]) if self._kept["dataset"] else None
 
     def measurements(self) -> dict[str, Measurement]:
-        """By configurations' keys, with seconds by the median of the ratios to the baseline, where there are any."""
+        """By configurations' keys, with seconds by the ratios to the baseline, where there are any."""
         found = {one.configuration.key: one for one in self._every()}
-        ratios: dict[str, list[float]] = {}
-        for row in self._kept.get("ratios", ()):
-            for key, value in row["ratios"].items():
-                ratios.setdefault(key, []).append(value)
+        ratios = told([row["ratios"] for row in self._kept.get("ratios", ())])
         reference = self.baseline().timing
         return {
-            key: _scaled(one, statistics.median(ratios[key]) * reference.seconds)
-            if reference and key in ratios
-            else one
+            key: _scaled(one, ratios[key] * reference.seconds) if reference and key in ratios else one
             for key, one in found.items()
         }
 
@@ -125,6 +124,26 @@ class Table:
         seen = {one.configuration.key for one in self._every()}
         rows = self.dataset.rows if self.dataset else 0
         return [one for one in valid(self.spec, self.facts, rows) if one.key not in seen]
+
+
+def told(groups: list[dict[str, float]]) -> dict[str, float]:
+    """Configuration's key -> its seconds over the baseline's, by the ratios that were seen in groups.
+
+    All ratios of a group are as far off as the one process that its baseline had, so a group's common error is fitted
+    beside the configurations: least squares of the logarithms, with the group's error drawn to 0. Of one round that is
+    the ratio as it was seen; from two rounds on, in which each configuration meets others, most of the error is gone.
+    """
+    keys = sorted({key for group in groups for key in group})
+    column = {key: at for at, key in enumerate(keys)}
+    seen = [(column[key], at, ratio) for at, group in enumerate(groups) for key, ratio in group.items()]
+    design = np.zeros((len(seen) + len(groups), len(keys) + len(groups)))
+    values = np.zeros(len(design))
+    for row, (key, at, ratio) in enumerate(seen):
+        design[row, [key, len(keys) + at]], values[row] = 1.0, math.log(ratio)
+    for at in range(len(groups)):
+        design[len(seen) + at, len(keys) + at] = ALONE / TOGETHER
+    fitted = np.linalg.lstsq(design, values, rcond=None)[0]
+    return {key: math.exp(fitted[at]) for key, at in column.items()}
 
 
 def _scaled(one: Measurement, seconds: float) -> Measurement:
@@ -184,6 +203,15 @@ class Recorded(Surface):
 
     def _true_score(self, configuration: Configuration) -> float:
         return self._score(self._found(configuration))
+
+    @cached_property
+    def _trial_seconds(self) -> float:
+        """What the trials of all configurations took together."""
+        return sum(sum(one.time_spent.values()) for one in self._table.values())
+
+    def trial_share(self, configuration: Configuration) -> float:
+        """The share that a configuration's trial had of all trials' time."""
+        return sum(self._found(configuration).time_spent.values()) / self._trial_seconds
 
     def _measure(self, configuration: Configuration, seed: int) -> Measurement:
         # Told as of the configuration that was asked for, or a search would ask for it again and again.

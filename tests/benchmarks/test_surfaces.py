@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.search_regret import regret, written
+from benchmarks.search_regret import cost, regret, written
 from benchmarks.simulated_gpu import run
 from benchmarks.surfaces import build, drawn
 from benchmarks.surfaces.analytic import Analytic
@@ -17,7 +18,7 @@ from benchmarks.surfaces.base import normal
 from benchmarks.surfaces.lengths import BATCHING, Lengths, arrange
 from benchmarks.surfaces.mechanistic import MECHANISTIC
 from benchmarks.surfaces.policies import POLICIES, measured_score
-from benchmarks.surfaces.recorded import Recorded, Table, valid
+from benchmarks.surfaces.recorded import Recorded, Table, told, valid
 from benchmarks.surfaces.synthetic import FAR, synthetic
 from service.contract.measurement import Outcome
 from service.contract.objective import score
@@ -135,10 +136,12 @@ def test_a_policy_begins_with_the_baseline_and_is_deterministic(policy: str) -> 
 
 
 def test_regret_is_of_what_measured_best() -> None:
-    run = [[math.inf, math.inf], [12.0, 11.0], [11.5, 12.0]]
+    run = [[math.inf, math.inf, 0.1], [12.0, 11.0, 0.2], [11.5, 12.0, 0.3]]
     assert math.isinf(regret(run, 1, 10.0))
     assert regret(run, 2, 10.0) == pytest.approx(0.1)
     assert regret(run, 3, 10.0) == pytest.approx(0.2)
+    assert cost([*run, [11.0, 10.2, 0.1], [10.9, 10.0, 0.2]], 10.0) == pytest.approx(0.7), "the fourth is within 3%"
+    assert cost([*run, [11.0, 10.2, 0.1], [10.9, 10.5, 0.2]], 10.0) == math.inf, "what measured best is not any more"
     assert written({"a": math.inf, "b": [0.1]}) == {"a": "inf", "b": [0.1]}
 
 
@@ -162,10 +165,32 @@ def test_turns_with_the_baseline_are_the_truth(tmp_path: Path) -> None:
     base = table.baseline().timing
     assert base is not None
     counted = Table(file).measurements()
-    assert (timed := counted[key].timing) and timed.seconds == pytest.approx(0.6 * base.seconds)
+    assert (timed := counted[key].timing) and timed.seconds == pytest.approx(0.21 ** (1 / 3) * base.seconds)
     own = source.measure(counted[other].configuration, 0).timing
     assert own is not None and counted[other].timing == own, "without turns its trial tells"
     assert key not in {one.configuration.key for _, group in Table(file).groups(1, 4) for one in group}, "it was done"
+
+
+def test_what_a_groups_ratios_have_in_common_is_the_baselines_process() -> None:
+    rng = random.Random(0)
+    true = {f"c{number}": rng.uniform(0.6, 1.2) for number in range(60)}
+
+    def round_of(seed: int) -> list[dict[str, float]]:
+        keys = random.Random(seed).sample(sorted(true), len(true))
+        groups = []
+        for at in range(0, len(keys), 5):
+            common = rng.gauss(0.0, 0.1)
+            groups.append({key: true[key] * math.exp(common + rng.gauss(0.0, 0.01)) for key in keys[at : at + 5]})
+        return groups
+
+    def away(groups: list[dict[str, float]]) -> float:
+        found = told(groups)
+        return statistics.pstdev(math.log(found[key] / true[key]) for key in true)
+
+    first = round_of(1)
+    seen = {key: ratio for group in first for key, ratio in group.items()}
+    assert told(first) == pytest.approx(seen) and away(first) > 0.07
+    assert away([*first, *round_of(2)]) < 0.03 and away([*first, *round_of(2), *round_of(3)]) < 0.02
 
 
 def test_what_a_recorded_surface_tells_is_of_the_configuration_that_was_asked_for() -> None:

@@ -4,8 +4,9 @@ multiprocessing starts that server, and importing a module in it is the only way
 inherit the redirected output until they open their own file (worker/child/isolation.py).
 
 The server also ignores SIGTERM, which a cluster's scheduler sends to every process of a worker: it ends with the
-worker, and has to tell until then how its children ended. And it collects no garbage, which takes a fifth of the time
-that importing torch, transformers and peft takes: what is imported stays. Its children do (worker/runner/sandbox.py).
+worker, and has to tell until then how its children ended. And it collects no garbage: what is imported stays, and
+looking for garbage in it would make importing torch and transformers longer. Its children do collect garbage
+(worker/runner/sandbox.py).
 """
 
 from __future__ import annotations
