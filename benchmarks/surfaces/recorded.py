@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,10 @@ from worker.plan.view import View
 
 TABLES = Path(__file__).parent / "tables"
 NEAR = 1.02  # times the best: what counts as having found it, for `switches`
-# Standard deviations of a ratio's logarithm: of what is one configuration's own, and of what a group has in common.
-ALONE, TOGETHER = 0.02, 0.1
+# Standard deviations of a ratio's logarithm: of noise, of what a group has in common, of what is a configuration's own
+# beside its choices, and of what a choice does. The first three are those under which the ratios of llama-lora-cpu are
+# likeliest (of the third these only say that it is below 0.02); the last is so large that it draws nothing to 0.
+NOISE, TOGETHER, OWN, CHOICE = 0.033, 0.013, 0.01, 1.0
 LEFT_OUT = {"dataset", "losses", "grad_norms", "curve", "adapter_excludes"}  # of what is kept of a measurement
 
 
@@ -70,7 +72,8 @@ class Table:
     def measurements(self) -> dict[str, Measurement]:
         """By configurations' keys, with seconds by the ratios to the baseline, where there are any."""
         found = {one.configuration.key: one for one in self._every()}
-        ratios = told([row["ratios"] for row in self._kept.get("ratios", ())])
+        choices = {key: choices_of(one.configuration) for key, one in found.items()}
+        ratios = told([row["ratios"] for row in self._kept.get("ratios", ())], choices)
         reference = self.baseline().timing
         return {
             key: _scaled(one, ratios[key] * reference.seconds) if reference and key in ratios else one
@@ -126,24 +129,35 @@ class Table:
         return [one for one in valid(self.spec, self.facts, rows) if one.key not in seen]
 
 
-def told(groups: list[dict[str, float]]) -> dict[str, float]:
+def choices_of(configuration: Configuration) -> list[str]:
+    """The texts of a configuration's choices and its effective batch."""
+    return [*(f"{name}={one}" for name, one in configuration.levers.items()), str(configuration.effective_batch_size)]
+
+
+def told(groups: list[dict[str, float]], choices: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """Configuration's key -> its seconds over the baseline's, by the ratios that were seen in groups.
 
-    All ratios of a group are as far off as the one process that its baseline had, so a group's common error is fitted
-    beside the configurations: least squares of the logarithms, with the group's error drawn to 0. Of one round that is
-    the ratio as it was seen; from two rounds on, in which each configuration meets others, most of the error is gone.
+    `choices` are the texts of a configuration's choices. The logarithm of a ratio is the sum of what its choices do,
+    what is the configuration's own (what choices do together), what is its group's (whose ratios are all to one process
+    of the baseline), and noise: a mixed model, whose best linear unbiased predictions these are (Henderson 1975).
+    Without it, the best of a hundred ratios would be the luckiest.
     """
     keys = sorted({key for group in groups for key in group})
-    column = {key: at for at, key in enumerate(keys)}
-    seen = [(column[key], at, ratio) for at, group in enumerate(groups) for key, ratio in group.items()]
-    design = np.zeros((len(seen) + len(groups), len(keys) + len(groups)))
-    values = np.zeros(len(design))
-    for row, (key, at, ratio) in enumerate(seen):
-        design[row, [key, len(keys) + at]], values[row] = 1.0, math.log(ratio)
-    for at in range(len(groups)):
-        design[len(seen) + at, len(keys) + at] = ALONE / TOGETHER
-    fitted = np.linalg.lstsq(design, values, rcond=None)[0]
-    return {key: math.exp(fitted[at]) for key, at in column.items()}
+    names = sorted({one for key in keys for one in choices[key]})
+    widths = (len(names), len(keys), len(groups))
+    seen = [(key, number, math.log(ratio)) for number, group in enumerate(groups) for key, ratio in group.items()]
+    at = {key: place for place, key in enumerate(keys)}
+    design = np.zeros((len(seen), sum(widths)))
+    for row, (key, number, _) in enumerate(seen):
+        design[row, [names.index(one) for one in choices[key]]] = 1.0
+        design[row, [widths[0] + at[key], widths[0] + widths[1] + number]] = 1.0
+    drawn = np.repeat([NOISE / CHOICE, NOISE / OWN, NOISE / TOGETHER], widths)  # how much each is drawn to 0
+    values = np.concatenate([[value for _, _, value in seen], np.zeros(len(drawn))])
+    fitted = np.linalg.lstsq(np.vstack([design, np.diag(drawn)]), values, rcond=None)[0]
+    return {
+        key: math.exp(sum(fitted[names.index(one)] for one in choices[key]) + fitted[widths[0] + at[key]])
+        for key in keys
+    }
 
 
 def _scaled(one: Measurement, seconds: float) -> Measurement:
