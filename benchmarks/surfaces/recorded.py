@@ -36,9 +36,9 @@ from worker.plan.view import View
 TABLES = Path(__file__).parent / "tables"
 NEAR = 1.02  # times the best: what counts as having found it, for `switches`
 # Standard deviations of a ratio's logarithm: of noise, of what a group has in common, of what is a configuration's own
-# beside its choices, and of what a choice does. The first three are those under which the ratios of llama-lora-cpu are
-# likeliest (of the third these only say that it is below 0.02); the last is so large that it draws nothing to 0.
-NOISE, TOGETHER, OWN, CHOICE = 0.033, 0.013, 0.01, 1.0
+# beside its choices and its micro batch, and of what one of these does. Under the first three the two rounds of
+# llama-lora-cpu are likeliest (restricted maximum likelihood); the last is so large that it draws nothing to 0.
+NOISE, TOGETHER, OWN, CHOICE = 0.027, 0.009, 0.015, 1.0
 LEFT_OUT = {"dataset", "losses", "grad_norms", "curve", "adapter_excludes"}  # of what is kept of a measurement
 
 
@@ -72,7 +72,7 @@ class Table:
     def measurements(self) -> dict[str, Measurement]:
         """By configurations' keys, with seconds by the ratios to the baseline, where there are any."""
         found = {one.configuration.key: one for one in self._every()}
-        choices = {key: choices_of(one.configuration) for key, one in found.items()}
+        choices = {key: choices_of(one) for key, one in found.items()}
         ratios = told([row["ratios"] for row in self._kept.get("ratios", ())], choices)
         reference = self.baseline().timing
         return {
@@ -129,9 +129,11 @@ class Table:
         return [one for one in valid(self.spec, self.facts, rows) if one.key not in seen]
 
 
-def choices_of(configuration: Configuration) -> list[str]:
-    """The texts of a configuration's choices and its effective batch."""
-    return [*(f"{name}={one}" for name, one in configuration.levers.items()), str(configuration.effective_batch_size)]
+def choices_of(one: Measurement) -> list[str]:
+    """The texts of a configuration's choices, its effective batch, and the micro batch that its trial found."""
+    made = one.configuration
+    sizes = (f"effective={made.effective_batch_size}", f"micro={one.micro_batch_size}")
+    return [*(f"{name}={choice}" for name, choice in made.levers.items()), *sizes]
 
 
 def told(groups: list[dict[str, float]], choices: Mapping[str, Sequence[str]]) -> dict[str, float]:
