@@ -15,6 +15,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ from worker.plan.view import View
 
 TABLES = Path(__file__).parent / "tables"
 NEAR = 1.02  # times the best: what counts as having found it, for `switches`
-# Standard deviations of a ratio's logarithm: of noise, of what a group has in common, of what is a configuration's own
-# beside its choices and its micro batch, and of what one of these does. Under the first three the two rounds of
-# llama-lora-cpu are likeliest (restricted maximum likelihood); the last is so large that it draws nothing to 0.
-NOISE, TOGETHER, OWN, CHOICE = 0.027, 0.009, 0.015, 1.0
+# Standard deviations of a ratio's logarithm: of noise, of what a group has in common, of what a pair of choices does
+# beside what they do alone, and of what one choice does, the micro batch counting as one. Under the first three the two
+# rounds of llama-lora-cpu are likeliest (restricted maximum likelihood); the last is too large to draw anything to 0.
+NOISE, TOGETHER, PAIR, CHOICE = 0.023, 0.009, 0.01, 1.0
 LEFT_OUT = {"dataset", "losses", "grad_norms", "curve", "adapter_excludes"}  # of what is kept of a measurement
 
 
@@ -140,26 +141,23 @@ def told(groups: list[dict[str, float]], choices: Mapping[str, Sequence[str]]) -
     """Configuration's key -> its seconds over the baseline's, by the ratios that were seen in groups.
 
     `choices` are the texts of a configuration's choices. The logarithm of a ratio is the sum of what its choices do,
-    what is the configuration's own (what choices do together), what is its group's (whose ratios are all to one process
-    of the baseline), and noise: a mixed model, whose best linear unbiased predictions these are (Henderson 1975).
-    Without it, the best of a hundred ratios would be the luckiest.
+    what pairs of them do, what its group has in common (whose ratios are all to one process of the baseline), and
+    noise: a mixed model, whose best linear unbiased predictions these are (Henderson 1975). Without it, the best of a
+    hundred ratios would be the luckiest.
     """
-    keys = sorted({key for group in groups for key in group})
-    names = sorted({one for key in keys for one in choices[key]})
-    widths = (len(names), len(keys), len(groups))
     seen = [(key, number, math.log(ratio)) for number, group in enumerate(groups) for key, ratio in group.items()]
-    at = {key: place for place, key in enumerate(keys)}
-    design = np.zeros((len(seen), sum(widths)))
+    terms = {key: [*choices[key], *combinations(choices[key], 2)] for key, _, _ in seen}
+    names = list(dict.fromkeys(one for mine in terms.values() for one in mine))
+    at = {one: place for place, one in enumerate(names)}
+    design = np.zeros((len(seen), len(names) + len(groups)))
     for row, (key, number, _) in enumerate(seen):
-        design[row, [names.index(one) for one in choices[key]]] = 1.0
-        design[row, [widths[0] + at[key], widths[0] + widths[1] + number]] = 1.0
-    drawn = np.repeat([NOISE / CHOICE, NOISE / OWN, NOISE / TOGETHER], widths)  # how much each is drawn to 0
-    values = np.concatenate([[value for _, _, value in seen], np.zeros(len(drawn))])
-    fitted = np.linalg.lstsq(np.vstack([design, np.diag(drawn)]), values, rcond=None)[0]
-    return {
-        key: math.exp(sum(fitted[names.index(one)] for one in choices[key]) + fitted[widths[0] + at[key]])
-        for key in keys
-    }
+        design[row, [at[one] for one in terms[key]]] = 1.0
+        design[row, len(names) + number] = 1.0
+    spreads = [CHOICE if isinstance(one, str) else PAIR for one in names] + [TOGETHER] * len(groups)
+    drawn = np.diag(NOISE / np.array(spreads))  # how much each is drawn to 0
+    values = np.concatenate([[value for _, _, value in seen], np.zeros(len(spreads))])
+    fitted = np.linalg.lstsq(np.vstack([design, drawn]), values, rcond=None)[0]
+    return {key: math.exp(sum(fitted[at[one]] for one in mine)) for key, mine in terms.items()}
 
 
 def _scaled(one: Measurement, seconds: float) -> Measurement:

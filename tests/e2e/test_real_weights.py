@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 
 CHANCE = 1 / 8
 TRAINED = 320  # of 1,600 samples: at the rate below enough to learn from, and both scripts train on them on a CPU
-LENGTH = 64  # tokens at most: samples have 25 in the median, so that padding still costs a baseline most of its time
+LENGTH = 48  # tokens at most: samples have 25 in the median, so that padding still costs a baseline most of its time
 
 
 def minilm() -> Path:

@@ -193,8 +193,7 @@ def test_a_short_last_row_or_micro_batch_would_compile_it_again(job: JobSpec) ->
         trained(bundle, plan)
 
 
-@pytest.mark.parametrize("batching", ROWS)
-def test_a_trial_runs_to_its_end(job: JobSpec, monkeypatch: pytest.MonkeyPatch, batching: str) -> None:
+def test_a_trial_runs_to_its_end(job: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU but for the graphs themselves: one is made for each size of micro batch that is tried, all full."""
     compile_model, device, seen = torch.nn.Module.compile, tiny.device(), set()
 
@@ -206,7 +205,7 @@ def test_a_trial_runs_to_its_end(job: JobSpec, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(measure, "unit_size", lambda *_: 32)
     capacity = device.used() + (1 << 30)
     monkeypatch.setattr(device, "capacity", lambda: capacity)
-    levers: dict[str, Any] = {"batching": batching, "padding": "multiple-64", "compile": "whole-reduce-overhead"}
+    levers: dict[str, Any] = {"batching": "packed-global", "padding": "multiple-64", "compile": "whole-reduce-overhead"}
     request = TrialRequest(
         configuration=configuration("lora", 16, precision="fp32", **levers), origin=Origin.baseline, number=1, passes=1
     )
