@@ -38,8 +38,10 @@ TABLES = Path(__file__).parent / "tables"
 NEAR = 1.02  # times the best: what counts as having found it, for `switches`
 # Standard deviations of a ratio's logarithm: of noise, of what a group has in common, of what a pair of choices does
 # beside what they do alone, and of what one choice does, the micro batch counting as one. Under the first three the two
-# rounds of llama-lora-cpu are likeliest (restricted maximum likelihood); the last is too large to draw anything to 0.
-NOISE, TOGETHER, PAIR, CHOICE = 0.023, 0.009, 0.01, 1.0
+# rounds of llama-lora-cpu are likeliest (benchmarks/table_spreads.py); the last is too large to draw anything to 0.
+NOISE = 0.022
+SPREADS = {"group": 0.009, "pair": 0.01, "choice": 1.0}
+Effect = tuple[str, Any]  # a key of SPREADS, and the choice, the pair of choices, or the number of the group
 LEFT_OUT = {"dataset", "losses", "grad_norms", "curve", "adapter_excludes"}  # of what is kept of a measurement
 
 
@@ -73,13 +75,16 @@ class Table:
     def measurements(self) -> dict[str, Measurement]:
         """By configurations' keys, with seconds by the ratios to the baseline, where there are any."""
         found = {one.configuration.key: one for one in self._every()}
-        choices = {key: choices_of(one) for key, one in found.items()}
-        ratios = told([row["ratios"] for row in self._kept.get("ratios", ())], choices)
+        ratios = told(self.ratios(), {key: choices_of(one) for key, one in found.items()})
         reference = self.baseline().timing
         return {
             key: _scaled(one, ratios[key] * reference.seconds) if reference and key in ratios else one
             for key, one in found.items()
         }
+
+    def ratios(self) -> list[dict[str, float]]:
+        """Of each group, configuration's key -> its seconds over the baseline's as they took turns."""
+        return [row["ratios"] for row in self._kept.get("ratios", ())]
 
     def baseline(self) -> Measurement:
         """The baseline's measurement."""
@@ -145,19 +150,31 @@ def told(groups: list[dict[str, float]], choices: Mapping[str, Sequence[str]]) -
     noise: a mixed model, whose best linear unbiased predictions these are (Henderson 1975). Without it, the best of a
     hundred ratios would be the luckiest.
     """
-    seen = [(key, number, math.log(ratio)) for number, group in enumerate(groups) for key, ratio in group.items()]
-    terms = {key: [*choices[key], *combinations(choices[key], 2)] for key, _, _ in seen}
-    names = list(dict.fromkeys(one for mine in terms.values() for one in mine))
+    design, values, names = mixed_model(groups, choices)
+    drawn = np.diag([NOISE / SPREADS[kind] for kind, _ in names])  # how much each is drawn to 0
+    padded = np.concatenate([values, np.zeros(len(names))])
+    fitted = dict(zip(names, np.linalg.lstsq(np.vstack([design, drawn]), padded, rcond=None)[0], strict=True))
+    keys = {key for group in groups for key in group}
+    return {key: math.exp(sum(fitted[one] for one in terms(choices[key]))) for key in keys}
+
+
+def terms(choices: Sequence[str]) -> list[Effect]:
+    """The effects that a configuration with these choices has."""
+    return [*(("choice", one) for one in choices), *(("pair", pair) for pair in combinations(choices, 2))]
+
+
+def mixed_model(
+    groups: list[dict[str, float]], choices: Mapping[str, Sequence[str]]
+) -> tuple[np.ndarray, np.ndarray, list[Effect]]:
+    """(which effects each ratio has, of shape (ratios, effects), the logarithms of the ratios, the effects)."""
+    seen = [(key, number, ratio) for number, group in enumerate(groups) for key, ratio in group.items()]
+    effects: list[list[Effect]] = [[*terms(choices[key]), ("group", number)] for key, number, _ in seen]
+    names = list(dict.fromkeys(one for mine in effects for one in mine))
     at = {one: place for place, one in enumerate(names)}
-    design = np.zeros((len(seen), len(names) + len(groups)))
-    for row, (key, number, _) in enumerate(seen):
-        design[row, [at[one] for one in terms[key]]] = 1.0
-        design[row, len(names) + number] = 1.0
-    spreads = [CHOICE if isinstance(one, str) else PAIR for one in names] + [TOGETHER] * len(groups)
-    drawn = np.diag(NOISE / np.array(spreads))  # how much each is drawn to 0
-    values = np.concatenate([[value for _, _, value in seen], np.zeros(len(spreads))])
-    fitted = np.linalg.lstsq(np.vstack([design, drawn]), values, rcond=None)[0]
-    return {key: math.exp(sum(fitted[at[one]] for one in mine)) for key, mine in terms.items()}
+    design = np.zeros((len(seen), len(names)))
+    for row, mine in enumerate(effects):
+        design[row, [at[one] for one in mine]] = 1.0
+    return design, np.log([ratio for _, _, ratio in seen]), names
 
 
 def _scaled(one: Measurement, seconds: float) -> Measurement:

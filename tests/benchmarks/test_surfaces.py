@@ -20,7 +20,7 @@ from benchmarks.surfaces.base import normal
 from benchmarks.surfaces.lengths import BATCHING, Lengths, arrange
 from benchmarks.surfaces.mechanistic import MECHANISTIC
 from benchmarks.surfaces.policies import POLICIES, measured_score
-from benchmarks.surfaces.recorded import NOISE, PAIR, TOGETHER, Recorded, Table, told, valid
+from benchmarks.surfaces.recorded import NOISE, SPREADS, Recorded, Table, told, valid
 from benchmarks.surfaces.synthetic import FAR, synthetic
 from service.contract.measurement import Outcome
 from service.contract.objective import score
@@ -176,7 +176,7 @@ def test_the_truth_of_ratios_is_what_choices_do_and_no_luck() -> None:
     """Of 72 configurations, each seen twice with noise and with an error of its group."""
     rng = random.Random(0)
     effects: dict[Any, float] = {f"{lever}={choice}": rng.gauss(0.0, 0.1) for lever in "abc" for choice in range(6)}
-    effects |= {pair: rng.gauss(0.0, PAIR) for pair in combinations(list(effects), 2)}
+    effects |= {pair: rng.gauss(0.0, SPREADS["pair"]) for pair in combinations(list(effects), 2)}
     names = [[f"a={a}", f"b={b}", f"c={c}"] for a in range(6) for b in range(4) for c in range(3)]
     choices = {"/".join(one): one for one in names}
     true = {
@@ -186,7 +186,7 @@ def test_the_truth_of_ratios_is_what_choices_do_and_no_luck() -> None:
     def round_of() -> list[dict[str, float]]:
         keys, groups = rng.sample(sorted(true), len(true)), []
         for at in range(0, len(keys), 5):
-            common = rng.gauss(0.0, TOGETHER)
+            common = rng.gauss(0.0, SPREADS["group"])
             groups.append({key: true[key] * math.exp(common + rng.gauss(0.0, NOISE)) for key in keys[at : at + 5]})
         return groups
 

@@ -184,7 +184,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         calls = self._device.memory.calls
         new = [one for one in results if self._add(one)]
         self._device.pay_for_memory(self._device.memory.calls - calls)
-        changes, count = _known(func)
+        changes, count = _traits(func)
         if new or changes:
             flops = count(*args, **kwargs, out_val=made) if count else 0
             moved = sum(one.numel() * one.element_size() for one in (*given, *results))
@@ -214,7 +214,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 @cache
-def _known(operation: Any) -> tuple[bool, Any]:
+def _traits(operation: Any) -> tuple[bool, Any]:
     """(whether it changes what it is given, what counts its FLOP)."""
     return operation._schema.is_mutable, flop_registry.get(operation._overloadpacket)
 

@@ -21,7 +21,6 @@ class Block:
     segment: int
     start: int
     size: int
-    is_free: bool = True
 
 
 @dataclass
@@ -31,10 +30,6 @@ class Segment:
     size: int
     is_small: bool
     blocks: list[Block] = field(default_factory=list)
-
-    def is_unused(self) -> bool:
-        """Whether no tensor is in it."""
-        return all(block.is_free for block in self.blocks)
 
 
 class Allocator:
@@ -58,7 +53,6 @@ class Allocator:
         is_small = wanted <= SMALL
         block = self._cached(wanted, is_small) or self._new(wanted, is_small)
         self._free[is_small].remove(block)
-        block.is_free = False
         self._split(block, wanted)
         self.allocated += block.size
         return block
@@ -66,21 +60,23 @@ class Allocator:
     def free(self, block: Block) -> None:
         """Give a block back to the cache, where it becomes one with free neighbours."""
         self.allocated -= block.size
-        block.is_free = True
         segment = self._segments[block.segment]
         blocks, free = segment.blocks, self._free[segment.is_small]
         free.add(block)
         at = blocks.index(block)
         for left in (at, at - 1):  # first what follows it, then what is before it
-            if 0 <= left < len(blocks) - 1 and blocks[left].is_free and blocks[left + 1].is_free:
+            if 0 <= left < len(blocks) - 1 and free.issuperset(blocks[left : left + 2]):
                 free.remove(blocks[left + 1])
                 blocks[left].size += blocks.pop(left + 1).size
 
     def empty_cache(self) -> None:
         """Give the segments in which no tensor is back to the device."""
-        for number in [number for number, segment in self._segments.items() if segment.is_unused()]:
-            segment = self._segments.pop(number)
-            self._free[segment.is_small].difference_update(segment.blocks)
+        for number, segment in list(self._segments.items()):
+            free = self._free[segment.is_small]
+            if not free.issuperset(segment.blocks):
+                continue
+            del self._segments[number]
+            free.difference_update(segment.blocks)
             self.reserved -= segment.size
             self.calls += 1
 

@@ -221,7 +221,7 @@ class Sandbox:
         if log is not None:
             os.environ["DYNOTUNE_WORKER_LOG"] = str(log)
         own = entry.partition(":")[0]
-        self._context.set_forkserver_preload(["worker.runner.quiet", "service.contract.child", own, *preload])
+        self._context.set_forkserver_preload(["worker.runner.fork_server", "service.contract.child", own, *preload])
 
     def run(
         self,
