@@ -46,7 +46,8 @@ def main() -> None:
     alone, one = SPREADS["choice"] ** 2 * shared["choice"], np.eye(len(values))
 
     def covariance(noise: float, group: float, pair: float) -> np.ndarray:
-        return alone + noise**2 * one + group**2 * shared["group"] + pair**2 * shared["pair"]
+        made: np.ndarray = alone + noise**2 * one + group**2 * shared["group"] + pair**2 * shared["pair"]
+        return made
 
     found = {spreads: likelihood(covariance(*spreads), values) for spreads in product(NOISES, GROUPS, PAIRS)}
     noise, group, pair = max(found, key=lambda spreads: found[spreads])
