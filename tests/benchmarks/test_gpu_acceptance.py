@@ -32,7 +32,7 @@ from tests.factory import configuration, measured
 from worker.devices.simulated import Simulated, Span, World
 
 # What runs the same functions as another part, on other rows or tests, is not walked a second time.
-AGAIN = {"tune-1b": "tune-8b", "conformance-more": "conformance"}
+AGAIN = {"tune-1b": "tune-8b", "tune-bert": "tune-8b", "conformance-more": "conformance"}
 WALKED = tuple(name for name in PARTS if name not in AGAIN)
 COMMAND = [sys.executable, "-m", "benchmarks.gpu_acceptance"]
 
@@ -188,6 +188,13 @@ def test_flops_leave_the_embedding_out_and_count_attention(home: Path, facts: Ca
     varying = rows.model_copy(update={"histogram": {"2000": 10, "4000": 5}, "tokens": 10 * 1000 + 5 * 3000})
     assert length_around_a_token(varying) == pytest.approx((10 * 1000**2 + 5 * 3000**2) / 25_000)
     assert flops_a_token(place, "llama-8b", "full", "causal-lm", measurement) - found == pytest.approx(2 * matmuls)
+
+    folder = home / "models" / "bert-base"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SHAPES["bert-base"]))
+    matmuls, attention = 12 * (4 * 768**2 + 2 * 768 * 3072), 2 * 2 * 768 * 4096 * 12  # of the whole row, on both sides
+    classified = flops_a_token(place, "bert-base", "full", "sequence-classification", measurement)
+    assert classified == pytest.approx(6 * matmuls + 3 * attention)
 
 
 def test_the_conformance_part_names_files_that_exist() -> None:
