@@ -63,14 +63,14 @@ def process(one: Measurement) -> float:
     return START + one.load_seconds
 
 
-def blocks(request: VerifyRequest, facts: HardwareFacts) -> float:
+def blocks(request: VerifyRequest, facts: HardwareFacts, minutes: float) -> float:
     """Seconds of the blocks: candidates that fit together take turns, others run one after another and back again.
 
     A process that is kept trains two blocks (docs/decisions/0028): of those that do not fit together only the last one.
     """
     everyone = [*([request.baseline] if request.baseline else []), *request.finalists]
     units = [one.timing.seconds for one in everyone if one.timing]
-    passes, are_together = block_passes(max(units)), fit_together(everyone, facts)
+    passes, are_together = block_passes(max(units), minutes), fit_together(everyone, facts)
     seconds = 0.0
     for one, unit in zip(everyone, units, strict=True):
         kept = keeps_process(one) and (are_together or one is everyone[-1])
@@ -79,7 +79,7 @@ def blocks(request: VerifyRequest, facts: HardwareFacts) -> float:
     return seconds
 
 
-def verification(request: VerifyRequest, verify: str, facts: HardwareFacts) -> float:
+def verification(request: VerifyRequest, verify: str, facts: HardwareFacts, minutes: float) -> float:
     """Seconds of a verification: blocks of all candidates, the proof of the fastest, and its soak."""
     everyone = [*([request.baseline] if request.baseline else []), *request.finalists]
     best = request.finalists[0]
@@ -89,7 +89,7 @@ def verification(request: VerifyRequest, verify: str, facts: HardwareFacts) -> f
     processes = 2 if best.configuration.method != "full" else REPLAYS
     proof = processes * process(best) + PROOF_STEPS[verify] * (step + (REPLAYS - 1) * slowest) / 4
     soak = SOAK_STEPS[verify] * step
-    needed = compiling + blocks(request, facts) + proof + process(best)
+    needed = compiling + blocks(request, facts, minutes) + proof + process(best)
     # A soak ends with the job's time, but never before it has run for so long.
     return needed + max(LEAST_SOAK_SECONDS, min(soak, request.seconds_limit - needed))
 
@@ -110,7 +110,7 @@ def run(name: str, seed: int, verify: str) -> dict[str, Any]:
         return row | {"regret": math.inf, "minutes": known.elapsed_seconds / 60}
     # Blocks tell finalists apart by their true speed.
     best = min(made.true_score(one.configuration) for one in decision.verify.finalists)
-    seconds = known.elapsed_seconds + verification(decision.verify, verify, made.facts)
+    seconds = known.elapsed_seconds + verification(decision.verify, verify, made.facts, made.spec.search.minutes)
     return row | {
         "regret": best / made.best - 1,
         "minutes": seconds / 60,

@@ -20,9 +20,11 @@ LEASE_SECONDS = 30.0  # without a renewal, after which a task is given to anothe
 MOST_LEASE_SECONDS = 300.0  # that a worker may ask for
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up
 # The slowest candidate of a block is timed for LONG_BLOCK_SECONDS, but in no more than a few passes over the work unit;
-# where a few take less than BLOCK_SECONDS, in as many as it takes to reach these.
+# where a few take less than BLOCK_SECONDS, in as many as it takes to reach these. Of a job of few minutes, neither is
+# more than MOST_BLOCK_SHARE of its time, as a verification takes two blocks of two candidates at least.
 LONG_BLOCK_SECONDS, FEW_BLOCK_PASSES = 10.0, 5
 BLOCK_SECONDS, MOST_BLOCK_PASSES = 3.0, 50
+MOST_BLOCK_SHARE = 0.05
 WISH_SECONDS = 2.0  # between a worker's renewals, each of which also reads the user's wish
 
 
@@ -72,10 +74,13 @@ class TrialRequest(Contract):
     reference_rounded: bool = Field(default=False, description="The reference itself computes in 16 bits.")
 
 
-def block_passes(slowest: float) -> int:
-    """How often a block trains the work unit, which takes the slowest candidate so many seconds."""
-    few = min(FEW_BLOCK_PASSES, math.ceil(LONG_BLOCK_SECONDS / slowest))
-    return max(1, few, min(MOST_BLOCK_PASSES, math.ceil(BLOCK_SECONDS / slowest)))
+def block_passes(slowest: float, minutes: float) -> int:
+    """How often a block trains the work unit, which takes the slowest candidate so many seconds, in a job of `minutes`.
+
+    Once at least, however short the job is."""
+    most = MOST_BLOCK_SHARE * minutes * 60
+    few = min(FEW_BLOCK_PASSES, math.ceil(min(LONG_BLOCK_SECONDS, most) / slowest))
+    return max(1, few, min(MOST_BLOCK_PASSES, math.ceil(min(BLOCK_SECONDS, most) / slowest)))
 
 
 def keeps_process(candidate: Measurement) -> bool:

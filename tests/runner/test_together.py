@@ -68,9 +68,13 @@ def test_a_job_that_is_cancelled_ends_all_of_them(taken: Callable[..., Any]) -> 
 
 
 def test_a_turn_of_the_slowest_takes_about_two_seconds() -> None:
-    assert course([timing(30.0), timing(10.0)], [100, 100]) == (1, 15)
-    assert course([timing(1.0)], [100]) == (5, 8), "a short unit is trained several times"
-    assert course([timing(30.0)], [4]) == (1, 4), "no more turns than micro batches"
+    assert course([timing(30.0), timing(10.0)], [100, 100], 60.0) == (1, 15)
+    assert course([timing(1.0)], [100], 60.0) == (5, 8), "a short unit is trained several times"
+    assert course([timing(0.1)], [100], 60.0) == (30, 8), "and a very short one for three seconds"
+    assert course([timing(30.0)], [4], 60.0) == (1, 4), "no more turns than micro batches"
+    assert course([timing(1.0)], [100], 0.5) == (2, 8), "a block of a job of half a minute takes a twentieth of it"
+    assert course([timing(0.1)], [100], 0.5) == (15, 8)
+    assert course([timing(30.0)], [100], 0.5) == (1, 15), "but all of the unit"
 
 
 def test_they_fit_when_their_peaks_do(facts: Callable[..., Any]) -> None:

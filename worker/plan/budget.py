@@ -61,7 +61,7 @@ class Budget:
         # The slowest stands for the baseline of any method.
         beside = [ordered[-1]] if any(one.request.origin is Origin.baseline for one in ran) else []
         facts = self._known.facts
-        finalists = worth_verifying(facts, beside, [ordered[0]] * FINALISTS)
+        finalists = worth_verifying(self._known.spec, facts, beside, [ordered[0]] * FINALISTS)
         return verification_seconds(self._known.spec, facts, [*beside, *finalists])
 
     def allows(self, planned: int) -> bool:
@@ -147,33 +147,35 @@ def verification_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequen
     keeps = candidates[-1].configuration.method != "full" and not TASKS[spec.task].heads
     held += (HELD_WITH_ADAPTER if keeps else HELD_PROCESSES) * statistics.median(starts) + LEAST_SOAK_SECONDS
     compiling = sum(one.compile_seconds for one in candidates)
-    return compiling + _blocks_seconds(facts, candidates) + held
+    return compiling + _blocks_seconds(spec, facts, candidates) + held
 
 
-def worth_verifying(facts: HardwareFacts, beside: list[Measurement], finalists: list[Measurement]) -> list[Measurement]:
+def worth_verifying(
+    spec: JobSpec, facts: HardwareFacts, beside: list[Measurement], finalists: list[Measurement]
+) -> list[Measurement]:
     """The first three finalists; or the first two, where a block of three and of those `beside` them takes minutes.
 
     What a third one would take in each block is the time of several trials, which is better spent on these.
     """
     most = finalists[:FINALISTS]
-    if most and _blocks_seconds(facts, [*beside, *most]) > LEAST_BLOCKS * LONG_BLOCK:
+    if most and _blocks_seconds(spec, facts, [*beside, *most]) > LEAST_BLOCKS * LONG_BLOCK:
         return most[:FEWER]
     return most
 
 
-def _blocks_seconds(facts: HardwareFacts, candidates: Sequence[Measurement]) -> float:
+def _blocks_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequence[Measurement]) -> float:
     """About how many seconds the least number of blocks of these takes: processes that train the unit often enough."""
     timed = [(one, one.timing.seconds) for one in candidates if one.timing]
-    passes = block_passes(max((seconds for _, seconds in timed), default=math.inf))
+    passes = block_passes(max((seconds for _, seconds in timed), default=math.inf), spec.search.minutes)
     units = sum(passes * seconds + warm_seconds(one, seconds, facts) for one, seconds in timed)
     starts = LEAST_BLOCKS * sum(map(process_seconds, candidates))
     # The last of a block begins the next one, in the same process where that is worth it.
     return starts - (process_seconds(candidates[-1]) if keeps_process(candidates[-1]) else 0.0) + LEAST_BLOCKS * units
 
 
-def block_seconds(facts: HardwareFacts, candidate: Measurement) -> float:
+def block_seconds(spec: JobSpec, facts: HardwareFacts, candidate: Measurement) -> float:
     """About how many seconds a block of one candidate takes."""
-    return _blocks_seconds(facts, [candidate]) / LEAST_BLOCKS
+    return _blocks_seconds(spec, facts, [candidate]) / LEAST_BLOCKS
 
 
 def warm_seconds(candidate: Measurement, unit_seconds: float, facts: HardwareFacts) -> float:

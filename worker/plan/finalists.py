@@ -41,7 +41,7 @@ def finalists(view: View) -> list[Measurement]:
         if drifted and one.configuration.levers["batching"] not in known:
             found.append(one)
     found += [one for one in near if one not in found]
-    return sorted(worth_verifying(view.facts, [reference] if reference else [], found), key=view.score)
+    return sorted(worth_verifying(view.spec, view.facts, [reference] if reference else [], found), key=view.score)
 
 
 def _simpler(view: View, best: Measurement) -> list[Measurement]:

@@ -40,10 +40,14 @@ def groups(first: Measurement, others: Sequence[Measurement], facts: HardwareFac
     return found
 
 
-def course(timings: Sequence[Timing], micro_batches: Sequence[int], passes: int | None = None) -> tuple[int, int]:
-    """(passes, turns) of a block of candidates with these timings and numbers of micro batches a pass."""
+def course(
+    timings: Sequence[Timing], micro_batches: Sequence[int], minutes: float, passes: int | None = None
+) -> tuple[int, int]:
+    """(passes, turns) of a block of candidates with these timings and numbers of micro batches a pass.
+
+    The job has so many minutes; without `passes`, the unit is trained as often as a block of it needs."""
     slowest = max(timing.seconds for timing in timings)
-    passes = passes or block_passes(slowest)
+    passes = passes or block_passes(slowest, minutes)
     turns = max(LEAST_TURNS, math.ceil(passes * slowest / TURN_SECONDS))
     return passes, max(1, min(turns, passes * min(micro_batches)))
 
@@ -90,4 +94,4 @@ def _course(asked: Sequence[RunBlock], passes: int | None) -> tuple[int, int]:
     timed = [request.candidate for request in asked if request.candidate.timing]
     timings = [one.timing for one in timed if one.timing]
     counts = [(one.gradient_accumulation_steps or 1) * one.timing.steps for one in timed if one.timing]
-    return course(timings, counts, passes) if timed else (1, LEAST_TURNS)
+    return course(timings, counts, asked[0].spec.search.minutes, passes) if timed else (1, LEAST_TURNS)

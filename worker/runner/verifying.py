@@ -192,7 +192,7 @@ class Verifier:
         finalists = {one.configuration.key for one in self._request.finalists}
         if finalists.isdisjoint(block.key for block in self._blocks):
             return True
-        return self._left() >= block_seconds(self._bench.facts, candidate)
+        return self._left() >= block_seconds(self._spec, self._bench.facts, candidate)
 
     def _runs(self, candidate: Measurement) -> bool:
         """Whether a candidate has not failed in a block."""
