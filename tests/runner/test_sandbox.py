@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
@@ -130,6 +131,15 @@ def test_one_that_prints_without_end_is_ended(run: Any, tmp_path: Path) -> None:
     ending = run("flooding")
     assert ending.kind is EndingKind.out_of_disk and "printed more than 256 MiB" in ending.reason
     assert len(ending.log) == 64 << 10 and not list(tmp_path.glob("dynotune-trial-*"))
+
+
+def test_what_a_process_prints_while_its_output_is_read_does_not_make_the_log_longer(monkeypatch: Any) -> None:
+    class Growing(io.BytesIO):
+        def tell(self) -> int:
+            return 100 << 10
+
+    monkeypatch.setattr(Path, "open", lambda *_: Growing(b"x" * (200 << 10)))
+    assert sandbox._tail(Path("output")) == "x" * sandbox.TAIL_BYTES
 
 
 def test_one_that_fills_the_disk_is_ended(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

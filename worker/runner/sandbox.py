@@ -326,10 +326,13 @@ def _kill_group(process: Any) -> None:
 
 
 def _tail(path: Path, begin: int = 0) -> str:
+    """The end of a file from `begin` on, TAIL_BYTES at most, also of one that grows while it is read."""
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
             stream.seek(max(begin, stream.tell() - TAIL_BYTES))
-            return stream.read().decode(errors="replace").replace("\x00", "")  # PostgreSQL's text holds no NUL
+            return (
+                stream.read(TAIL_BYTES).decode(errors="replace").replace("\x00", "")
+            )  # PostgreSQL's text holds no NUL
     except FileNotFoundError:  # the child has not opened it yet, or has ended and its folder is gone
         return ""
