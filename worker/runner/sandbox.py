@@ -333,6 +333,6 @@ def _tail(path: Path, begin: int = 0) -> str:
             stream.seek(max(begin, stream.tell() - TAIL_BYTES))
             return (
                 stream.read(TAIL_BYTES).decode(errors="replace").replace("\x00", "")
-            )  # PostgreSQL's text holds no NUL
+            )  # PostgreSQL takes no NUL
     except FileNotFoundError:  # the child has not opened it yet, or has ended and its folder is gone
         return ""
