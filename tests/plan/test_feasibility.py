@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import MemoryLine
@@ -58,41 +57,3 @@ def test_what_failed_uncompiled_may_fit_compiled(chances: Callable[[float], list
     """Compiled code computes cheap activations again, so little that is lacking may be saved by it."""
     again, _, compiled = chances(9.8)
     assert again < 0.1 and compiled > 0.2
-
-
-@pytest.fixture
-def full(spec: Callable[..., JobSpec], facts: Callable[..., HardwareFacts]) -> Callable[..., list[float]]:
-    """The chances of configurations of full finetuning, whose state is most of what the memory holds.
-
-    One with 8 bits of state took 8.3 of 10 GiB, another with 32 did not fit, although it kept few activations.
-    """
-
-    def of(*others: Configuration) -> list[float]:
-        ran = configuration("full", optimizer="adamw-8bit", checkpointing="full")
-        short = configuration("full", optimizer="adamw-fused", checkpointing="full")
-        line = MemoryLine(rest_bytes=8 * GIB, slope_bytes=GIB // 4, residual=0.0)
-        counts = {"parameters": GIB, "trainable_parameters": GIB}
-        told = measured(ran, memory_line=line, capacity_bytes=CAPACITY, peak_bytes=int(8.25 * GIB), **counts)
-        history = (record(told), record(failed(short), number=2))
-        known = PlanInput(spec=spec(method="full"), facts=facts(), history=history)
-        view = View(known, "full")
-        grid = Grid(known.spec, "full", view.choices, view.effectives, [ran, short, *others])
-        rows = np.array([grid.encode(one) for one in others])
-        found: list[float] = Feasibility(view, grid).chance(rows).tolist()
-        return found
-
-    return of
-
-
-def test_a_state_that_did_not_fit_says_little_of_activations(full: Callable[..., list[float]]) -> None:
-    """More activations beside a small state may fit, although in all they save less than what failed."""
-    (more,) = full(configuration("full", optimizer="adamw-8bit", checkpointing="every-2"))
-    assert more > 0.3
-
-
-def test_what_takes_as_much_as_one_that_ran_fits(full: Callable[..., list[float]]) -> None:
-    same, larger = full(
-        configuration("full", optimizer="adamw-8bit", checkpointing="full", attention="eager"),
-        configuration("full", optimizer="adamw-fused", checkpointing="full", attention="eager"),
-    )
-    assert same > 0.9 and larger < 0.05

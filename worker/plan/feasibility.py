@@ -30,10 +30,7 @@ SHORT = 0.7  # probability that a trial ran out of memory for all that it holds,
 ENOUGH_SAVED = 0.4  # of the logarithm of memory saved, as in `saved`: divides by e the chance that it is not enough
 ENOUGH_FAILURES = 2  # as one may have a cause of its own, such as a kernel that needs a large buffer
 FAR_OVER = 1.6  # times the device's memory, which no error of the catalogue's factors explains
-# Standard deviation of the logarithm of a peak by the line of the most similar trial: where memory is the same by the
-# catalogue, and how much it grows with the share of the peak that the catalogue adds or takes away.
-LINE_SPREAD, SCALED_SPREAD = 0.06, 0.35
-LINES_ALIKE = 0.8  # of the error of a line, how much two rows have in common
+LINE_SPREAD = 0.25  # standard deviation of the logarithm of a scaled memory line's peak
 TINY = 1e-12  # where neither is likely, so that nothing is divided by 0
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
@@ -63,33 +60,12 @@ class Feasibility:
     def chance(self, rows: Rows) -> Floats:
         """The probability that each row runs to its end: that no failure tells of it, and that it fits."""
         found = self._innocent(rows)
-        lacks = self._lacks(rows)
+        saved, saved_before = self.saved(rows), self.saved(self._failed)
         for at, short in enumerate(self._short):
-            again = short * lacks[:, at] + (1 - short) * self._culprits.blamed(at, rows)
+            lacks = np.exp(-np.maximum(saved - saved_before[at], 0.0) / ENOUGH_SAVED)
+            again = short * lacks + (1 - short) * self._culprits.blamed(at, rows)
             found = np.minimum(found, 1 - SURE * again)
         return found * self._fits(rows)
-
-    def _lacks(self, rows: Rows) -> Floats:
-        """(rows, failures): the probability that a row does not fit either, where a failure was for want of memory.
-
-        A row that needs as much of everything does not fit. For any other, where memory lines are known: the failure
-        tells how far its line was too low, which the row's line then is in part as well. Without a line, what the row
-        saves tells.
-        """
-        failed = self._failed
-        if self._has_lines():
-            over = self._over(failed)
-            # How far a line is too low where the peak turned out to be over the memory: the mean of a normal's tail.
-            too_low = np.exp(-0.5 * over**2) / math.sqrt(2 * math.pi) / np.maximum(cumulative(over), TINY)
-            further = self._over(rows)[:, None] + LINES_ALIKE * too_low[None, :]
-            lacks = cumulative(further.ravel()).reshape(further.shape)
-        else:
-            lacks = np.exp(-np.maximum(self.saved(rows)[:, None] - self.saved(failed)[None, :], 0.0) / ENOUGH_SAVED)
-        found: Floats = np.where(_no_less(self._coordinates(rows), self._coordinates(failed)), 1.0, lacks)
-        return found
-
-    def _has_lines(self) -> bool:
-        return any(one.memory_line is not None for one in self._ok)
 
     def saved(self, rows: Rows) -> Floats:
         """How much memory each row saves: the negative logarithm of the activations' factors, and of the state's."""
@@ -104,14 +80,7 @@ class Feasibility:
 
     def _fits(self, rows: Rows) -> Floats:
         """The probability that each row fits at a micro batch of 1, by its predicted peak."""
-        return cumulative(-self._over(rows))
-
-    def _over(self, rows: Rows) -> Floats:
-        """How far each row's predicted peak is over the memory, in standard deviations of its logarithm."""
-        peaks, scaled = self._lined(rows, 1.0)
-        spread = LINE_SPREAD + SCALED_SPREAD * np.minimum(scaled, 1.0)
-        over: Floats = np.log(np.maximum(peaks, 1.0) / self._capacity) / spread
-        return over
+        return cumulative(np.log(self._capacity / np.maximum(self.peaks(rows), 1.0)) / LINE_SPREAD)
 
     def _probably_short(self, failed: list[Measurement]) -> Floats:
         """The probability of each failure that memory was short as a whole: where lines are known, they tell.
@@ -119,7 +88,7 @@ class Feasibility:
         By Bayes' rule: how likely its predicted peak is over the memory, against how likely it has a pair that fails.
         """
         ran_out = np.array([one.outcome is Outcome.infeasible for one in failed], dtype=float)
-        if not self._has_lines():
+        if not any(one.memory_line is not None for one in self._ok):
             return ran_out * SHORT
         over = 1 - self._fits(self._failed)
         pair = (1 - over) * (1 - self._innocent(self._failed))
@@ -138,13 +107,9 @@ class Feasibility:
 
     def peaks(self, rows: Rows, micro: float = 1.0) -> Floats:
         """The predicted peak bytes at a micro batch, by the memory line of the most similar trial; 0 without."""
-        return self._lined(rows, micro)[0]
-
-    def _lined(self, rows: Rows, micro: float) -> tuple[Floats, Floats]:
-        """(peaks, the share of each by which the catalogue scales the line's own)."""
         lined = [one for one in self._ok if one.memory_line is not None]
         if not lined:
-            return np.zeros(len(rows)), np.ones(len(rows))
+            return np.zeros(len(rows))
         known = _encoded(self._grid, [one.configuration for one in lined])
         nearest = (rows[:, None, :] == known[None, :, :]).sum(axis=2).argmax(axis=1)
         change = self._coordinates(rows) - self._coordinates(known)[nearest]
@@ -153,11 +118,9 @@ class Feasibility:
         slope = np.array([line.slope_bytes for line in lines])[nearest]
         trained = np.array([float(one.trainable_parameters or 0) for one in lined])[nearest]
         weights = np.array([float(one.parameters or 0) for one in lined])[nearest]
-        activations = micro * slope * np.exp(change[:, 0])
-        state, copies = trained * change[:, 1], weights * change[:, 2]
-        peaks = np.maximum(rest + state + copies, 0.0) + activations
-        scaled = np.abs(activations - micro * slope) + np.abs(state) + np.abs(copies)
-        return peaks, scaled / np.maximum(peaks, 1.0)
+        rest = rest + trained * change[:, 1] + weights * change[:, 2]
+        peaks: Floats = np.maximum(rest, 0.0) + micro * slope * np.exp(change[:, 0])
+        return peaks
 
 
 def _is_explained(failed: Measurement, view: View) -> bool:
