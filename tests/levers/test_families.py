@@ -58,8 +58,9 @@ NO_DROPOUT = {"attention_dropout": 0.0, "hidden_dropout_prob": 0.0, "attention_p
 NO_DROPOUT |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "seq_classif_dropout": 0.0}
 FAMILIES = [*CAUSAL, *ENCODERS]
 # tests/levers/test_conformance.py compiles a Llama's layers and a BERT's, which RoBERTa's are. A Mistral's layers are a
-# Llama's, and a Qwen3's are made of a Qwen3-MoE's attention and a Llama's MLP.
-COMPILED_ELSEWHERE = ("llama", "bert", "roberta", "mistral", "qwen3")
+# Llama's, a Qwen3's are made of a Qwen3-MoE's attention and a Llama's MLP, and a Mixtral's of a Llama's attention and
+# experts that run the same code as a Qwen3-MoE's.
+COMPILED_ELSEWHERE = ("llama", "bert", "roberta", "mistral", "qwen3", "mixtral")
 TASKS = {"causal-lm": "AutoModelForCausalLM", "sequence-classification": "AutoModelForSequenceClassification"}
 TASKS |= {"masked-lm": "AutoModelForMaskedLM"}
 
@@ -285,11 +286,9 @@ def test_compiled_layers_compute_the_same(build: Any, family: str) -> None:
 
     Below an adapter the first layer's input needs no gradient, for which that layer would be traced once more; here
     it needs one, as those of all other layers do. All samples are one micro batch, since another shape, or one that
-    needs no mask, would be traced once more as well. peft's adapters on experts break a layer into a dozen graphs:
-    Qwen3-MoE's layers have them, Mixtral's do not and are one graph each."""
+    needs no mask, would be traced once more as well. peft's adapters on experts, which a Qwen3-MoE's layers have, break
+    a layer into a dozen graphs."""
     levers = {"batching": "packed" if family in CAUSAL else "padded"}
-    if family == "mixtral":
-        levers["adapter"] = "attention-only"
     reference = step_of(build(family, method="lora", **levers))
     bundle = build(family, method="lora", compile="per-layer-aot-eager", **levers)
     bundle.model.enable_input_require_grads()
