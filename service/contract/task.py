@@ -20,8 +20,8 @@ LEASE_SECONDS = 30.0  # without a renewal, after which a task is given to anothe
 MOST_LEASE_SECONDS = 300.0  # that a worker may ask for
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up
 # The slowest candidate of a block is timed for LONG_BLOCK_SECONDS, but in no more than a few passes over the work unit;
-# where a few take less than BLOCK_SECONDS, in as many as it takes to reach these. Of a job of few minutes, neither is
-# more than MOST_BLOCK_SHARE of its time, as a verification takes two blocks of two candidates at least.
+# where a few take less than BLOCK_SECONDS, in as many as it takes to reach these. In a short job, MOST_BLOCK_SHARE of
+# its minutes takes the place of either where it is less: a verification times two candidates in two blocks at least.
 LONG_BLOCK_SECONDS, FEW_BLOCK_PASSES = 10.0, 5
 BLOCK_SECONDS, MOST_BLOCK_PASSES = 3.0, 50
 MOST_BLOCK_SHARE = 0.05
@@ -77,7 +77,8 @@ class TrialRequest(Contract):
 def block_passes(slowest: float, minutes: float) -> int:
     """How often a block trains the work unit, which takes the slowest candidate so many seconds, in a job of `minutes`.
 
-    Once at least, however short the job is."""
+    It trains the unit once at least, however short the job is.
+    """
     most = MOST_BLOCK_SHARE * minutes * 60
     few = min(FEW_BLOCK_PASSES, math.ceil(min(LONG_BLOCK_SECONDS, most) / slowest))
     return max(1, few, min(MOST_BLOCK_PASSES, math.ceil(min(BLOCK_SECONDS, most) / slowest)))

@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from training.model import before_loading
 
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-# 423 MiB with the libraries' own settings, 67 MiB with ours (2026-11-23, a CPU with AVX512-BF16).
+# 225 MiB with the libraries' own settings, 73 MiB with ours (2026-11-26, a CPU with AVX512-BF16).
 MOST_MIB = 130
 MANY_SHAPES = """
 import torch

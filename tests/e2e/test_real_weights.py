@@ -28,7 +28,7 @@ from service.recommend import recommend
 from tests.conftest import ROOT
 
 CHANCE = 1 / 8
-TRAINED = 160  # of 1,600 samples: two epochs of them are enough to learn from at the rate below, and a trial trains one
+TRAINED = 160  # of 1,600 samples: two epochs of them are enough to learn from at the rate below; a trial times one
 LENGTH = 48  # tokens at most: samples have 25 in the median, so that padding still costs a baseline most of its time
 
 

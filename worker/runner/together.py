@@ -45,7 +45,8 @@ def course(
 ) -> tuple[int, int]:
     """(passes, turns) of a block of candidates with these timings and numbers of micro batches a pass.
 
-    The job has so many minutes; without `passes`, the unit is trained as often as a block of it needs."""
+    Without `passes`, the work unit is trained as often as a block of a job of so many minutes asks for.
+    """
     slowest = max(timing.seconds for timing in timings)
     passes = passes or block_passes(slowest, minutes)
     turns = max(LEAST_TURNS, math.ceil(passes * slowest / TURN_SECONDS))
