@@ -4,25 +4,47 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from service import logs
 from service.contract.measurement import Measurement, Outcome
 from service.contract.task import Claim, TaskKind, TrialClaim
 from service.history import JobHistory
 from service.recommend import recommend
 
 MAX_DEATHS = 3
+log = logs.logger("dynotune.conclude")
 Stored: TypeAlias = dict[str, Any] | None  # a recommendation as the job's row keeps it
 STOPPED = "The job was stopped before its search had ended, so this is the best of the trials until then."
 STOPPED_TOO_EARLY = "The job was stopped before any trial had succeeded, so there is nothing to recommend."
 
 
+class Inconclusive(Exception):
+    """A defect of this code keeps a job's recommendation from being computed. Its text is for the job's user."""
+
+
 def best(known: JobHistory, final: bool) -> Stored:
-    """The recommendation, or None before the first good trial."""
+    """The recommendation, or None before the first good trial; Inconclusive where computing it fails."""
     if known.facts is None:
         return None
-    found = recommend(
-        known.job_id, known.spec, known.facts, known.trials, known.verifications, known.notes, final, known.spent
-    )
+    try:
+        found = recommend(
+            known.job_id, known.spec, known.facts, known.trials, known.verifications, known.notes, final, known.spent
+        )
+    except Exception as error:
+        log.exception("no recommendation could be computed", job=known.job_id)
+        text = f"The recommendation could not be computed: {type(error).__name__}: {str(error)[:300]}"
+        raise Inconclusive(f"{text}; the log of the service or of the worker says where.") from error
     return found.model_dump(mode="json") if found else None
+
+
+def last(known: JobHistory) -> dict[str, Any]:
+    """The column with the last recommendation of a job that is cancelled or fails.
+
+    Empty where it cannot be computed: the one that is stored then stays, and the job ends all the same.
+    """
+    try:
+        return {"recommendation": best(known, final=True)}
+    except Inconclusive:
+        return {}
 
 
 def nothing_stable(known: JobHistory) -> str:

@@ -39,13 +39,12 @@ def end(
     status: JobStatus,
     now: float,
     error: str | None = None,
-    recommendation: dict[str, Any] | None = None,
     wish: Wish | None = None,
     **told: Any,
 ) -> None:
-    """End a job with its last recommendation, and cancel its tasks that nobody has begun; `told` are other columns."""
+    """End a job, and cancel its tasks that nobody has begun; `told` are other columns, as its last recommendation."""
     ended = {"status": status, "phase": JobPhase.done, "finished_at": now, "error": error, "wish": wish}
-    change(session, job.id, recommendation=recommendation, **ended, **told)
+    change(session, job.id, **ended, **told)
     session.execute(CANCEL, {"job": job.id})
     events.append(session, job.id, status, now, error=error)
     messages.announce(session, job, status, error, now)

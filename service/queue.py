@@ -19,7 +19,7 @@ from sqlalchemy import ColumnElement, bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from service import conclude, estimates, events, history, leases, lifecycle, logs
-from service.conclude import MAX_DEATHS, Stored
+from service.conclude import MAX_DEATHS, Inconclusive, Stored
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Measurement, Outcome, Verification
@@ -165,7 +165,7 @@ class Queue(Requests):
             else:
                 change(session, job.id, phase=decision.phase, recommendation=best, **told)
 
-        self._conclude_claim(claim.job_id, conclusion, write)
+        self._conclude_or_fail(claim, conclusion, write, {})
 
     def finish_trial(self, claim: TrialClaim, measurement: Measurement, log: str) -> None:
         """Record a trial, and the best so far with it."""
@@ -250,6 +250,20 @@ class Queue(Requests):
         except NotFound as error:
             raise LeaseLost(str(error)) from None
 
+    def _conclude_or_fail(
+        self,
+        claim: JobClaim,
+        make: Callable[[JobHistory], Made],
+        write: Callable[[Session, float, JobRow, Made], None],
+        values: dict[str, Any],
+        *held: ColumnElement[bool],
+    ) -> None:
+        """The same; where a recommendation cannot be computed, the job fails, and the task keeps these values."""
+        try:
+            self._conclude_claim(claim.job_id, make, write)
+        except Inconclusive as error:
+            self._fail_job(claim, str(error), values, *held)
+
     def _pause(self, deaths: int) -> float:
         """Seconds before a task is tried again: doubled with each death and drawn, so that not all return at once."""
         return min(self._retry * 2.0 ** (deaths - 1), MOST_RETRY_SECONDS) * random.uniform(0.5, 1.0)
@@ -265,25 +279,27 @@ class Queue(Requests):
             leases.write(session, claim, values | waits, expired)
 
     def _fail_job(self, claim: JobClaim, reason: str, values: dict[str, Any], *held: ColumnElement[bool]) -> None:
-        def write(session: Session, now: float, job: JobRow, best: Stored) -> None:
+        def write(session: Session, now: float, job: JobRow, last: dict[str, Any]) -> None:
             leases.write(session, claim, {"state": TaskState.cancelled, "finished_at": now} | values, *held)
             if not job.status.ended:
-                lifecycle.end(session, job, JobStatus.failed, now, error=reason, recommendation=best)
+                lifecycle.end(session, job, JobStatus.failed, now, error=reason, **last)
 
-        self._conclude_claim(claim.job_id, lambda known: conclude.best(known, final=True), write)
+        self._conclude_claim(claim.job_id, conclude.last, write)
 
     def _end_trial(
         self, claim: TrialClaim, measurement: Measurement, values: dict[str, Any], *held: ColumnElement[bool]
     ) -> None:
+        values = values | {"result": measurement.model_dump(mode="json"), "outcome": measurement.outcome}
+
+        def conclusion(known: JobHistory) -> Stored:
+            return conclude.best(known.with_trial(claim, measurement), final=False)
+
         def write(session: Session, now: float, job: JobRow, best: Stored) -> None:
             told = {"number": claim.request.number, "outcome": measurement.outcome, "reason": measurement.reason}
             events.append(session, job.id, "trial", now, task=claim.task_id, **told)
-            result = {"result": measurement.model_dump(mode="json"), "outcome": measurement.outcome}
-            self._record(session, claim, job, values | result, best, now, *held)
+            self._record(session, claim, job, values, best, now, *held)
 
-        self._conclude_claim(
-            claim.job_id, lambda known: conclude.best(known.with_trial(claim, measurement), final=False), write
-        )
+        self._conclude_or_fail(claim, conclusion, write, values, *held)
 
     def _end_verify(
         self,
@@ -293,16 +309,15 @@ class Queue(Requests):
         note: str,
         *held: ColumnElement[bool],
     ) -> None:
+        def conclusion(known: JobHistory) -> Stored:
+            return conclude.best(known.with_verification(claim, verification), final=False)
+
         def write(session: Session, now: float, job: JobRow, best: Stored) -> None:
             told = {"number": 0, "outcome": values["outcome"], "note": note}
             events.append(session, job.id, "verified", now, task=claim.task_id, **told)
             self._record(session, claim, job, values, best, now, *held)
 
-        self._conclude_claim(
-            claim.job_id,
-            lambda known: conclude.best(known.with_verification(claim, verification), final=False),
-            write,
-        )
+        self._conclude_or_fail(claim, conclusion, write, values, *held)
 
     def _record(
         self,

@@ -77,12 +77,12 @@ class Requests(Transactions):
     def cancel(self, job_id: str) -> None:
         """End a job now and keep nothing running; NotFound, or NotYet when it has ended otherwise."""
 
-        def write(session: Session, now: float, job: JobRow, best: Stored) -> None:
+        def write(session: Session, now: float, job: JobRow, last: dict[str, Any]) -> None:
             if job.status is not JobStatus.cancelled:
                 lifecycle.must_be_open(job)
-                lifecycle.end(session, job, JobStatus.cancelled, now, recommendation=best, wish=Wish.cancel)
+                lifecycle.end(session, job, JobStatus.cancelled, now, wish=Wish.cancel, **last)
 
-        self.conclude(job_id, lambda known: conclude.best(known, final=True), write)
+        self.conclude(job_id, conclude.last, write)
 
     def stop(self, job_id: str) -> str:
         """End a job now with the best so far; its status. NotFound, or NotYet when it has ended already."""
