@@ -1,4 +1,4 @@
-"""The interface between a worker and the queue, and the error that says that the queue cannot be reached.
+"""The interface between a worker and the queue.
 
 `connect` gives the implementation in SQL (service/queue.py). A worker imports this module and knows nothing of SQL.
 """
@@ -23,13 +23,10 @@ from service.contract.task import (
     VerifyClaim,
     Wish,
 )
+from service.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
-
-
-class BrokerUnavailable(Exception):
-    """The queue does not answer at the moment; the same call may succeed later."""
 
 
 class Broker(Protocol):
@@ -118,6 +115,3 @@ def _translate(engine: Engine) -> None:
         away = away or (isinstance(error, DBAPIError) and db.lacks_schema(error))  # an upgrade has changed the tables
         # The ping before a pooled connection is used again may fail: SQLAlchemy then opens another connection.
         return BrokerUnavailable(str(context.original_exception)) if away and not context.is_pre_ping else None
-
-
-__all__ = ["Broker", "BrokerUnavailable", "connect"]

@@ -28,15 +28,19 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def insert_if_new(session: Session, table: type[Base], **values: Any) -> None:
-    """Insert a row, unless it violates a unique index: then the table has such a row already."""
-    session.execute(_insert_if_new(table, session.get_bind().dialect.name), values)
+def insert_if_new(session: Session, table: type[Base], **values: Any) -> bool:
+    """Insert a row, unless it violates a unique index: then the table has such a row already. Whether it was inserted.
+
+    On PostgreSQL it waits for another transaction that has inserted such a row and may still be rolled back.
+    """
+    done: Any = session.execute(_insert_if_new(table, session.get_bind().dialect.name), values)
+    return bool(done.rowcount)
 
 
 @cache
 def _insert_if_new(table: type[Base], dialect: str) -> Any:
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    return insert(table.__table__).on_conflict_do_nothing()  # type: ignore[arg-type]
+    return insert(table.__table__).on_conflict_do_nothing().execution_options(preserve_rowcount=True)  # type: ignore[arg-type]
 
 
 def queue_plan(session: Session, job: JobRow, now: float) -> None:

@@ -180,6 +180,10 @@ class Refusal(DynotuneError):
     status, code, title = 422, "refused", "The control plane refused"
 
 
+class BrokerUnavailable(Exception):
+    """The queue does not answer at the moment; the same call of a worker may succeed later."""
+
+
 class Unreachable(Exception):
     """A client's control plane does not answer."""
 

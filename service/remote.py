@@ -9,7 +9,6 @@ import httpx
 from pydantic import ValidationError
 
 from service import __version__
-from service.broker import BrokerUnavailable
 from service.contract.base import Contract
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
@@ -45,6 +44,7 @@ from service.contract.task import (
 from service.contract.views import Problem
 from service.errors import (
     BadUpload,
+    BrokerUnavailable,
     Drained,
     Forbidden,
     LeaseLost,

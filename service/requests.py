@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 from sqlalchemy import delete, func, select, text, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service import conclude, events, lifecycle
@@ -18,7 +17,7 @@ from service.contract.job import JobSpec
 from service.contract.states import JobPhase, JobStatus, TaskState
 from service.contract.task import TaskKind, Wish
 from service.db import reading
-from service.enqueue import new_id, queue_estimate, queue_plan
+from service.enqueue import insert_if_new, new_id, queue_estimate, queue_plan
 from service.errors import KeyReused, NotFound, NotYet, TooMany
 from service.leases import QUEUED, RUNNING, UNSYNCHRONISED, job_of
 from service.models import ApiKey, Delivery, Job, JobLabel, Need, Submission, Task, Worker
@@ -29,6 +28,10 @@ REMEMBERED_SECONDS = 24 * 3600.0  # for which a submission under an Idempotency-
 ESTIMATES_SECONDS = 7 * 24 * 3600.0  # for which estimates are kept
 MESSAGES_SECONDS = 7 * 24 * 3600.0  # for which messages to webhooks are kept that were delivered or given up
 OPEN = (JobStatus.queued, JobStatus.running)
+
+
+class _UsedMeanwhile(Exception):
+    """An idempotency key was used by another submission at the same moment; its transaction has been committed."""
 
 
 class Requests(Transactions):
@@ -42,9 +45,7 @@ class Requests(Transactions):
         """
         try:
             return self._submit(spec, caller, idempotency_key)
-        except IntegrityError:  # the same key was used at the same moment
-            if idempotency_key is None:
-                raise
+        except _UsedMeanwhile:
             return self._submit(spec, caller, idempotency_key)
 
     def repeated(self, spec: JobSpec, caller: Caller, idempotency_key: str | None) -> str | None:
@@ -71,7 +72,8 @@ class Requests(Transactions):
             events.append(session, job_id, "submitted", now, name=spec.name)
             if idempotency_key is not None:
                 values = {"owner": caller.owner or "", "key": idempotency_key, "digest": digest}
-                session.add(Submission(**values, job_id=job_id, created_at=now))
+                if not insert_if_new(session, Submission, **values, job_id=job_id, created_at=now):
+                    raise _UsedMeanwhile
         return job_id
 
     def cancel(self, job_id: str) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from service.broker import BrokerUnavailable
 from service.contract.child import Workplace
 from service.contract.estimate import Estimate, EstimateRequest
 from service.contract.job import JobSpec
 from service.contract.states import Origin
 from service.contract.task import Claim, EstimateClaim, PlanClaim, PlanInput, TaskKind, TrialClaim, TrialRequest
+from service.errors import BrokerUnavailable
 from tests.factory import configuration
 from worker.runner import lease
 from worker.runner import loop as loop_room

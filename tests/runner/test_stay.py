@@ -15,11 +15,10 @@ import pytest
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from service.broker import BrokerUnavailable
 from service.contract.child import Workplace
 from service.contract.duration import seconds_of
 from service.contract.task import Claim, TaskKind, TrialClaim
-from service.errors import Misconfigured
+from service.errors import BrokerUnavailable, Misconfigured
 from service.models import Task
 from service.queue import Queue
 from tests.processes import start_worker, until

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from service.broker import BrokerUnavailable, connect
+from service.broker import connect
 from service.contract.task import TaskKind
+from service.errors import BrokerUnavailable
 
 
 def test_a_database_that_is_away_is_the_port_s_error(

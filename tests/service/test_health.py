@@ -16,12 +16,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.api import bodies, connections, health
-from service.broker import BrokerUnavailable, connect
+from service.broker import connect
 from service.cli.embedded import control_plane
 from service.contract.hardware import HardwareFacts
 from service.contract.task import TaskKind
 from service.db import upgrade
-from service.errors import Unavailable
+from service.errors import BrokerUnavailable, Unavailable
 from service.queue import Queue
 from service.settings import Settings
 from tests.service.conftest import here

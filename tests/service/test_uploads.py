@@ -11,8 +11,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service import __version__
-from service.broker import BrokerUnavailable
 from service.contract.internal import VERSION
+from service.errors import BrokerUnavailable
 from service.remote import RemoteBroker
 from service.settings import Settings
 from tests.service.conftest import here

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from service.broker import Broker, BrokerUnavailable
+from service.broker import Broker
 from service.contract.task import WISH_SECONDS, Claim, Wish
-from service.errors import LeaseLost
+from service.errors import BrokerUnavailable, LeaseLost
 
 
 class Lease:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from service import logs, tracing
-from service.broker import Broker, BrokerUnavailable
+from service.broker import Broker
 from service.contract.task import Claim, TaskKind
-from service.errors import Drained, LeaseLost, OtherVersion
+from service.errors import BrokerUnavailable, Drained, LeaseLost, OtherVersion
 from worker.runner.estimating import answer
 from worker.runner.incumbent import Incumbent
 from worker.runner.lease import Lease

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.contract.task import LEASE_SECONDS, MOST_LEASE_SECONDS
-from service.errors import DynotuneError, Misconfigured
+from service.errors import BrokerUnavailable, DynotuneError, Misconfigured
 from worker.runner.stay import Stay, Terms, moment
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def serve(
     period the exit code is that of a process ended by SIGTERM, which tells a scheduler that this one is to be replaced.
     """
     from service import logs, tracing
-    from service.broker import BrokerUnavailable, connect
+    from service.broker import connect
     from service.contract.child import Workplace
     from service.ownkey import own_key
     from service.settings import Settings
