@@ -68,15 +68,16 @@ def with_chat(model: Path, home: Path) -> Path:
 def fills(spec: JobSpec, roots: tuple[Path, ...]) -> dict[str, float]:
     """Non-padding over computed tokens of an epoch, by arrangement."""
     from training.batches import arranged
+    from training.source import tokenizer_of
     from worker.child import sources
     from worker.child.arrange import padded_tokens
-    from worker.child.build import recipe_of, tokenizer_of
+    from worker.child.build import recipe_of
     from worker.child.data import load
 
     place = Workplace(device="cpu", data_roots=roots, hub_cache=roots[0])
-    tokenizer = tokenizer_of(sources.model_folder(spec.model, place), place)
     made = {name: candidate(*arrangement).configuration for name, arrangement in ARRANGEMENTS.items()}
-    data = load(spec, recipe_of(spec, made["padded"]), tokenizer, place)
+    read = recipe_of(spec, made["padded"])
+    data = load(spec, read, tokenizer_of(sources.model_folder(spec.model, place), read), place)
     order = list(range(len(data.lengths)))
     random.Random(0).shuffle(order)
     found = {}

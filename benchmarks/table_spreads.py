@@ -1,9 +1,9 @@
-"""What the ratios of a recorded table scatter by: noise, what a group has in common, and what pairs of choices do.
+"""Why the ratios of a recorded table scatter: noise, what a group has in common, and what pairs of choices do.
 
     python -m benchmarks.table_spreads [--table llama-lora-cpu] [--json FILE]
 
-The standard deviations of ratios' logarithms under which the ratios are likeliest, where choices alone may do anything
-(the mixed model of benchmarks/surfaces/recorded.py), and the pairs that are predicted to do most.
+It prints the standard deviations of ratios' logarithms under which the ratios are likeliest, where choices alone may do
+anything (the mixed model of benchmarks/surfaces/recorded.py), and the pairs that are predicted to do most.
 """
 
 from __future__ import annotations

@@ -70,11 +70,10 @@ def table(targets: dict[str, Target]) -> str:
 def notes(target: Target) -> Iterable[str]:
     """A line for each thing that is not said, with the choices that it is about."""
     found: dict[tuple[str, str], list[str]] = {}
-    for lever, words in target.words.items():
-        for choice, spoken in words.items():
-            for word in spoken.every():
-                if word.verdict != "says":
-                    found.setdefault((word.verdict, word.note), []).append(f"{lever}={choice}")
+    for name, choice in ((lever.name, choice) for lever in LEVERS.values() for choice in lever.names):
+        for word in target.word(name, choice).every():
+            if word.verdict != "says":
+                found.setdefault((word.verdict, word.note), []).append(f"{name}={choice}")
     for (verdict, note), choices in sorted(found.items(), reverse=True):
         yield f"- {'nearest' if verdict == 'nearest' else 'cannot'}, {', '.join(dict.fromkeys(choices))}: {note}."
 

@@ -17,7 +17,7 @@ from service.contract.estimate import EstimateRequest
 from service.contract.job import HardwareSpec
 from service.contract.task import TaskKind, TrialRequest, VerifyRequest
 from service.models import Base, Need, Task
-from service.rows import JobRow, WorkerRow
+from service.tuples import JobRow, WorkerRow
 
 URGENT, ORDINARY = 0, 1  # ranks of tasks: lower ones are claimed first
 PRIORITY_SECONDS = 3600.0  # of waiting that one step of priority is worth

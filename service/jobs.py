@@ -169,7 +169,7 @@ def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | 
 
 
 def unfit(worker: Worker, spec: JobSpec) -> str | None:
-    """Why a worker can never take a job's tasks, or None: the conditions of `enqueue.servable`, put in words."""
+    """Why a worker can never take a job's tasks, or None: the conditions of `enqueue.MET`, put in words."""
     wanted, facts = spec.hardware, HardwareFacts.model_validate(worker.facts)
     if worker.draining:
         return "is about to end"

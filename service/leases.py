@@ -27,12 +27,12 @@ from service.counters import STALE_WRITES
 from service.enqueue import MET, hardware
 from service.errors import LeaseLost, NotFound
 from service.models import JOBS, TASKS, Need
-from service.rows import JOB, JobRow, TaskRow, WorkerRow, columns, first
+from service.tuples import JOB, JobRow, TaskRow, WorkerRow, columns, first
 
 T = TASKS.c
 QUEUED = T.state == literal_column("'queued'")
 ORDER = (T.rank, T.place, T.seq)
-TRIES = 5  # of a claim: on PostgreSQL, others may take the very tasks that it has just seen
+TRIES = 5  # of a claim: on PostgreSQL another worker may take the task that it has just seen
 RUNNING = T.state == literal_column("'running'")
 # Statements are made once: to make one takes longer than SQLite takes to carry it out.
 LOCKED_JOB = JOB.with_for_update()

@@ -15,7 +15,7 @@ from service.enqueue import need_of
 from service.errors import NotYet
 from service.leases import QUEUED
 from service.models import TASKS
-from service.rows import JobRow, WorkerRow, change
+from service.tuples import JobRow, WorkerRow, change
 
 OF_JOB = update(TASKS).where(TASKS.c.job_id == bindparam("job"))
 NEEDS = OF_JOB.values(need=bindparam("needed", type_=String))

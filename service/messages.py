@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from service.contract.states import JobStatus
 from service.enqueue import new_id
 from service.models import Delivery, Webhook
-from service.rows import JobRow
+from service.tuples import JobRow
 
 # Those that are told of an owner's jobs. Their rows are locked, so that none is deleted before its message is there.
 TOLD = (

@@ -45,8 +45,8 @@ from service.history import JobHistory
 from service.leases import RUNNING, job_of
 from service.models import WORKERS, Task, Worker
 from service.requests import Requests
-from service.rows import JOB, TASK, WORKER, JobRow, TaskRow, WorkerRow, change, first
 from service.transactions import Made, Written
+from service.tuples import JOB, TASK, WORKER, JobRow, TaskRow, WorkerRow, change, first
 
 FORGOTTEN_SECONDS = 24 * 3600.0
 log = logs.logger("dynotune.queue")

@@ -193,7 +193,7 @@ def _build(
 def _with_baseline(
     spec: JobSpec, run: float, training: float, speedup: float | None, baseline: Measurement | None
 ) -> float | None:
-    """The seconds of the run with the baseline: by the speed-up, which is of the run or of its training alone."""
+    """The seconds of the run with the baseline, from the speed-up: the run's or, for throughput, its training's."""
     if speedup is None or baseline is None:
         return None
     if counts_once(spec):
@@ -208,7 +208,7 @@ def _cost(spec: JobSpec, seconds: float | None) -> float | None:
 
 
 def _value(spec: JobSpec, winner: Winner) -> tuple[bool, float]:
-    """What makes one method's winner better than another's, of which less is better: the job's objective.
+    """The key by which the winners of the job's methods are sorted, the best one lowest.
 
     With the objective memory that is the peak, of what is not slower than its baseline; else the seconds, by the
     verification's timing if there is one.

@@ -21,8 +21,8 @@ from service.enqueue import insert_if_new, new_id, queue_estimate, queue_plan
 from service.errors import KeyReused, NotFound, NotYet, TooMany
 from service.leases import QUEUED, RUNNING, UNSYNCHRONISED, job_of
 from service.models import ApiKey, Delivery, Job, JobLabel, Need, Submission, Task, Worker
-from service.rows import JobRow, add
 from service.transactions import Transactions
+from service.tuples import JobRow, add
 
 REMEMBERED_SECONDS = 24 * 3600.0  # for which a submission under an Idempotency-Key can be repeated
 ESTIMATES_SECONDS = 7 * 24 * 3600.0  # for which estimates are kept

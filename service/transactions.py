@@ -15,7 +15,7 @@ from service.contract.task import LEASE_SECONDS
 from service.db import reading
 from service.history import JobHistory
 from service.leases import job_of
-from service.rows import JobRow
+from service.tuples import JobRow
 
 RETRY_SECONDS = 1.0  # before a task is tried again after its first worker died
 Made = TypeVar("Made")

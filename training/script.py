@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import AutoTokenizer, get_scheduler
+from transformers import get_scheduler
 
 from training.batches import epoch_steps, prepared
 from training.errors import TrainingError
@@ -27,7 +26,7 @@ from training.model import build_model, compile_model
 from training.optimization import make_optimizer, trained_parameters
 from training.recipe import Recipe
 from training.samples import Sample
-from training.source import load_data
+from training.source import load_data, tokenizer_of
 from training.step import check_numbers, gradient_scaler, optimizer_step, overflowed
 
 
@@ -134,9 +133,7 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     args = arguments(argv, recipe)
     device = torch.device(args.device)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    tokenizer = AutoTokenizer.from_pretrained(args.model, **recipe.source_options)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    tokenizer = tokenizer_of(args.model, recipe)
     samples, held_out = load_data(args.data, tokenizer, recipe)
     model = build_model(args.model, tokenizer, samples + held_out, device, recipe)
     compile_model(model, recipe)
@@ -160,10 +157,3 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     tqdm.write(f"saved to {args.output}")
     if not math.isfinite(loss := evaluate_now(steps)):
         raise TrainingError(f"the evaluation loss is {loss}: what was saved is of no use", "numbers")
-
-
-if __name__ == "__main__":
-    try:
-        main()  # type: ignore[call-arg]  # the export gives every function its recipe
-    except (TrainingError, OSError) as problem:
-        sys.exit(f"train.py: {problem}")

@@ -1,14 +1,31 @@
-"""The data of a run, from where it lies to the samples that are learnt."""
+"""The tokenizer and the data of a run, from where they lie to the samples that are learnt."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from training.errors import TrainingError
 from training.reading import read_splits
 from training.recipe import Recipe, task_of
 from training.samples import Sample
+
+
+def tokenizer_of(source: str | Path, recipe: Recipe) -> Any:
+    """The model's tokenizer, with a token to pad with; TrainingError where it has none that could be one."""
+    tokenizer = AutoTokenizer.from_pretrained(source, **recipe.source_options)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token_id is None:
+        raise TrainingError("model.source: its tokenizer has neither a pad nor an end token")
+    return tokenizer
+
+
+def is_learnable(sample: Sample, recipe: Recipe) -> bool:
+    """Whether a token or label of the sample counts for the loss."""
+    return len(sample[0]) > 0 and task_of(recipe).loss_terms(sample) > 0
 
 
 def locate(source: str, recipe: Recipe) -> Path:
@@ -29,7 +46,7 @@ def load_data(source: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample]
         if not rows:
             raise TrainingError("the dataset has no rows to train on, or none to validate with")
         encoded = task_of(recipe).encode(rows, tokenizer, recipe)
-        parts.append([sample for sample in encoded if len(sample[0]) and task_of(recipe).loss_terms(sample)])
+        parts.append([sample for sample in encoded if is_learnable(sample, recipe)])
     if not parts[0]:
         raise TrainingError("the dataset has no row with anything to learn from within max_length")
     return parts[0], parts[1] or parts[0][:1]

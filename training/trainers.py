@@ -29,6 +29,12 @@ def arguments(argv: list[str] | None, recipe: Recipe) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """The TrainingArguments that the command line gives."""
+    found = {"output_dir": str(args.output), "max_steps": args.max_steps, "use_cpu": args.device == "cpu"}
+    return found | ({"logging_steps": 1} if args.log else {})
+
+
 class Order(Sampler):  # type: ignore[misc]
     """All samples of an epoch in the order of its plan. A trainer cuts them into micro batches of a fixed size."""
 
@@ -52,8 +58,8 @@ class Order(Sampler):  # type: ignore[misc]
 class Measured:
     """Makes a trainer take the samples in the measured order and the loss that was measured.
 
-    The loss of a step is divided by the number of its terms here: Trainer's own is a sum of means where a model takes
-    that number and does not use it, as BERT does. A trainer that orders the samples by itself gets no `order`.
+    The loss of a step is divided by the number of its terms here: Trainer's own is a sum of means where a model accepts
+    `num_items_in_batch` and ignores it, as BERT does. A trainer that orders the samples by itself gets no `order`.
     """
 
     accelerator: Any

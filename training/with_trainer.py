@@ -5,19 +5,17 @@ This file is not run itself: the export `trainer` prints it, with all functions 
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from training.batches import collate, epoch_steps
-from training.errors import TrainingError
 from training.model import build_model, compile_model
 from training.optimization import make_optimizer
 from training.recipe import Recipe, task_of
-from training.source import load_data
-from training.trainers import Lines, Measured, Order, arguments
+from training.source import load_data, tokenizer_of
+from training.trainers import Lines, Measured, Order, arguments, given
 
 ARGUMENTS: dict[str, Any] = {}  # of TrainingArguments; the export writes those of the recommendation
 
@@ -29,16 +27,8 @@ class Arranged(Measured, Trainer):  # type: ignore[misc]
 def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     """Load, train, save, evaluate."""
     args = arguments(argv, recipe)
-    changed: dict[str, Any] = {
-        "output_dir": str(args.output),
-        "max_steps": args.max_steps,
-        "use_cpu": args.device == "cpu",
-    }
-    changed |= {"logging_steps": 1} if args.log else {}
-    settings = TrainingArguments(**ARGUMENTS | changed)
-    tokenizer = AutoTokenizer.from_pretrained(args.model, **recipe.source_options)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    settings = TrainingArguments(**ARGUMENTS | given(args))
+    tokenizer = tokenizer_of(args.model, recipe)
     samples, held_out = load_data(args.data, tokenizer, recipe)
     model = build_model(args.model, tokenizer, samples + held_out, torch.device(args.device), recipe)
     compile_model(model, recipe)
@@ -59,10 +49,3 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     trainer.train(resume_from_checkpoint=args.resume)
     trainer.save_model()
     trainer.evaluate()
-
-
-if __name__ == "__main__":
-    try:
-        main()  # type: ignore[call-arg]  # the export gives every function its recipe
-    except (TrainingError, OSError) as problem:
-        sys.exit(f"trainer.py: {problem}")

@@ -136,7 +136,7 @@ def attention(kernel: str, layout: str, q: Any, k: Any, v: Any, ends: list[int])
 
 
 def steps(place: Place) -> list[Step]:
-    """One a length."""
+    """One step for each length of the samples."""
 
     def step(length: int) -> Step:
         arguments = (length, place.pick(32_768, 128), place.pick(32, 4))

@@ -82,7 +82,7 @@ LIGHTNING = (
     Row("bf16", {"precision": "bf16"}, 16, 5e-5, None, True, "trains, by luck, it says"),
 )
 # Cumulative. Each evaluation generates for 100 rows until text metrics go; weights are quantised at every load until
-# they are kept. The whole counts loading, and an evaluation every 1,000 steps.
+# they are kept. The whole run includes loading and evaluations, one every 1,000 steps.
 START = {"optimizer": "paged-adamw-32bit", "checkpointing": "full", "evaluation": "generation"}
 FUSED = {**START, "optimizer": "adamw-fused"}
 LOSS = {**FUSED, "evaluation": "loss"}

@@ -51,7 +51,10 @@ def listed(here: InContext, who: Called) -> WebhookList:
     summary="Send a test message",
 )
 def test(webhook_id: str, here: InContext, who: Called) -> None:
-    """Queue a message of the type `webhook.test`; a webhook that its receiver has ended is used again."""
+    """Queue a message of the type `webhook.test`, also to a webhook that its receiver has ended by answering 410.
+
+    Such a webhook is used again from then on.
+    """
     here.webhooks.test(webhook_id, who)
 
 

@@ -22,6 +22,8 @@ from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
 from service.contract.text import storable
 
+OUTPUT = "output.log"  # what a child prints, in its scratch folder, which is removed when it has ended
+
 
 class Workplace(Contract):
     """What a child may use: the device to measure on, the folders to read and write, and what it may execute."""

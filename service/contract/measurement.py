@@ -16,7 +16,7 @@ from service.contract.states import ProbePhase
 LEAST_CLEAN = 0.5  # a timing with a smaller share of clean timings counts as disturbed
 NORMAL = 1.96  # standard errors to each side that hold 95%
 # Standard deviation of the logarithm of a ratio from one pair of processes to the next, which no spread within a
-# process shows.
+# process shows. `python -m benchmarks.noise` tells whether intervals that are made with it hold beside a neighbour.
 PROCESS_SPREAD = 0.02
 
 

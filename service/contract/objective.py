@@ -11,8 +11,9 @@ from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Timing, Verdict
 from service.contract.states import ProbePhase
 
-# Of the least seconds or bytes: so close to them, the smaller batch or the simpler one is preferred. With the objective
-# memory also by how much slower than the baseline one may be that is not slower, as less is not told apart.
+# A share of the least seconds or bytes. Two configurations that are as close count as equal, and the smaller batch or
+# the simpler one is preferred. With the objective memory, what is slower than the baseline by no more counts as not
+# slower.
 SMALLEST_WITHIN = 0.01
 NO_BASELINES: Mapping[Method, Measurement] = {}
 

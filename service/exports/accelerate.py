@@ -6,8 +6,9 @@ from typing import Any
 
 from service.contract.recommendation import Recommendation
 from service.exports.base import Export
-from service.exports.heads import yaml_file
 from service.exports.hugging_face import ALLOCATOR, NO_ACCUMULATION
+from service.exports.job_settings import on_cpu
+from service.exports.layout import yaml_file
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
 
 SCRIPT = cannot("the script that accelerate starts decides on it; the exports train.py and trainer are such scripts")
@@ -27,6 +28,19 @@ LAYERS = compiled(
     dynamo_use_fullgraph=False,
     dynamo_use_regional_compilation=True,
 )
+# Baselines that are what happens unasked; all else is the script's.
+AS_IT_IS: Words = {
+    "kernels": {"off": says()},
+    "experts": {"as-is": says()},
+    "normalisation": {"as-is": says()},
+    "head": {"logits": says()},
+    "vocabulary": {"as-is": says()},
+    "checkpointing": {"off": says()},
+    "activations": {"all": says()},
+    "padding": {"longest": says()},
+    "projections": {"peft": says()},
+    "cache": {"kept": says()},
+}
 WHOLE = {"dynamo_use_dynamic": True, "dynamo_use_fullgraph": False, "dynamo_use_regional_compilation": False}
 WORDS: Words = {
     "precision": {
@@ -45,25 +59,8 @@ WORDS: Words = {
         "tensorwise": FP8,
         **alike(nearest("one scale a tensor, not a row", **FP8.keys), "rowwise", "rowwise-high-precision-gradients"),
     },
-    "attention": alike(
-        SCRIPT,
-        *("eager", "sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math", "flex", "varlen"),
-        *("flash-attention-2", "flash-attention-3"),
-    )
-    | {"sdpa": says("it is what transformers does unasked")},
-    "kernels": {"off": says(), **alike(SCRIPT, "liger", "liger-rope", "liger-rms-norm", "liger-swiglu", "hub")},
-    "experts": {"as-is": says(), **alike(SCRIPT, "eager", "batched", "grouped")},
-    "normalisation": {"as-is": says(), **alike(SCRIPT, "low-precision", "apex-fused")},
-    "head": {"logits": says(), **alike(SCRIPT, "chunked", "cut-cross-entropy", "liger")},
-    "vocabulary": {"as-is": says(), **alike(SCRIPT, "multiple-8", "multiple-64")},
-    "optimizer": alike(
-        SCRIPT,
-        *("adamw-loop", "adamw-foreach", "adamw-fused", "adamw-offloaded", "adamw-in-backward", "adamw-8bit"),
-        *("adamw-8bit-stable-embedding", "paged-adamw-8bit", "adamw-bnb-32bit", "paged-adamw-32bit"),
-        *("adamw-torchao-8bit", "adamw-torchao-4bit", "adamw-torchao-fp8", "adamw-stochastic-rounding"),
-        *("apex-fused-adam", "anyprecision", "adafactor", "lion", "galore", "sgd"),
-    ),
-    "checkpointing": {"off": says(), **alike(SCRIPT, "full", "every-2", "every-4", "selective", "offloaded")},
+    "attention": {"sdpa": says("it is what transformers does unasked")},
+    **AS_IT_IS,
     "compile": {
         "off": says(dynamo_config={}),
         "per-layer": LAYERS,
@@ -84,16 +81,7 @@ WORDS: Words = {
             {"dynamo_config": {"dynamo_backend": "CUDAGRAPHS", **WHOLE, "dynamo_use_dynamic": False}},
         ),
     },
-    "activations": {"all": says(), **alike(SCRIPT, "half", "fifth")},
-    "batching": alike(SCRIPT, "padded", "sorted", "token-budget", "grouped", "packed", "padding-free", "packed-global"),
-    "padding": {"longest": says(), **alike(SCRIPT, "multiple-8", "multiple-64", "max")},
-    "quantization": alike(SCRIPT, "nf4-double", "nf4", "int8", "torchao-int8", "torchao-float8"),
-    "adapter": alike(SCRIPT, "as-asked", "base-dtype", "attention-only", "rslora", "dora"),
-    "projections": {"peft": says(), **alike(SCRIPT, "without-cast", "fused")},
-    "loading": alike(SCRIPT, "ahead", "unpinned", "workers-2", "workers-4"),
     "allocator": ALLOCATOR,
-    "cache": {"kept": says(), "emptied": SCRIPT},
-    "evaluation": alike(SCRIPT, "loss", "loss-16bit", "generation"),
 }
 NEUTRAL: dict[str, Any] = {"mixed_precision": "no", "dynamo_config": {}, "fp8_config": {}}
 TARGET = Target(
@@ -104,6 +92,7 @@ TARGET = Target(
     run="accelerate launch --config_file accelerate.yaml trainer.py",
     neutral=NEUTRAL,
     words=WORDS,
+    rest=SCRIPT,
     tasks=("causal-lm", "masked-lm", "sequence-classification"),
     differs=(
         "it says where a script runs and in which precision; everything else is in the script, as in the export "
@@ -114,14 +103,13 @@ TARGET = Target(
 
 def write(recommendation: Recommendation) -> str:
     """The configuration file for one process on one device."""
-    on_cpu = recommendation.environment.get("device") == "cpu"
     job = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "NO",
         "num_processes": 1,
         "num_machines": 1,
         "machine_rank": 0,
-        "use_cpu": on_cpu,
+        "use_cpu": on_cpu(recommendation),
         "debug": False,
     }
     return yaml_file(TARGET, recommendation, job)

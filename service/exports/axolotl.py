@@ -8,9 +8,11 @@ from service.contract.recommendation import Recommendation
 from service.errors import NotYet
 from service.exports import hugging_face as hf
 from service.exports.base import Export
-from service.exports.heads import yaml_file
-from service.exports.settings import batch, data_of, loader, lora_targets, spec_of, unread, was_packed, whole
+from service.exports.job_settings import batch, data_of, loader, lora_targets, spec_of, unread, was_packed, whole
+from service.exports.layout import yaml_file
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
+from service.levers.attention import FLASH
+from service.levers.batching import PACKED
 from service.levers.precision import AUTOCAST
 from service.recipe import SCHEDULES
 
@@ -83,7 +85,7 @@ WORDS: Words = {
             "attn_implementation", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
         ),
         "varlen": says(attn_implementation="sdpa", sdpa_varlen=True).only(
-            {"batching": hf.PACKED},
+            {"batching": PACKED},
             nearest(
                 "sdpa with a mask, as its variable-length kernel is for packed rows only", attn_implementation="sdpa"
             ),
@@ -118,7 +120,7 @@ WORDS: Words = {
         adamw_torchao_fp8=says(optimizer="ao_adamw_fp8"),
         galore=nearest(
             "linear layers only are projected, not every matrix",
-            **hf.OPTIMIZER_ARGUMENTS["galore"] | {"optimizer": "galore_adamw", "optim_target_modules": "all_linear"},
+            **hf.beside_the_name("galore") | {"optimizer": "galore_adamw", "optim_target_modules": "all_linear"},
         ),
     ),
     "checkpointing": {
@@ -146,7 +148,7 @@ WORDS: Words = {
         **alike(BY_LENGTH, "sorted", "token-budget", "grouped"),
         "packed": EPOCHS,
         "padding-free": nearest("micro batches count samples, not tokens", batch_flattening=True).only(
-            {"attention": hf.FLASH}, EPOCHS
+            {"attention": FLASH}, EPOCHS
         ),
         "packed-global": says(**PACKS),
     },

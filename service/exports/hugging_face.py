@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from service.exports.words import Word, Words, alike, cannot, nearest, says
+from service.levers import LEVERS
 
-FLASH = ("flash-attention-2", "flash-attention-3")
-PACKED = ("packed", "packed-global", "padding-free")
 ADAPTERS = ("lora", "qlora")
 
 FOREACH = "torch chooses foreach or a loop by itself, by the device"
@@ -38,22 +37,19 @@ OPTIMIZERS: dict[str, tuple[str, str]] = {
     "galore": ("galore_adamw", "linear layers only are projected, not every matrix"),
     "sgd": ("sgd", ""),
 }
-OPTIMIZER_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "anyprecision": {
-        "optim_args": "use_kahan_summation=True, momentum_dtype=bfloat16, variance_dtype=bfloat16",
-    },
-    "galore": {
-        "optim_target_modules": "all-linear",
-        "optim_args": "rank=128, update_proj_gap=200, scale=0.25",
-    },
-}
+
+
+def beside_the_name(choice: str) -> dict[str, Any]:
+    """The TrainingArguments of an optimizer besides its name."""
+    arguments = LEVERS["optimizer"].choice(choice).training_arguments
+    return {name: value for name, value in arguments.items() if name != "optim"}
 
 
 def optimizers(key: str = "optim", **better: Word) -> dict[str, Word]:
     """A word for each optimizer under a target's key; `better` replaces words (with _ for - in the choice)."""
     found = {}
     for choice, (name, note) in OPTIMIZERS.items():
-        keys = {key: name, **OPTIMIZER_ARGUMENTS.get(choice, {})}
+        keys = {key: name, **beside_the_name(choice)}
         found[choice] = nearest(note, **keys) if note else says(**keys)
     return found | {choice.replace("_", "-"): word for choice, word in better.items()}
 

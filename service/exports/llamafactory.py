@@ -10,9 +10,19 @@ from service.contract.recommendation import Recommendation
 from service.errors import NotYet
 from service.exports import hugging_face as hf
 from service.exports.base import Export
-from service.exports.heads import commented, yaml_file
-from service.exports.settings import batch, data_of, lora_targets, spec_of, trainer_arguments, unread, was_packed, whole
+from service.exports.job_settings import (
+    batch,
+    data_of,
+    lora_targets,
+    spec_of,
+    trainer_arguments,
+    unread,
+    was_packed,
+    whole,
+)
+from service.exports.layout import commented, yaml_file
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
+from service.levers.attention import FLASH
 
 KEPT: dict[str, Any] = {"disable_gradient_checkpointing": False, "use_reentrant_gc": False}
 LIGER = nearest(
@@ -30,7 +40,7 @@ NEAT = nearest(
     neat_packing=True,
 )
 PACKING = NEAT.only(
-    {"attention": ("eager", "sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math", "varlen", *hf.FLASH)},
+    {"attention": ("eager", "sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math", "varlen", *FLASH)},
     cannot("its packing keeps samples apart with eager attention, sdpa and FlashAttention only"),
 )
 EIGHT = nearest("its collator always pads to a multiple of 8")

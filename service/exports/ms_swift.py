@@ -9,9 +9,19 @@ from service.contract.recommendation import Recommendation
 from service.errors import NotYet
 from service.exports import hugging_face as hf
 from service.exports.base import Export
-from service.exports.heads import yaml_file
-from service.exports.settings import batch, data_of, lora_targets, spec_of, trainer_arguments, unread, was_packed, whole
+from service.exports.job_settings import (
+    batch,
+    data_of,
+    lora_targets,
+    spec_of,
+    trainer_arguments,
+    unread,
+    was_packed,
+    whole,
+)
+from service.exports.layout import yaml_file
 from service.exports.words import Target, Words, alike, cannot, nearest, says
+from service.levers.attention import FLASH
 
 KEPT: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
 LIGER = nearest("all kernels that Liger has for the model, the fused cross-entropy among them", use_liger_kernel=True)
@@ -21,7 +31,7 @@ PACKS = {"packing": True, "padding_free": True, "packing_strategy": "binpack"}
 PACKING = nearest(
     "an epoch's samples are packed, not a step's, so that a step's samples only nearly number the effective batch",
     **PACKS,
-).only({"attention": hf.FLASH}, BY_FLASH)
+).only({"attention": FLASH}, BY_FLASH)
 PADS = nearest("its collator pads to the longest row of a micro batch")
 
 
@@ -69,9 +79,9 @@ WORDS: Words = {
         **alike(BY_LENGTH, "sorted", "token-budget", "grouped"),
         "packed": PACKING,
         "padding-free": nearest("micro batches count samples, not tokens", padding_free=True).only(
-            {"attention": hf.FLASH}, BY_FLASH
+            {"attention": FLASH}, BY_FLASH
         ),
-        "packed-global": says(**PACKS).only({"attention": hf.FLASH}, BY_FLASH),
+        "packed-global": says(**PACKS).only({"attention": FLASH}, BY_FLASH),
     },
     "padding": {"longest": says(), **alike(PADS, "multiple-8", "multiple-64", "max")},
     "quantization": {

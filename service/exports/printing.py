@@ -103,7 +103,7 @@ def script(
     from service.exports.rewriting.inline import inlined
     from service.exports.rewriting.tidy import tidied
 
-    imports: list[str] = []
+    imports = ["import sys"]  # for the guard at the end
     mentioned: dict[str, Any] = {}
     definitions: dict[str, Definition] = {}
     for name in (source for module in modules for source in _files(module, fields)):

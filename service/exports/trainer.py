@@ -7,9 +7,9 @@ from typing import Any
 from service.contract.recommendation import Recommendation
 from service.exports import hugging_face as hf
 from service.exports.base import Export
-from service.exports.heads import by_lever, head
+from service.exports.job_settings import batch, trainer_arguments
+from service.exports.layout import by_lever, head
 from service.exports.printing import MODULES, assigned, fields_of, script
-from service.exports.settings import batch, trainer_arguments
 from service.exports.words import Target, Word, Words, alike, nearest, says
 from service.levers import LEVERS
 from service.levers.kernels import switched_on
@@ -24,45 +24,23 @@ def kept(**options: Any) -> Word:
     return says(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False, **options})
 
 
-OPTIMIZERS = alike(
-    CODE,
-    *("adamw-loop", "adamw-foreach", "adamw-fused", "adamw-offloaded", "adamw-8bit", "adamw-8bit-stable-embedding"),
-    *("paged-adamw-8bit", "adamw-bnb-32bit", "paged-adamw-32bit", "adamw-torchao-8bit", "adamw-torchao-4bit"),
-    *("adamw-torchao-fp8", "adamw-stochastic-rounding", "apex-fused-adam", "anyprecision", "adafactor", "lion"),
-    *("galore", "sgd"),
-)
 WORDS: Words = {
     "precision": {
-        **alike(CODE, "checkpoint", "fp32", "bf16", "fp16", "fp64"),
         # The code sets it after TrainingArguments are made, which would set it back.
         **alike(says("by the code of train.py, which the script holds", tf32=None), "tf32", "fp32-medium"),
         "bf16-mixed": says(bf16=True),
         "bf16-mixed-uncached": nearest("autocast keeps the weights that it has cast, which takes memory", bf16=True),
         "fp16-mixed": says(fp16=True),
     },
-    "float8": alike(CODE, "off", "tensorwise", "rowwise", "rowwise-high-precision-gradients"),
-    "attention": alike(
-        CODE,
-        *("eager", "sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math", "flex", "varlen"),
-        *("flash-attention-2", "flash-attention-3"),
-    ),
     "kernels": {
         "off": says(use_liger_kernel=False),
         "liger": says(**switched_on("rope", "rms_norm", "swiglu")),
         "liger-rope": says(**switched_on("rope")),
         "liger-rms-norm": says(**switched_on("rms_norm")),
         "liger-swiglu": says(**switched_on("swiglu")),
-        "hub": CODE,
     },
-    "experts": alike(CODE, "as-is", "eager", "batched", "grouped"),
-    "normalisation": alike(CODE, "as-is", "low-precision", "apex-fused"),
-    "head": {
-        **alike(CODE, "logits", "chunked", "cut-cross-entropy"),
-        "liger": says(**switched_on("fused_linear_cross_entropy")),
-    },
-    "vocabulary": alike(CODE, "as-is", "multiple-8", "multiple-64"),
+    "head": {"liger": says(**switched_on("fused_linear_cross_entropy"))},
     "optimizer": {
-        **OPTIMIZERS,
         "adamw-in-backward": nearest("all gradients exist at once, as Trainer steps after the backward pass"),
     },
     "checkpointing": {
@@ -70,25 +48,13 @@ WORDS: Words = {
         "full": kept(),
         "every-2": kept(every_n_layers=2),
         "every-4": kept(every_n_layers=4),
-        **alike(CODE, "selective", "offloaded"),
     },
-    "compile": {
-        **hf.COMPILE,
-        **alike(CODE, "per-layer", "per-layer-max-autotune", "per-layer-aot-eager"),
-        **alike(CODE, "whole-reduce-overhead", "whole-cudagraphs"),
-    },
-    "activations": alike(CODE, "all", "half", "fifth"),
+    "compile": {name: hf.COMPILE[name] for name in ("off", "whole", "whole-max-autotune")},
     "batching": {
-        **alike(CODE, "padded", "sorted", "grouped"),
         "token-budget": nearest(SORTED),
         **alike(PACKS_NOT, "packed", "padding-free", "packed-global"),
     },
-    "padding": alike(CODE, "longest", "multiple-8", "multiple-64", "max"),
-    "quantization": alike(CODE, "nf4-double", "nf4", "int8", "torchao-int8", "torchao-float8"),
-    "adapter": alike(CODE, "as-asked", "base-dtype", "attention-only", "rslora", "dora"),
-    "projections": alike(CODE, "peft", "without-cast", "fused"),
     "loading": hf.LOADING,
-    "allocator": alike(CODE, "default", "expandable"),
     "cache": hf.CACHE,
     "evaluation": hf.EVALUATION,
 }
@@ -124,6 +90,7 @@ TARGET = Target(
     run="python trainer.py [--model M] [--data D] [--max-steps N] [--output DIR] [--resume] [--log FILE]",
     neutral=NEUTRAL,
     words=WORDS,
+    rest=CODE,
     differs=("dropout draws other random numbers",),
     tasks=("causal-lm", "masked-lm", "sequence-classification"),
 )

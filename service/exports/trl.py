@@ -6,34 +6,33 @@ from typing import Any
 
 from service.contract.recommendation import Recommendation
 from service.errors import NotYet
-from service.exports import hugging_face as hf
 from service.exports.base import Export
-from service.exports.heads import by_lever, head
+from service.exports.job_settings import spec_of, trainer_arguments, was_packed
+from service.exports.layout import by_lever, head
 from service.exports.printing import MODULES, assigned, fields_of, script
-from service.exports.settings import spec_of, trainer_arguments, was_packed
 from service.exports.trainer import CODE, INSTEAD, in_code
 from service.exports.trainer import NEUTRAL as OF_TRAINER
 from service.exports.trainer import WORDS as TRAINER_WORDS
 from service.exports.trl_yaml import BF16_ADAPTERS, PACKING, ROW_BY_ROW, SHARED, size_of
 from service.exports.words import Target, Words, alike, nearest, says
+from service.levers.attention import FLASH
 
 UNPACKED = {"batching": ("padded", "sorted", "grouped", "token-budget")}
 MASKED = nearest("sdpa with a mask, as TRL does not tell where the samples of the rows end that it packs")
 WORDS: Words = {
     **TRAINER_WORDS,
-    "attention": {**TRAINER_WORDS["attention"], "varlen": CODE.only(UNPACKED, MASKED)},
-    "head": alike(CODE, "logits", "chunked", "cut-cross-entropy", "liger"),
+    "attention": {"varlen": CODE.only(UNPACKED, MASKED)},
+    "head": {},
     "batching": {
         **alike(says(packing=False), "padded", "sorted", "grouped"),
         "token-budget": TRAINER_WORDS["batching"]["token-budget"],
         **alike(PACKING, "packed", "padding-free"),
-        "packed-global": says(packing=True, packing_strategy="bfd").only({"attention": hf.FLASH}, ROW_BY_ROW),
+        "packed-global": says(packing=True, packing_strategy="bfd").only({"attention": FLASH}, ROW_BY_ROW),
     },
     "padding": {**SHARED["padding"], "max": CODE.only(UNPACKED, SHARED["padding"]["max"])},
-    "adapter": {
-        **alike(CODE.only({"method": ("lora", "full")}, BF16_ADAPTERS), "as-asked", "attention-only", "rslora", "dora"),
-        "base-dtype": CODE,
-    },
+    "adapter": alike(
+        CODE.only({"method": ("lora", "full")}, BF16_ADAPTERS), "as-asked", "attention-only", "rslora", "dora"
+    ),
 }
 # TRL checkpoints where nothing is said, and cuts samples at 1,024 tokens.
 NEUTRAL: dict[str, Any] = {
@@ -52,6 +51,7 @@ TARGET = Target(
     run="python trl_sft.py [--model M] [--data D] [--max-steps N] [--output DIR] [--resume] [--log FILE]",
     neutral=NEUTRAL,
     words=WORDS,
+    rest=CODE,
     differs=(
         "activation_checkpointing needs transformers 5.23 or newer",
         "the loss is the measured one, so that its log has no entropy and token accuracy in training",

@@ -8,8 +8,7 @@ from service.contract.recommendation import Recommendation
 from service.errors import NotYet
 from service.exports import hugging_face as hf
 from service.exports.base import Export
-from service.exports.heads import yaml_file
-from service.exports.settings import (
+from service.exports.job_settings import (
     Batch,
     batch,
     data_of,
@@ -21,7 +20,9 @@ from service.exports.settings import (
     was_packed,
     whole,
 )
+from service.exports.layout import yaml_file
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
+from service.levers.attention import FLASH
 from service.levers.kernels import switched_on
 
 
@@ -51,7 +52,7 @@ BY_LENGTH = nearest(
     "samples are grouped by length over 50 batches, which changes their order",
     train_sampling_strategy="group_by_length",
 )
-PACKING = EPOCHS.only({"attention": hf.FLASH}, ROW_BY_ROW)
+PACKING = EPOCHS.only({"attention": FLASH}, ROW_BY_ROW)
 ATTENTION = hf.attention(
     "attn_implementation", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
 )
@@ -109,7 +110,7 @@ WORDS: Words = {
         "padded": says(packing=False, padding_free=False, train_sampling_strategy="random"),
         **alike(BY_LENGTH, "sorted", "token-budget", "grouped"),
         **alike(PACKING, "packed", "padding-free"),
-        "packed-global": says(packing=True, packing_strategy="bfd").only({"attention": hf.FLASH}, ROW_BY_ROW),
+        "packed-global": says(packing=True, packing_strategy="bfd").only({"attention": FLASH}, ROW_BY_ROW),
     },
     "quantization": {
         "nf4-double": says(load_in_4bit=True, bnb_4bit_quant_type="nf4", use_bnb_nested_quant=True),
@@ -177,7 +178,7 @@ TARGET = Target(
 def size_of(recommendation: Recommendation) -> Batch:
     """Micro batches of samples, or of packed rows: one row at a time where attention has a mask."""
     found = batch(recommendation, packs=was_packed(recommendation))
-    if was_packed(recommendation) and recommendation.configuration.levers["attention"] not in hf.FLASH:
+    if was_packed(recommendation) and recommendation.configuration.levers["attention"] not in FLASH:
         return Batch(1, found.micro * found.accumulation, found.evaluation)
     return found
 

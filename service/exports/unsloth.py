@@ -9,9 +9,7 @@ from service.contract.recommendation import Recommendation
 from service.errors import NotYet
 from service.exports import hugging_face as hf
 from service.exports.base import Export
-from service.exports.heads import by_lever, head
-from service.exports.printing import assigned, formatted, quoted
-from service.exports.settings import (
+from service.exports.job_settings import (
     batch,
     data_of,
     loader,
@@ -22,6 +20,8 @@ from service.exports.settings import (
     was_packed,
     whole,
 )
+from service.exports.layout import by_lever, head
+from service.exports.printing import assigned, formatted, quoted
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
 
 # Keys begin with where they go: `load` FastLanguageModel.from_pretrained, `adapt` get_peft_model, `train` SFTConfig.

@@ -112,7 +112,7 @@ class Target:
     `neutral` are the keys of all levers with the values that change nothing, which are always written: what a trainer
     does where a key is unset is seldom nothing. `run` starts the training from the exported file. `differs` are
     sentences about what is another way there whatever was chosen, `tasks` what it trains. `shaped` brings the keys into
-    the form of the file.
+    the form of the file. `rest` is the word for all that `words` does not name, as where a script does it.
     """
 
     title: str
@@ -125,6 +125,7 @@ class Target:
     differs: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ("causal-lm",)
     shaped: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    rest: Word | None = None
 
     def refuses(self, recommendation: Recommendation) -> str | None:
         """A sentence where the target has nothing for the job's task, else None."""
@@ -136,8 +137,8 @@ class Target:
         )
 
     def word(self, lever: str, choice: str) -> Word:
-        """The word for a choice; one that says so where nobody gave the target any."""
-        return self.words.get(lever, {}).get(choice, NOBODY)
+        """The word for a choice. What the target does not name has the word that the catalogue's file gives it."""
+        return self.words.get(lever, {}).get(choice) or self.rest or _by_catalogue(lever, choice)
 
     def spoken(self, recommendation: Recommendation) -> dict[str, Word]:
         """Lever -> the word that holds for the recommended choice, of all levers that have an effect."""
@@ -180,6 +181,16 @@ class Target:
         """
         lost = [one.factor for one in self.losses(recommendation) if one.word.verdict == "cannot"]
         return math.prod(max(1.0, factor) for factor in lost if factor)
+
+
+def _by_catalogue(name: str, choice: str) -> Word:
+    """The word for a choice that no target names yet: nothing has to be said of a baseline, and the others are lost."""
+    if name not in LEVERS:
+        return NOBODY
+    instead = LEVERS[name].choice(choice).not_expressible
+    if choice == LEVERS[name].baseline:
+        return says()
+    return cannot(f"{NOBODY.note}; for transformers' Trainer: {instead}") if instead else NOBODY
 
 
 def _cost(name: str, choice: str, known: Contribution | None) -> tuple[float | None, str]:

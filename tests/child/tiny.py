@@ -21,8 +21,9 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from tests.conftest import ROOT
 from tests.factory import configuration
+from training.recipe import Recipe
+from training.source import tokenizer_of as load_tokenizer
 from worker.child.build import Bundle, build
-from worker.child.build import tokenizer_of as load_tokenizer
 from worker.devices import open_device
 
 DEVICE = os.environ.get("DYNOTUNE_TEST_DEVICE", "cpu")
@@ -177,12 +178,12 @@ def built(spec: JobSpec, made: Configuration, on: Any = None, seed: int = 0) -> 
         return build(spec, made, trained_on, workplace(*folders), seed)
 
 
-def tokenizer_of(folder: Path, place: Workplace) -> Any:
+def tokenizer_of(folder: Path, recipe: Recipe) -> Any:
     """The folder's tokenizer, as a trial loads it, but only once as long as the folder's files are the same."""
     files = sorted((one.name, one.stat().st_mtime_ns) for one in folder.glob("*.json"))
-    key = (folder, place.allow_remote_code, *files)
+    key = (folder, *recipe.source_options.items(), *files)
     if key not in TOKENIZERS:
-        TOKENIZERS[key] = load_tokenizer(folder, place)
+        TOKENIZERS[key] = load_tokenizer(folder, recipe)
     return TOKENIZERS[key]
 
 

@@ -31,6 +31,7 @@ from service.tasks import TASKS
 from service.tasks import discover as discover_tasks
 from tests.child import tiny
 from tests.conftest import ROOT
+from tests.exports import test_targets
 from tests.factory import DATASET, configuration, history, measured, record
 from tests.levers import test_catalogue, test_conformance
 from training.batches import epoch_steps
@@ -108,6 +109,7 @@ def test_a_lever(add: Callable[[str], str], spec: Spec, facts: Facts, monkeypatc
         test_conformance.test_unmet_needs_are_said_in_a_sentence(name, choice)
     test_catalogue.test_declarations_name_choices_that_exist(name)
     test_catalogue.test_no_two_levers_have_the_same_place()
+    test_targets.test_every_choice_has_a_word_for_every_exporter(name)
     assert unknown(name, "off") is None and lever.choice("off").missing(facts()) is None
     assert f"## {name}\n" in runpy.run_path(str(ROOT / "docs" / "make_levers.py"))["text"]()
     tried = _search(spec(search={"trials": 60, "minutes": 600}), facts())

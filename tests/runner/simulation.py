@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 from service.contract.base import Contract
-from service.contract.child import MESSAGE, ORDER, ChildMessage, Order
+from service.contract.child import MESSAGE, ORDER, OUTPUT, ChildMessage, Order
 from worker.child import entry, soak, timing
 from worker.child.build import Bundle, build
 from worker.devices.simulated import Simulated, World
 from worker.runner import watchdog
-from worker.runner.sandbox import OUTPUT, Child
+from worker.runner.sandbox import Child
 
 Fault = Callable[[Bundle], None]
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from service.contract.child import MESSAGE, EndingKind, Progress, Result, RunTrial, Workplace
+from service.contract.child import MESSAGE, OUTPUT, EndingKind, Progress, Result, RunTrial, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome
 from service.contract.states import Origin
@@ -81,7 +81,7 @@ def test_a_result_that_comes_as_the_wait_gives_up_is_read(monkeypatch: pytest.Mo
         return []
 
     monkeypatch.setattr(sandbox, "wait", gives_up)
-    (tmp_path / sandbox.OUTPUT).touch()
+    (tmp_path / OUTPUT).touch()
     ending = sandbox.Child(process, ours, tmp_path, MESSAGE).watch(60, lambda _: None, lambda: False)
     assert ending.kind is EndingKind.result and isinstance(ending.last, Result)
 

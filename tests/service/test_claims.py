@@ -17,7 +17,7 @@ from service.contract.task import PlanClaim, TaskKind
 from service.enqueue import hardware
 from service.models import Job, Need, Task
 from service.queue import Queue
-from service.rows import WORKER, WorkerRow, first
+from service.tuples import WORKER, WorkerRow, first
 
 Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]

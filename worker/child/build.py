@@ -31,6 +31,7 @@ from training.model import (
 )
 from training.optimization import make_optimizer
 from training.recipe import Choice, Recipe
+from training.source import tokenizer_of
 from training.step import gradient_scaler
 from worker.child import data as job_data
 from worker.child import quantised, sources
@@ -121,13 +122,15 @@ def build(spec: JobSpec, configuration: Configuration, device: Device, workplace
     """
     folder = sources.model_folder(spec.model, workplace)
     started = time.perf_counter()
-    tokenizer = tokenizer_of(folder, workplace)
-    data = job_data.load(spec, recipe_of(spec, configuration), tokenizer, workplace)
+    options = {"trust_remote_code": workplace.allow_remote_code}  # no revision: `folder` is that snapshot
+    recipe = replace(recipe_of(spec, configuration), source_options=options)
+    tokenizer = load_tokenizer(folder, recipe)
+    data = job_data.load(spec, recipe, tokenizer, workplace)
     data_seconds = time.perf_counter() - started
     recipe = replace(
         recipe_of(spec, configuration, data.facts, device.can_pin),
         seed=seed,
-        source_options={"trust_remote_code": workplace.allow_remote_code},  # no revision: `folder` is that snapshot
+        source_options=options,
         pickled_weights=workplace.allow_pickle,
     )
     started = time.perf_counter()
@@ -144,19 +147,12 @@ def build(spec: JobSpec, configuration: Configuration, device: Device, workplace
     )
 
 
-def tokenizer_of(folder: Path, workplace: Workplace) -> Any:
+def load_tokenizer(folder: Path, recipe: Recipe) -> Any:
     """The model's tokenizer, with a padding token; TrainingError when it does not load or has no token to pad with."""
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=workplace.allow_remote_code)
+        return tokenizer_of(folder, recipe)
     except (OSError, ValueError) as error:
         raise TrainingError(f"model.source: its tokenizer does not load: {first_line(error)}") from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    if tokenizer.pad_token_id is None:
-        raise TrainingError("model.source: its tokenizer has neither a pad nor an end token")
-    return tokenizer
 
 
 def _model(

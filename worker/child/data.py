@@ -24,6 +24,7 @@ from training.errors import TrainingError
 from training.reading import Record
 from training.recipe import Recipe, task_of
 from training.samples import Sample
+from training.source import is_learnable
 from worker.child import sources
 from worker.child.rows import read_rows
 
@@ -73,9 +74,8 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
 
 def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], str]:
     """(the rows' samples in which a token or label counts for the loss, a sentence on the others if there are any)."""
-    task = task_of(recipe)
-    samples = task.encode(rows, tokenizer, recipe)
-    learnt = [len(sample[0]) > 0 and task.loss_terms(sample) > 0 for sample in samples]
+    samples = task_of(recipe).encode(rows, tokenizer, recipe)
+    learnt = [is_learnable(sample, recipe) for sample in samples]
     kept = [sample for sample, counts in zip(samples, learnt, strict=True) if counts]
     left_out = [len(ids) for (ids, _), counts in zip(samples, learnt, strict=True) if not counts]
     cut = sum(length >= recipe.max_length for length in left_out)

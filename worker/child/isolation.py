@@ -11,7 +11,7 @@ import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from worker.runner.sandbox import OUTPUT
+from service.contract.child import OUTPUT
 
 PR_SET_PDEATHSIG = 1
 

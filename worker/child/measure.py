@@ -29,7 +29,8 @@ MOST_UNIFORM_TOKENS = 65_536  # of a unit of rows of one length: long rows would
 SEARCHED_BATCH = 64  # samples of a step, for the unit's size, where the job leaves the effective batch to the search
 MOST_SAMPLES = 1024  # of a work unit, where the least number of steps does not ask for more
 # Relative differences between a trial's step 0 and the baseline's (of the loss, of the gradient norm) that rounding
-# explains: in fp32 throughout, and where either of the two rounds to fewer bits.
+# explains: in fp32 throughout, and where either of the two rounds to fewer bits. With these, `python -m
+# benchmarks.planted` rejects no sound configuration, and half of the planted faults are found here already.
 EXACT = (1e-4, 1e-3)
 ROUNDED = (2e-3, 2e-2)
 # The same for levers that change what is learnt, which the user allows: the loss of the untouched weights is still the

@@ -37,6 +37,8 @@ STEPS = {"quick": 40, "standard": 200, "strict": 1000}  # where the job does not
 MOST_EVALUATED = {"quick": 64, "standard": 1024, "strict": 4096}  # validation samples
 LEAST_FOR_GROWTH = 30  # steps, before memory between steps can be said to grow
 MOST_STEPS = 5000  # of a soak whose steps the job does not give
+# What a soak is judged by. With these, `python -m benchmarks.planted` finds the planted leak, and no sound
+# configuration fails its soak.
 MOST_SLOWING = 1.3  # times the seconds a padded token, in the last third of the steps over those in the first
 LEAST_FOR_PACE = 15  # undisturbed steps, before their pace can be said to change
 NOISE_BYTES = 4 << 20  # differences of memory between steps that are not taken for growth

@@ -24,7 +24,9 @@ from worker.child.build import Bundle
 from worker.child.turns import Turns
 from worker.child.windows import Mark, Window
 
-MOST_OTHERS = 0.10  # the share of the device that other processes may use while a timing counts as clean
+# The share of the device that other processes may use while a timing counts as clean: chosen, not measured. What is
+# disturbed is repeated and verified in turns; `python -m benchmarks.noise` tells how answers fare beside a neighbour.
+MOST_OTHERS = 0.10
 BOOTSTRAP = 1000  # draws
 LEAST_SECONDS, LEAST_STEPS = 3.0, 10  # that a fast device is timed for, in several passes where one is shorter
 MOST_PASSES = 50

@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from worker.plan.grid import Floats, Rows
 
-SHARED = 20.0  # times likelier is what two failures have in common than what only one of them had
+# How many times likelier the cause is something that two failures have in common than something that only one had.
+SHARED = 20.0
 MOST_SHARED = 50.0  # failures that count as having something in common: more would be as sure
-SINGLE = 3.0  # times likelier is a choice that cannot run at all than one that cannot run with a certain other one
+SINGLE = 3.0  # how many times likelier a choice cannot run at all than only beside a certain other one
 
 
 class Culprits:

@@ -15,8 +15,9 @@ from worker.plan.view import View
 # How many finalists are chosen by their trials' speed alone (docs/decisions/0013).
 NEAREST = {"quick": 1, "standard": 2, "strict": 2}
 BLOCKS = {"quick": 8, "standard": 8, "strict": 12}  # at most: a verification ends when it is settled
-# How much slower one without a lever may be in its trial, for blocks to tell what the lever brings: as much at least,
-# and as the trials' intervals leave open. Another micro batch may be slower by CLOSE.
+# A configuration that lacks one of the best one's levers is verified, too, if its trial was at most ABOUT times as
+# slow, or if the trials' intervals leave that open; the best one at another micro batch, if it was at most CLOSE times
+# as slow.
 ABOUT = 1.02
 CLOSE = 1.1
 RESERVES = 3  # candidates that are verified if no finalist is stable

@@ -26,9 +26,10 @@ SHRINKAGE = 0.02  # by which the replay's weight decay makes the weights smaller
 CLIPPED_TO = 0.5  # times the norm of step 0's gradients
 # Relative differences of a step's loss that rounding explains, where both compute in fp32 and where either rounds to
 # fewer bits: ten times what step 0 is allowed to differ by (worker/child/measure.py), as rounding adds up over steps.
+# With the limits of this file, `python -m benchmarks.planted` finds all planted faults and rejects nothing sound.
 EXACT, ROUNDED = 1e-3, 2e-2
 FIRST_LOSS, FIRST_NORM = {False: 1e-4, True: 5e-3}, {False: 2e-3, True: 5e-2}  # of step 0, by whether either rounds
-LEAST_MOVEMENT = {False: 0.05, True: 0.15}  # how far from 1 the movement may be at least, by whether either rounds
+LEAST_MOVEMENT = {False: 0.05, True: 0.15}  # the narrowest limit on how far from 1 the movement is, in the same way
 SEEDS = 3.0  # times the difference that another seed makes to the reference's movement
 HIGHER = 0.05  # of the reference's mean loss: how much higher it may be under another optimizer or adapter
 HARDLY = 0.1  # of the reference's movement: a tensor that moves less does not learn
@@ -61,11 +62,11 @@ def exposed(spec: JobSpec, candidate: Measurement) -> JobSpec:
 
 
 def references_of(candidate: Measurement) -> list[tuple[str, Measurement]]:
-    """(what it is, the configuration) of the references to try, the most precise first: the next is for want of memory.
+    """(what it is, the configuration) of the references to try, the most precise first.
 
-    Every lever is at its baseline but for those that say which weights are trained. The first is in fp32 throughout,
-    unless the model is so large that this would take longer than it tells; the other has the candidate's precision,
-    and checkpointing against its memory.
+    The second is tried where the first does not fit into the device's memory. Every lever is at its baseline but for
+    those that say which weights are trained. The first is in fp32 throughout, unless the model is so large that this
+    would take longer than it tells; the other has the candidate's precision, and checkpointing against its memory.
     """
     configuration, levers = candidate.configuration, candidate.configuration.levers
     plain = {name: lever.reference or lever.baseline for name, lever in LEVERS.items()}
@@ -87,7 +88,7 @@ def references_of(candidate: Measurement) -> list[tuple[str, Measurement]]:
 
 
 def samples_a_step(candidate: Measurement) -> int:
-    """Enough for two micro batches a step, so that gradients are accumulated, and a divisor or multiple of them."""
+    """How many samples a step has: two micro batches at least, where the effective batch holds them, to accumulate."""
     micro, effective = candidate.micro_batch_size or 1, candidate.configuration.effective_batch_size
     return min(effective, max(2 * micro, LEAST_SAMPLES // micro * micro))
 
@@ -95,7 +96,8 @@ def samples_a_step(candidate: Measurement) -> int:
 def noise(reference: Replay, faster: Replay, other_seed: Replay) -> Noise:
     """How much the reference's own losses and movement differ where nothing is wrong.
 
-    The other two may have fewer steps, as many as each other: at a higher rate, weights move further by as much.
+    `faster` and `other_seed` have equally many steps, which may be fewer than the reference's. `faster` trained at a
+    learning rate 2% higher, by which its weights move 2% further.
     """
     return Noise(
         loss=max(_differences(faster, reference), default=0.0),

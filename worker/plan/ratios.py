@@ -23,7 +23,7 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
 
     The seconds are those that the job's objective counts. The variance has two parts: that within a block, from its
     turns or, where the candidates were not alive together, from the intervals of their timings; and that between pairs
-    of processes, which is assumed to be PROCESS_SPREAD's at least, and where fewer than three blocks tell it.
+    of processes, which is PROCESS_SPREAD's, or the blocks' own where there are three of them and they scatter by more.
     """
     logs, within, pairs = [], [], []
     for block in blocks:
@@ -127,9 +127,10 @@ def settled(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) ->
 
 
 def _bounded(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -> bool:
-    """Whether it is known of each finalist whether it is slower than the baseline, up to the first that is not.
+    """Whether the finalist of the lowest peak that is not slower than the baseline is known.
 
-    They are asked in the order of their peaks, which need no blocks.
+    Finalists are asked from the lowest peak upwards, which needs no blocks: each has to be known to be slower, until
+    one is known not to be.
     """
     bound = 1 / (1 + SMALLEST_WITHIN)
     for one in sorted(request.finalists, key=lambda one: score(spec, one)):

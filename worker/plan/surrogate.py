@@ -32,7 +32,7 @@ TRIPLES = 0.5  # how strong triples are: of the square of pairs' strength
 class Assumption:
     """A factor on the catalogue's spreads, and how strong pairs are.
 
-    Measurements count for it only by what they make it likelier than others by more than `against`, a logarithm.
+    `against` is taken from the logarithm of its likelihood: so much the measurements have to speak for it.
     """
 
     factor: float

@@ -20,7 +20,7 @@ from service.contract.task import VerifyRequest
 from service.levers import LEVERS, as_fixed
 from worker.plan.ratios import chained, ratio, relative_costs
 
-UNSURE_WITHIN = 1.03  # how much slower a simpler one may seem that is not surely slower
+UNSURE_WITHIN = 1.03  # times the seconds: a simpler one that seems slower by no more, and not surely, is taken (0017)
 
 
 def judge(
@@ -56,7 +56,9 @@ def judge(
     else:
         order = by_pace(stable)
         near = order[:2]
-    tied = _tied(spec, blocks, [known[key] for key in near])  # of memory only those that take as much
+    tied = _tied(
+        spec, blocks, [known[key] for key in near]
+    )  # with the objective memory, only those of about the least peak
     if order:
         verdicts = [_with_slowdown(spec, blocks, one, known[one.key], known[order[0]]) for one in verdicts]
     return Verification(

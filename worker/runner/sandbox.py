@@ -30,6 +30,7 @@ from pydantic import TypeAdapter, ValidationError
 from service.contract.base import Contract
 from service.contract.child import (
     MESSAGE,
+    OUTPUT,
     Again,
     ChildMessage,
     EndingKind,
@@ -44,7 +45,6 @@ from service.contract.child import (
 from worker.runner import watchdog
 
 SCRATCH = "dynotune-trial-"
-OUTPUT = "output.log"  # in the child's scratch folder, which is removed when the child has ended
 TAIL_BYTES = 64 << 10  # of the child's output, kept as its log
 POLL_SECONDS = 0.2  # between two looks at the time, the memory and `ended`
 GRACE_SECONDS = 5.0  # for a process to end after its last message, or after it was killed

@@ -31,8 +31,8 @@ MOST_LISTED = 10_000  # combinations up to which all are listed to choose from
 MOST_DRAWN = 200  # random draws where there are more combinations
 MOST_UNAFFORDABLE = 8  # configurations for which there is no time, before the proposer gives up
 FAILED = 1.0  # what the sampler is told of a failed trial
-# Above the least of a lever's choices, what still counts as about as little: of the logarithm of activations' bytes, of
-# the bytes of optimizer state a trained weight, of those of a weight.
+# How much more memory than the least of a lever's choices still counts as about as little: in the logarithm of
+# activations' bytes, in bytes of optimizer state for each trained weight, and in bytes for each weight.
 SLACK = (math.log(1.4), 0.5, 0.1)
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -35,6 +35,11 @@ def data_of(recommendation: Recommendation) -> DatasetFacts:
     return recommendation.dataset
 
 
+def on_cpu(recommendation: Recommendation) -> bool:
+    """Whether it was measured on a CPU, which trainers have to be asked for where there is a GPU."""
+    return recommendation.environment.get("device") == "cpu"
+
+
 def was_packed(recommendation: Recommendation) -> bool:
     """Whether rows of several samples were measured."""
     return recommendation.configuration.levers["batching"] in PACKED
@@ -89,7 +94,7 @@ def trainer_arguments(recommendation: Recommendation, size: Batch, between: str 
         "seed": training.seed,
         **({"eval_strategy": "steps", "eval_steps": every} if every else {"eval_strategy": between}),
         "logging_steps": 10,
-        **({"use_cpu": True} if recommendation.environment.get("device") == "cpu" else {}),
+        **({"use_cpu": True} if on_cpu(recommendation) else {}),
     }
 
 
