@@ -25,6 +25,7 @@ from service.contract.base import Contract
 from service.contract.estimate import Estimate
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
+from service.contract.states import EstimateStatus
 from service.contract.webhook import WebhookList, WebhookMade, WebhookView
 from service.errors import Refused, Unreachable
 
@@ -229,7 +230,10 @@ class Client:
         answer = self._call("POST", "/v1/estimates", json={"spec": spec, "memory_gib": memory_gib})
         path = f"/v1/estimates/{self._read(views.EstimateState, answer).id}"
         try:
-            while (seen := self._get(views.EstimateView, path)).state in ("queued", "running"):
+            while (seen := self._get(views.EstimateView, path)).state in (
+                EstimateStatus.queued,
+                EstimateStatus.running,
+            ):
                 look(seen)
                 time.sleep(seconds)
         except KeyboardInterrupt:

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from service.contract.estimate import Known
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
+from service.contract.states import EstimateStatus
 from service.contract.task import TaskKind
 from service.errors import NotFound
 from service.levers.batching import ROWS
@@ -53,4 +54,5 @@ def view(session: Session, estimate_id: str, owner: str | None = None) -> dict[s
     row = session.scalars(select(Task).where(Task.id == estimate_id, Task.kind == TaskKind.estimate)).one_or_none()
     if row is None or owner not in (None, row.owner):
         raise NotFound(f"There is no estimate {estimate_id!r}.")
-    return {"id": row.id, "state": "failed" if row.error else row.state, "result": row.result, "error": row.error}
+    state = EstimateStatus.failed if row.error else EstimateStatus(row.state)
+    return {"id": row.id, "state": state, "result": row.result, "error": row.error}

@@ -23,7 +23,7 @@ from service.conclude import MAX_DEATHS, Inconclusive, Stored
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Measurement, Outcome, Verification
-from service.contract.states import JobStatus, TaskState
+from service.contract.states import JobStatus, TaskState, WorkerState
 from service.contract.task import (
     CLAIM,
     Claim,
@@ -69,7 +69,7 @@ class Queue(Requests):
                 Worker,
                 id=worker_id,
                 pid=pid,
-                state="idle",
+                state=WorkerState.idle,
                 draining=False,
                 started_at=now,
                 seen_at=now,
@@ -90,7 +90,8 @@ class Queue(Requests):
             if worker.draining:
                 raise Drained(f"Worker {worker_id} was told to end.")
             task = leases.take(session, worker, kinds, now, now + self._lease)
-            doing = {"state": "busy", "task_id": task.id} if task else {"state": "idle", "task_id": None}
+            state = WorkerState.busy if task else WorkerState.idle
+            doing = {"state": state, "task_id": task.id if task else None}
             session.execute(SEEN, {"worker": worker_id, "seen_at": now} | doing)
             if task is None:
                 return None

@@ -286,7 +286,9 @@ def _rejected(
             if not verdict.stable and verdict.key in by_key:
                 reason = "; ".join(verdict.reasons)
                 made = by_key[verdict.key]
-                rejected.append(Rejected(method=made.method, levers=made.levers, outcome="unstable", reason=reason))
+                rejected.append(
+                    Rejected(method=made.method, levers=made.levers, outcome=Outcome.unstable, reason=reason)
+                )
             elif minimises_memory(spec) and is_too_slow(verdict.speedup) and verdict.key in by_key:
                 made = by_key[verdict.key]
                 reason = f"it runs at {verdict.speedup:.2f} of the baseline's speed, which objective memory rules out"

@@ -12,6 +12,7 @@ from service.api.bodies import body_of
 from service.api.context import Context, InContext, Reading
 from service.api.problems import SUBMITTED, responses
 from service.contract.estimate import EstimateRequest
+from service.contract.states import EstimateStatus
 from service.contract.views import EstimateState, EstimateView
 from service.errors import NotFound
 from service.validate import parse, validate_model
@@ -36,7 +37,7 @@ async def submit(request: Request, response: Response, here: InContext, who: Cal
     """Queue an estimate of the memory that LoRA, QLoRA and full finetuning need, and of their largest batches."""
     estimate_id = await run_in_threadpool(_submit, await request.body(), here, who)
     response.headers["Location"] = f"/v1/estimates/{estimate_id}"
-    return EstimateState(id=estimate_id, state="queued")
+    return EstimateState(id=estimate_id, state=EstimateStatus.queued)
 
 
 def _submit(body: bytes, here: Context, who: Caller) -> str:
@@ -62,4 +63,4 @@ def show(estimate_id: str, session: Reading, who: Called) -> EstimateView:
 def cancel(estimate_id: str, here: InContext, who: Called) -> EstimateState:
     """End an estimate that nobody waits for any more; one that has been answered stays answered."""
     here.queue.cancel_estimate(estimate_id, who)
-    return EstimateState(id=estimate_id, state="cancelled")
+    return EstimateState(id=estimate_id, state=EstimateStatus.cancelled)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from service.contract.base import Contract
 from service.contract.job import Method
-from service.contract.measurement import DatasetFacts, Measurement, Verdict
+from service.contract.measurement import DatasetFacts, Measurement, Outcome, Verdict
 
 SCHEMA_VERSION = "1"
 
@@ -83,7 +83,7 @@ class Rejected(Contract):
 
     method: Method
     levers: dict[str, str]
-    outcome: str
+    outcome: Outcome | Literal["slower"]
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""Enums of the states that jobs and tasks go through, of where a trial comes from, and of what a probe runs."""
+"""Enums of the states of jobs, tasks, estimates and workers, of where a trial comes from, and of what a probe runs."""
 
 from __future__ import annotations
 
@@ -37,6 +37,23 @@ class TaskState(StrEnum):
     running = "running"
     done = "done"
     cancelled = "cancelled"
+
+
+class EstimateStatus(StrEnum):
+    """Where an estimate stands. `done`, `failed` and `cancelled` are final."""
+
+    queued = "queued"
+    running = "running"
+    done = "done"
+    failed = "failed"
+    cancelled = "cancelled"
+
+
+class WorkerState(StrEnum):
+    """What a worker does, as far as the queue has heard."""
+
+    idle = "idle"
+    busy = "busy"
 
 
 class Origin(StrEnum):

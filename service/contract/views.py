@@ -13,7 +13,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, MemoryLine, Outcome
 from service.contract.recommendation import Contribution, ObjectiveFigure
-from service.contract.states import JobPhase, JobStatus, Origin, ProbePhase, TaskState
+from service.contract.states import EstimateStatus, JobPhase, JobStatus, Origin, ProbePhase, TaskState, WorkerState
 
 
 class View(Contract):
@@ -239,7 +239,7 @@ class WorkerView(View):
     id: str = Field(examples=["cpu0-1f2e3d4c"])
     pid: int
     alive: bool
-    state: Literal["idle", "busy"]
+    state: WorkerState
     draining: bool = Field(default=False, description="It takes no further task, and ends after its present one.")
     task_id: str | None
     seen_at: float
@@ -312,7 +312,7 @@ class EstimateState(View):
     """The answer to a request for an estimate: its id and its state."""
 
     id: str
-    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    state: EstimateStatus
 
 
 class EstimateView(EstimateState):
