@@ -22,6 +22,7 @@ MASKED = ("eager", *SDPA, "flex")
 # transformers' names of the kernels that are told where the samples of packed rows end, the first also of padded rows.
 TOLD_ALWAYS = "varlen"
 TOLD = (TOLD_ALWAYS, "flash_attention_2", "flash_attention_3")
+SUPPORTS_SDPA = ("_supports_sdpa",)  # what a model's class says that can have sdpa
 
 LEVER = Lever(
     name="attention",
@@ -47,6 +48,7 @@ LEVER = Lever(
             "torch's scaled_dot_product_attention, its backend chosen by torch",
             asked_by=(Asked({"attn_implementation": "sdpa"}),),
             from_pretrained={"attn_implementation": "sdpa"},
+            supported_by=SUPPORTS_SDPA,
         ),
         Choice(
             "sdpa-flash",
@@ -54,6 +56,7 @@ LEVER = Lever(
             function="sdpa_backends",
             options={"flash": True},
             from_pretrained={"attn_implementation": "sdpa"},
+            supported_by=SUPPORTS_SDPA,
             not_expressible="no argument of Trainer; train.py switches sdpa's other backends off",
             effect=Effect(1.0, 0.08),
         ),
@@ -64,6 +67,7 @@ LEVER = Lever(
             function="sdpa_backends",
             options={"mem_efficient": True},
             from_pretrained={"attn_implementation": "sdpa"},
+            supported_by=SUPPORTS_SDPA,
             not_expressible="no argument of Trainer; train.py switches sdpa's other backends off",
             effect=Effect(1.0, 0.08),
         ),
@@ -74,6 +78,7 @@ LEVER = Lever(
             function="sdpa_backends",
             options={"cudnn": True},
             from_pretrained={"attn_implementation": "sdpa"},
+            supported_by=SUPPORTS_SDPA,
             not_expressible="no argument of Trainer; train.py switches sdpa's other backends off",
             effect=Effect(0.98, 0.1),
         ),
@@ -83,6 +88,7 @@ LEVER = Lever(
             searched=False,
             function="sdpa_backends",
             from_pretrained={"attn_implementation": "sdpa"},
+            supported_by=SUPPORTS_SDPA,
             not_expressible="no argument of Trainer; train.py switches sdpa's other backends off",
         ),
         Choice(
@@ -93,6 +99,7 @@ LEVER = Lever(
             drops_attention=False,
             options={"implementation": "flex_attention"},
             from_pretrained={"attn_implementation": "flex_attention"},
+            supported_by=("_supports_flex_attn",),
             effect=Effect(1.0, 0.15, once=20.0),
         ),
         Choice(
@@ -103,6 +110,9 @@ LEVER = Lever(
             drops_attention=False,
             function="register_varlen",
             from_pretrained={"attn_implementation": "varlen"},
+            # It knows no more of the model than sdpa does, and neither softcapping nor sinks, for the sake of which
+            # some models refuse sdpa.
+            supported_by=(*SUPPORTS_SDPA, "_supports_attention_backend"),
             not_expressible="an attention of our own, registered with transformers; train.py brings it",
             effect=Effect(0.93, 0.15),
         ),
@@ -112,6 +122,7 @@ LEVER = Lever(
             needs=(cuda(), capability(8), package("flash_attn", "its kernels", instead="kernels")),
             options={"implementation": "flash_attention_2"},
             from_pretrained={"attn_implementation": "flash_attention_2"},
+            supported_by=("_supports_flash_attn",),
             effect=Effect(0.92, 0.12),
         ),
         Choice(
@@ -120,6 +131,7 @@ LEVER = Lever(
             needs=(cuda(), capability(9), package("flash_attn_interface", "its kernels", instead="kernels")),
             options={"implementation": "flash_attention_3"},
             from_pretrained={"attn_implementation": "flash_attention_3"},
+            supported_by=("_supports_flash_attn",),
             effect=Effect(0.88, 0.15),
         ),
     ),

@@ -107,7 +107,8 @@ class Choice:
     when a job fixes it, or, with `searched_of_half`, where the checkpoint's weights have 16 bits. `effect` is what the
     search expects before it measures, `estimate_rank` the choice's place among those that a memory estimate may compute
     with, as the search is expected to take the first that can be had. `drops_attention` is whether an attention kernel
-    can apply the model's dropout.
+    can apply the model's dropout, `supported_by` the attributes by which transformers' class of a model says that it
+    can have the kernel.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Choice:
     effect: Effect = Effect()
     estimate_rank: int | None = None
     drops_attention: bool = True
+    supported_by: tuple[str, ...] = ()
     asked_by: tuple[Asked, ...] = ()
     training_arguments: Mapping[str, Any] = field(default_factory=dict)
     from_pretrained: Mapping[str, Any] = field(default_factory=dict)

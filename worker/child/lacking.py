@@ -7,22 +7,11 @@ from typing import Any
 
 from service.levers import LEVERS
 from service.levers.head import WITHOUT_LOGITS
-from service.recipe import attention_implementation
 from service.tasks import untrainable
 from training.errors import TrainingError
 from training.levers.head import lacking_plain_logits
 from training.levers.kernels import lacking_in_liger
 from training.recipe import Recipe, task_of
-
-# What a model's class has to support for each of transformers' `attn_implementation`s. `varlen` is our own: it knows no
-# more of the model than sdpa does, and neither softcapping nor sinks, for the sake of which some models refuse sdpa.
-SUPPORT = {
-    "sdpa": ("_supports_sdpa",),
-    "flex_attention": ("_supports_flex_attn",),
-    "flash_attention_2": ("_supports_flash_attn",),
-    "flash_attention_3": ("_supports_flash_attn",),
-    "varlen": ("_supports_sdpa", "_supports_attention_backend"),
-}
 
 
 class Lacking(TrainingError):
@@ -63,8 +52,7 @@ def lacking_attention(config: Any, kind: type | None) -> dict[str, str]:
     """`attention=choice` -> why a model of this configuration and class (None: not known) cannot have it."""
     found, rate = {}, attention_dropout(config)
     for choice in LEVERS["attention"].choices:
-        needed = SUPPORT.get(attention_implementation(choice.name), ())
-        if kind is not None and not all(getattr(kind, name, False) for name in needed):
+        if kind is not None and not all(getattr(kind, name, False) for name in choice.supported_by):
             found[f"attention={choice.name}"] = f"transformers' {kind.__name__} does not support it"
         elif rate and not choice.drops_attention:
             reason = f"it has no dropout, and the model's config.json asks for {rate}"
