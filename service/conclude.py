@@ -15,6 +15,10 @@ log = logs.logger("dynotune.conclude")
 Stored: TypeAlias = dict[str, Any] | None  # a recommendation as the job's row keeps it
 STOPPED = "The job was stopped before its search had ended, so this is the best of the trials until then."
 STOPPED_TOO_EARLY = "The job was stopped before any trial had succeeded, so there is nothing to recommend."
+STOPPED_AT_A_DEFECT = (
+    "The job was stopped, and its best could not be computed for a defect of dynotune; what it last recommended, if "
+    "anything, is still there."
+)
 
 
 class Inconclusive(Exception):
@@ -37,7 +41,7 @@ def best(known: JobHistory, final: bool) -> Stored:
 
 
 def last(known: JobHistory) -> dict[str, Any]:
-    """The column with the last recommendation of a job that is cancelled or fails.
+    """The column with the last recommendation of a job that is stopped, is cancelled or fails.
 
     Empty where it cannot be computed: the one that is stored then stays, and the job ends all the same.
     """

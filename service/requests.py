@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 
 from service import conclude, events, lifecycle
 from service.access import ANYBODY, Caller
-from service.conclude import Stored
 from service.contract.estimate import EstimateRequest
 from service.contract.job import JobSpec
 from service.contract.states import JobPhase, JobStatus, TaskState
@@ -89,16 +88,15 @@ class Requests(Transactions):
     def stop(self, job_id: str) -> str:
         """End a job now with the best so far; its status. NotFound, or NotYet when it has ended already."""
 
-        def write(session: Session, now: float, job: JobRow, best: Stored) -> JobStatus:
+        def write(session: Session, now: float, job: JobRow, last: dict[str, Any]) -> JobStatus:
             lifecycle.must_be_open(job)
             status, error = JobStatus.succeeded, None
-            if best is None:
-                status, error = JobStatus.failed, conclude.STOPPED_TOO_EARLY
-            lifecycle.end(session, job, status, now, error=error, recommendation=best, wish=Wish.stop)
+            if last.get("recommendation") is None:
+                status, error = JobStatus.failed, conclude.STOPPED_TOO_EARLY if last else conclude.STOPPED_AT_A_DEFECT
+            lifecycle.end(session, job, status, now, error=error, wish=Wish.stop, **last)
             return status
 
-        stopped = (conclude.STOPPED,)
-        return self.conclude(job_id, lambda known: conclude.best(known.with_notes(stopped), final=True), write)
+        return self.conclude(job_id, lambda known: conclude.last(known.with_notes((conclude.STOPPED,))), write)
 
     def delete(self, job_id: str) -> None:
         """Delete a job that has ended, with its trials and events; NotFound, or NotYet while it is open."""

@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig
 
-from training.packing import know_packing, offset_positions
+from training.packing import know_packed_rows, know_single_rows, offset_positions
 from training.recipe import Recipe, apply, task_of
 from training.samples import Sample
 
@@ -43,8 +43,10 @@ def before_loading(recipe: Recipe) -> None:
         os.environ.setdefault(cache, "128")
     if recipe.matmul != "highest":
         torch.set_float32_matmul_precision(recipe.matmul)
-    if not recipe.masked:
-        know_packing(recipe.packed)
+    if recipe.packed:
+        know_packed_rows()
+    elif not recipe.masked:
+        know_single_rows()
     for choice in recipe.before_loading:
         apply(choice)
 

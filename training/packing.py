@@ -7,23 +7,27 @@ from typing import Any
 import torch
 
 
-def know_packing(packed: bool) -> None:
-    """Tell transformers whether rows are packed, in the whole process, for batches without a mask.
+def know_single_rows() -> None:
+    """Tell transformers that no row holds several samples, in the whole process, for batches without a mask.
 
     It would otherwise read that from the position ids, once a micro batch for a mask and once a layer for
     FlashAttention, and each time the host would wait for the GPU.
     """
     from transformers import masking_utils, modeling_flash_attention_utils
 
-    def sequence_indices(position_ids: torch.Tensor) -> torch.Tensor | None:
-        """Which of its row's samples each token belongs to, [rows, tokens]; None where a row is one sample."""
-        if not packed:
-            return None
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    modeling_flash_attention_utils._is_packed_sequence = lambda position_ids, batch_size: False
+
+
+def know_packed_rows() -> None:
+    """Tell transformers that rows hold several samples, in the whole process; see `know_single_rows`."""
+    from transformers import masking_utils
+
+    def sequence_indices(position_ids: torch.Tensor) -> torch.Tensor:
+        """Which of its row's samples each token belongs to, [rows, tokens]."""
         return (torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1) != 1).cumsum(-1)
 
     masking_utils.find_packed_sequence_indices = sequence_indices
-    if not packed:
-        modeling_flash_attention_utils._is_packed_sequence = lambda position_ids, batch_size: False
 
 
 def offset_positions(model: Any) -> None:

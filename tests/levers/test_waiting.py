@@ -17,7 +17,7 @@ from transformers import masking_utils, modeling_flash_attention_utils
 from tests.child import tiny
 from training.batches import target_positions
 from training.levers.head import defer_logits
-from training.packing import know_packing
+from training.packing import know_packed_rows, know_single_rows
 from worker.child import steps
 from worker.child.arrange import plan_of
 
@@ -74,9 +74,9 @@ def test_the_baseline_waits_as_it_does_for_a_user_of_trainer(llama: Path, functi
 
 def test_whether_rows_are_packed_is_told() -> None:
     plain, packed = torch.arange(6).expand(2, 6), torch.tensor([[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 0, 1]])
-    know_packing(True)
+    know_packed_rows()
     assert masking_utils.find_packed_sequence_indices(packed).tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]]
-    know_packing(False)
+    know_single_rows()
     assert masking_utils.find_packed_sequence_indices(plain) is None
     assert not modeling_flash_attention_utils._is_packed_sequence(plain[:1], 1), "it would be asked in every layer"
 

@@ -65,7 +65,10 @@ def test_who_looks_for_dead_workers_goes_on(queue: Queue, engine: Engine, starte
     assert failed_with_the_reason(engine, started)
 
 
-def test_users_and_workers_can_still_end_the_job(queue: Queue, engine: Engine, started: str, broken: Any) -> None:
+@pytest.mark.parametrize(("how", "ended_as"), [("cancel", "cancelled"), ("stop", "failed")])
+def test_users_and_workers_can_still_end_the_job(
+    queue: Queue, engine: Engine, started: str, broken: Any, how: str, ended_as: str
+) -> None:
     other = queue.submit(JobSpec.model_validate(status(engine, started).spec))
     plan_trials(queue, "w", request())
     claim = queue.claim("w", TRIAL)
@@ -74,5 +77,5 @@ def test_users_and_workers_can_still_end_the_job(queue: Queue, engine: Engine, s
     queue.fail(claim, "the disk is full")
     ended, left = (started, other) if claim.job_id == started else (other, started)
     assert status(engine, ended).error == "the disk is full"
-    queue.cancel(left)
-    assert status(engine, left).status == "cancelled"
+    (queue.cancel if how == "cancel" else queue.stop)(left)
+    assert status(engine, left).status == ended_as
