@@ -37,10 +37,10 @@ from worker.plan.view import View
 TABLES = Path(__file__).parent / "tables"
 NEAR = 1.02  # times the best: what counts as having found it, for `switches`
 # Standard deviations of a ratio's logarithm: of noise, of what a group has in common, of what a pair of choices does
-# beside what they do alone, and of what one choice does, the micro batch counting as one. Under the first three the two
-# rounds of llama-lora-cpu are likeliest (benchmarks/table_spreads.py); the last is too large to draw anything to 0.
+# beside what they do alone, and of what one choice does, the micro batch counting as one. Under the first three the
+# committed tables are likeliest (benchmarks/table_spreads.py); the last is too large to draw anything to 0.
 NOISE = 0.022
-SPREADS = {"group": 0.009, "pair": 0.01, "choice": 1.0}
+SPREADS = {"group": 0.015, "pair": 0.008, "choice": 1.0}
 Effect = tuple[str, Any]  # a key of SPREADS, and the choice, the pair of choices, or the number of the group
 LEFT_OUT = {"dataset", "losses", "grad_norms", "curve", "adapter_excludes"}  # of what is kept of a measurement
 

@@ -1,7 +1,8 @@
 """Synthetic surfaces over the real catalogue: the mechanistic physics with drawn coefficients, effects and corners.
 
 Each is drawn from its number: a job, a device, a model, every cost perturbed, an effect of its own for many choices,
-interactions of two and three choices (-20% to +25% of the time), and pairs of choices that cannot run or are unstable.
+interactions of two and three choices (-5% to +5% of the time, see decision 34), and pairs of choices that cannot run or
+are unstable.
 Of two consecutive ones the first is drawn again until its best lies at least three switches from the baseline and from
 every recipe; the second's job often restricts its search to some levers, as users do.
 """
@@ -32,7 +33,7 @@ FAR = 3  # switches
 MOST_COMBINATIONS = 1_500_000  # after pruning, that are enumerated
 PAIRS, TRIPLES, IMPOSSIBLE, UNSTABLE = 7, 4, 2, 2
 SHORTEST = 20.0  # seconds that the fastest run takes at least
-STRONGEST = (math.log(0.8), math.log(1.25))
+STRONGEST = (math.log(0.95), math.log(1.05))
 BYTES = ("frozen", "trained", "state", "copies")  # of a weight, of its state and its gradient, by their formats
 # Levers that may be left without any effect on a surface, so that fewer combinations are enumerated.
 MAY_BE_INERT = ("cache", "activations", "normalisation", "vocabulary", "allocator", "loading", "kernels", "head")

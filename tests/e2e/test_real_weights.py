@@ -28,7 +28,7 @@ from service.recommend import recommend
 from tests.conftest import ROOT
 
 CHANCE = 1 / 8
-TRAINED = 160  # of 1,600 samples: two epochs of them are enough to learn from at the rate below; a trial times one
+TRAINED = 128  # of 1,600 samples: two epochs of them are enough to learn from at the rate below; a trial times one
 LENGTH = 48  # tokens at most: samples have 25 in the median, so that padding still costs a baseline most of its time
 
 
@@ -90,7 +90,7 @@ def test_faster_and_as_good(tmp_path: Path, facts: Callable[..., HardwareFacts])
         # A batching that keeps each step's samples: both then take the same steps, and 320 validation samples are
         # enough to compare them.
         "search": {
-            "minutes": 0.75,
+            "minutes": 0.5,
             "trials": 2,  # the baseline, and what is expected to be the best
             "verify": "quick",
             "soak_steps": 6,  # the longest samples twice, an evaluation and a save are among them
