@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -31,10 +32,18 @@ WORKER = (sys.executable, "-m", "worker")
 END_SECONDS = 10
 FIRST_PAUSE_SECONDS = 1.0
 MAX_DEATHS, DEATHS_SECONDS = 5, 60.0
+USUAL = (700, 10, 10)  # Python's own thresholds of the garbage collector
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which also lets go who waits for news: it would wait for them until its own time is up."""
+    """uvicorn's server, which also lets go who waits for news: it would wait for them until its own time is up.
+
+    It runs for long, so it looks for garbage as often as Python does unasked (service/cli/__init__.py).
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        gc.set_threshold(*USUAL)
+        super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the waiting, then all connections."""

@@ -19,7 +19,7 @@ from service.contract.states import EstimateStatus, JobPhase, JobStatus, Origin,
 class View(Contract):
     """The base of all answers. Unknown fields are ignored, so that a client may be older than its control plane."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)  # a command needs one or two of them
 
     @classmethod
     def of(cls, source: object, **more: Any) -> Self:
