@@ -259,7 +259,7 @@ class Queue(Requests):
         values: dict[str, Any],
         *held: ColumnElement[bool],
     ) -> None:
-        """The same; where a recommendation cannot be computed, the job fails, and the task keeps these values."""
+        """Do so; where a recommendation cannot be computed, the job fails, and the task keeps these values."""
         try:
             self._conclude_claim(claim.job_id, make, write)
         except Inconclusive as error:
