@@ -43,10 +43,11 @@ def before_loading(recipe: Recipe) -> None:
         os.environ.setdefault(cache, "128")
     if recipe.matmul != "highest":
         torch.set_float32_matmul_precision(recipe.matmul)
-    if recipe.packed:
-        know_packed_rows()
-    elif not recipe.masked:
-        know_single_rows()
+    if not recipe.masked:
+        if recipe.packed:
+            know_packed_rows()
+        else:
+            know_single_rows()
     for choice in recipe.before_loading:
         apply(choice)
 
