@@ -1,10 +1,9 @@
 """Synthetic surfaces over the real catalogue: the mechanistic physics with drawn coefficients, effects and corners.
 
 Each is drawn from its number: a job, a device, a model, every cost perturbed, an effect of its own for many choices,
-interactions of two and three choices (-5% to +5% of the time, see decision 34), and pairs of choices that cannot run or
-are unstable.
-Of two consecutive ones the first is drawn again until its best lies at least three switches from the baseline and from
-every recipe; the second's job often restricts its search to some levers, as users do.
+interactions of two and three choices (-5% to +5% of the time, docs/decisions/0034), and pairs of choices that cannot
+run or are unstable. Of two consecutive ones the first is drawn again until its best lies at least three switches from
+the baseline and from every recipe; the second's job often restricts its search to some levers, as users do.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from service import __version__
 from service.cli import export_command, fleet, keys, webhooks
 from service.cli.common import FAILED, LOCAL, UNREACHABLE, USAGE, Json, Url, connect, emit, fail, screen
 from service.cli.launch import launch
+from service.cli.pace import be_short
 from service.contract.states import JobStatus
 from service.errors import DynotuneError, Refused, Unauthorized, Unreachable
 
@@ -360,6 +361,7 @@ def version(json_: Json = False) -> None:
 
 def main() -> None:
     """Run the command line. A mistake of the user is answered with one sentence, never with a traceback."""
+    be_short()
     try:
         app()
     except Unreachable as error:

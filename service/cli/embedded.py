@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from service.api.connections import PatientProtocol
 from service.api.context import Context
 from service.api.guard import is_loopback
 from service.cli.output import say
+from service.cli.pace import run_for_long
 from service.db import connect, reading, upgrade
 from service.errors import Misconfigured
 from service.settings import Settings
@@ -32,17 +32,13 @@ WORKER = (sys.executable, "-m", "worker")
 END_SECONDS = 10
 FIRST_PAUSE_SECONDS = 1.0
 MAX_DEATHS, DEATHS_SECONDS = 5, 60.0
-USUAL = (700, 10, 10)  # Python's own thresholds of the garbage collector
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which also lets go who waits for news: it would wait for them until its own time is up.
-
-    It runs for long, so it looks for garbage as often as Python does unasked (service/cli/__init__.py).
-    """
+    """uvicorn's server, which also lets go who waits for news: it would wait for them until its own time is up."""
 
     def __init__(self, config: uvicorn.Config) -> None:
-        gc.set_threshold(*USUAL)
+        run_for_long()
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

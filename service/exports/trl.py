@@ -22,7 +22,7 @@ MASKED = nearest("sdpa with a mask, as TRL does not tell where the samples of th
 WORDS: Words = {
     **TRAINER_WORDS,
     "attention": {"varlen": CODE.only(UNPACKED, MASKED)},
-    "head": {},
+    "head": {},  # not by Trainer's argument for Liger: the loss is the script's own
     "batching": {
         **alike(says(packing=False), "padded", "sorted", "grouped"),
         "token-budget": TRAINER_WORDS["batching"]["token-budget"],

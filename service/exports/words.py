@@ -187,9 +187,9 @@ def _by_catalogue(name: str, choice: str) -> Word:
     """The word for a choice that no target names yet: nothing has to be said of a baseline, and the others are lost."""
     if name not in LEVERS:
         return NOBODY
-    instead = LEVERS[name].choice(choice).not_expressible
     if choice == LEVERS[name].baseline:
         return says()
+    instead = LEVERS[name].choice(choice).not_expressible
     return cannot(f"{NOBODY.note}; for transformers' Trainer: {instead}") if instead else NOBODY
 
 

@@ -20,7 +20,9 @@ from service.contract.task import VerifyRequest
 from service.levers import LEVERS, as_fixed
 from worker.plan.ratios import chained, ratio, relative_costs
 
-UNSURE_WITHIN = 1.03  # times the seconds: a simpler one that seems slower by no more, and not surely, is taken (0017)
+# A simpler configuration that seems to take up to so many times as long, and not surely longer, is the answer
+# (docs/decisions/0017).
+UNSURE_WITHIN = 1.03
 
 
 def judge(
@@ -56,9 +58,8 @@ def judge(
     else:
         order = by_pace(stable)
         near = order[:2]
-    tied = _tied(
-        spec, blocks, [known[key] for key in near]
-    )  # with the objective memory, only those of about the least peak
+    # With the objective memory, only those of about the least peak.
+    tied = _tied(spec, blocks, [known[key] for key in near])
     if order:
         verdicts = [_with_slowdown(spec, blocks, one, known[one.key], known[order[0]]) for one in verdicts]
     return Verification(
