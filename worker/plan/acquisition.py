@@ -14,11 +14,11 @@ from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import counted_seconds, counts_once, training_seconds
 from service.levers import as_fixed
-from worker.plan.feasibility import Feasibility, cumulative
+from worker.plan.feasibility import Feasibility
 from worker.plan.grid import Floats, Grid, Rows
 from worker.plan.prior import Prior, short_of_memory
 from worker.plan.space import inside
-from worker.plan.surrogate import Surrogate
+from worker.plan.surrogate import Surrogate, cumulative
 from worker.plan.view import View
 
 WORTH = 0.005  # of the seconds: what improves less promises nothing
@@ -30,6 +30,9 @@ PINNED_NOISE = 0.1
 # How much of the logarithm of memory saved outweighs one of seconds, while nothing has run: where nothing fitted at any
 # micro batch, and where only the micro batch that the baseline was given did not.
 SAVING, SAVING_AT_FIRST = 0.7, 0.15
+LITTLE = (
+    0.2  # of the logarithm of seconds counts beside that of the chance, once so many failed that only running matters
+)
 BEST = 2  # configurations around which others are looked at
 MOST = 40  # configurations that are named
 ROUNDS = 12  # steps of a leap, at most
@@ -151,6 +154,8 @@ class Acquisition:
         """The expected logarithm of each row's seconds; while nothing fits, what saves memory comes first."""
         if self._surrogate:
             return self._run(rows)[0]
+        if self._feasibility.learns:
+            return LITTLE * self._prior.expected(rows)
         return self._prior.expected(rows) - self._saving * self._feasibility.saved(rows)
 
     def _run(self, rows: Rows) -> tuple[Floats, Floats]:

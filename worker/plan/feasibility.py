@@ -22,6 +22,8 @@ from service.levers import LEVERS
 from service.recipe import arithmetic
 from worker.plan.culprits import Culprits
 from worker.plan.grid import Floats, Grid, Rows, look_up
+from worker.plan.peaks import Peaks
+from worker.plan.surrogate import cumulative
 from worker.plan.view import View, is_lacked, was_given_too_much
 
 UNSEEN = 0.001  # probability that a pair of choices which was in no trial that ran makes one fail
@@ -31,6 +33,8 @@ ENOUGH_SAVED = 0.4  # of the logarithm of memory saved, as in `saved`: divides b
 ENOUGH_FAILURES = 2  # as one may have a cause of its own, such as a kernel that needs a large buffer
 FAR_OVER = 1.6  # times the device's memory, which no error of the catalogue's factors explains
 LINE_SPREAD = 0.25  # standard deviation of the logarithm of a scaled memory line's peak
+# So many trials ran out of memory, and so many times as many as ran, where the catalogue's factors have to be wrong.
+MISTAKEN, MISTAKEN_TIMES = 4, 2
 TINY = 1e-12  # where neither is likely, so that nothing is divided by 0
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
@@ -48,10 +52,18 @@ class Feasibility:
         self._failed = _encoded(grid, [one.configuration for one in failed])
         ran = [*(one.configuration for one in self._ok), *(one.configuration for one in view.earlier)]
         self._culprits = Culprits(grid.options, _encoded(grid, ran), self._failed)
+        self._learnt = self._learnt_from(failed)
         self._short = self._probably_short(failed)
+
+    @property
+    def learns(self) -> bool:
+        """Whether so much ran out of memory that the failures are asked, and not the catalogue's factors."""
+        return self._learnt is not None
 
     def impossible(self, rows: Rows) -> NDArray[np.bool_]:
         """Which rows cannot fit, as two that need no more memory did not, or as they are predicted far over it."""
+        if self._learnt is not None:
+            return np.zeros(len(rows), dtype=bool)
         mine = self._coordinates(rows)
         over = _no_less(mine, self._hopeless).sum(axis=1) >= ENOUGH_FAILURES
         found: NDArray[np.bool_] = over | (self.peaks(rows) > FAR_OVER * self._capacity)
@@ -62,10 +74,11 @@ class Feasibility:
         found = self._innocent(rows)
         saved, saved_before = self.saved(rows), self.saved(self._failed)
         for at, short in enumerate(self._short):
-            lacks = np.exp(-np.maximum(saved - saved_before[at], 0.0) / ENOUGH_SAVED)
-            again = short * lacks + (1 - short) * self._culprits.blamed(at, rows)
+            again = (1 - short) * self._culprits.blamed(at, rows)
+            if self._learnt is None:
+                again += short * np.exp(-np.maximum(saved - saved_before[at], 0.0) / ENOUGH_SAVED)
             found = np.minimum(found, 1 - SURE * again)
-        return found * self._fits(rows)
+        return found * (self._learnt.fits(rows) if self._learnt else self._fits(rows))
 
     def saved(self, rows: Rows) -> Floats:
         """How much memory each row saves: the negative logarithm of the activations' factors, and of the state's."""
@@ -88,12 +101,21 @@ class Feasibility:
         By Bayes' rule: how likely its predicted peak is over the memory, against how likely it has a pair that fails.
         """
         ran_out = np.array([one.outcome is Outcome.infeasible for one in failed], dtype=float)
+        if self._learnt is not None:
+            return ran_out
         if not any(one.memory_line is not None for one in self._ok):
             return ran_out * SHORT
         over = 1 - self._fits(self._failed)
         pair = (1 - over) * (1 - self._innocent(self._failed))
         found: Floats = ran_out * over / np.maximum(over + pair, TINY)
         return found
+
+    def _learnt_from(self, failed: list[Measurement]) -> Peaks | None:
+        """What the failures tell of memory, where there are so many that the catalogue's factors have to be wrong."""
+        ran_out = [one for one in failed if one.outcome is Outcome.infeasible]
+        if len(ran_out) < MISTAKEN or len(ran_out) <= MISTAKEN_TIMES * len(self._ok):
+            return None
+        return Peaks(self._grid, self._tables, self._ok, ran_out, self._capacity)
 
     def _explained(self, hopeless: list[Configuration]) -> Floats:
         """The coordinates of those that did not fit for want of memory: none that needs as much has run."""
@@ -176,8 +198,3 @@ def _encoded(grid: Grid, configurations: list[Configuration]) -> Rows:
     if not configurations:
         return np.empty((0, len(grid.names)), dtype=np.int64)
     return np.array([grid.encode(one) for one in configurations])
-
-
-def cumulative(values: Floats) -> Floats:
-    """The standard normal distribution's cumulative probability."""
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in values])

@@ -18,10 +18,10 @@ from service.contract.measurement import Measurement
 from service.contract.objective import run_seconds, training_seconds
 from service.levers import LEVERS
 from worker.plan.acquisition import Acquisition
-from worker.plan.feasibility import Feasibility, cumulative
+from worker.plan.feasibility import Feasibility
 from worker.plan.grid import Floats, Grid, Rows
 from worker.plan.prior import Prior
-from worker.plan.surrogate import Surrogate
+from worker.plan.surrogate import Surrogate, cumulative
 from worker.plan.view import View
 
 PEAK_NOISE = 0.01  # standard deviation of the logarithm of a trial's peak

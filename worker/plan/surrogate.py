@@ -10,13 +10,14 @@ told by the likelihood of the measurements: several assumptions are kept, each w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from worker.plan.grid import Floats, Rows, look_up
-from worker.plan.prior import Prior
 
 LEVEL = 1.0  # standard deviation of the level that all configurations share
 UNIT = 0.15  # spread of a choice whose pairs with one of the same spread have a spread of `pairs` x UNIT
@@ -43,6 +44,16 @@ class Assumption:
 ASSUMPTIONS = tuple(
     Assumption(*one) for one in ((0.8, 0.3, 0.5), (1.3, 0.3, 0.0), (1.3, 0.6, 0.5), (2.0, 0.4, 1.0), (2.0, 0.8, 1.5))
 )
+
+
+class Prior(Protocol):
+    """What is expected before anything is measured: `spread` and `families` are tables of the grid."""
+
+    spread: Floats
+    families: Floats
+
+    def expected(self, rows: Rows) -> Floats:
+        """The expected logarithm of each row's value, up to a constant."""
 
 
 class Kernels:
@@ -139,3 +150,8 @@ class _Fit:
         half = np.linalg.solve(self.factor, residuals)
         self.weights = np.linalg.solve(self.factor.T, half)
         self.likelihood = float(-0.5 * half @ half - np.log(np.diag(self.factor)).sum())
+
+
+def cumulative(values: Floats) -> Floats:
+    """The standard normal distribution's cumulative probability."""
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in values])

@@ -1,0 +1,162 @@
+"""Peaks at a micro batch of 1 as the failures tell of them, for jobs in which most trials run out of memory.
+
+The logarithm of the peak is modelled as that of the seconds is (worker/plan/surrogate.py). It begins with what the
+catalogue's factors make of one memory line; each other line tells how far they are off, choice by choice. A trial that
+ran out of memory tells that its peak is above the device's, though not how far: it counts as a normal observation with
+the mean and the variance that the truncated distribution asks for (assumed-density filtering, as for the probit
+likelihood: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", section 3.6). So what many failures
+have in common is avoided, and what was not tried yet is likelier to fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.contract.measurement import Measurement, MemoryLine
+from service.levers import LEVERS
+from worker.plan.grid import Floats, Grid, Rows, look_up
+from worker.plan.surrogate import Surrogate, cumulative
+
+# Standard deviation of the logarithm of what a choice does to the peak: a part of what the catalogue expects it to do
+# to activations, and at least so much, as the allocator's fragments differ too. Chosen on 160 synthetic surfaces beside
+# those of benchmarks/search_regret.py: with less, more jobs in which nothing fits at first end without an answer.
+SHARE_UNSURE, LEAST_UNSURE = 0.3, 0.2
+UNTOUCHED = ("vocabulary", "padding", "loading", "evaluation")  # levers that do next to nothing to the peak
+NOISE = 0.02  # standard deviation of the logarithm of a peak that a memory line tells
+SHARE = 0.7  # of what choices do to activations and to the state, which they do to the peak where no size is known
+GRADIENT = 4.0  # bytes of a trained weight's gradient
+LEAST_ACTIVATIONS = 0.3  # of the memory, that the activations of a micro batch of 1 are assumed to need
+# How far the first trial that ran out of memory is taken to be over it, where nothing ran: the mean and the standard
+# deviation of the logarithm.
+OVER, OVER_SPREAD = 0.7, 0.8
+LEAST_REST = 0.05  # of the line's bytes at rest: what is left of them at least, however much choices save
+OTHERWISE = 0.02  # probability that a trial ran out of memory for another reason than that it holds too much
+TINY = 1e-300  # so that nothing is divided by 0
+LEAST_PRECISION = 1e-3  # of an observation that is kept: one over its variance
+MOST_FAILURES = 60  # that are learnt from, the latest: each costs a fit
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A row whose memory line is known or assumed, and how many parameters the model has and trains."""
+
+    row: Rows
+    line: MemoryLine
+    parameters: float
+    trained: float
+
+
+class PeakPrior:
+    """What the catalogue expects of the logarithm of the peak, and how unsure that is.
+
+    `tables` are those of `memory_tables`. The memory line of `reference` is scaled by them; without one, what is
+    expected is how much more a row takes than others.
+    """
+
+    def __init__(self, tables: list[Floats], grid: Grid, reference: Reference | None) -> None:
+        self._tables, self._reference = tables, reference
+        unsure = {
+            (name, choice.name): max(SHARE_UNSURE * abs(math.log(choice.memory.activations)), LEAST_UNSURE)
+            for name, lever in LEVERS.items()
+            for choice in lever.choices
+            if choice.name != lever.baseline and name not in UNTOUCHED
+        }
+        self.spread, self.families = grid.table(unsure), grid.table({})
+
+    def expected(self, rows: Rows) -> Floats:
+        """The expected logarithm of each row's peak."""
+        activations, state, weight = self._needs(rows)
+        reference = self._reference
+        if reference is None:
+            return np.asarray(SHARE * (activations + np.log(1 + state + weight)))
+        before = self._needs(reference.row[None, :])
+        rest = reference.line.rest_bytes + reference.trained * (state - before[1])
+        rest = rest + reference.parameters * (weight - before[2])
+        rest = np.maximum(rest, LEAST_REST * reference.line.rest_bytes)
+        peaks = rest + reference.line.slope_bytes * np.exp(activations - before[0])
+        return np.log(np.maximum(peaks, reference.line.update_bytes))
+
+    def _needs(self, rows: Rows) -> list[Floats]:
+        """The tables' sums for each row."""
+        return [look_up(table, rows).sum(axis=1) for table in self._tables]
+
+    def bytes_held(self, row: Rows, parameters: float, trained: float) -> float:
+        """The bytes of weights, optimizer state and gradients."""
+        _, state, weight = (float(one[0]) for one in self._needs(row[None, :]))
+        return parameters * weight + trained * (state + GRADIENT)
+
+
+class Peaks:
+    """How likely rows fit into `capacity` bytes, by the trials that `ran` and those that `ran_out`, in their order."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        tables: list[Floats],
+        ran: Sequence[Measurement],
+        ran_out: Sequence[Measurement],
+        capacity: float,
+    ) -> None:
+        self._limit = math.log(max(capacity, 1.0))
+        lines = [(grid.encode(one.configuration), one.memory_line, one) for one in ran if one.memory_line is not None]
+        self._prior = PeakPrior(tables, grid, _known(lines) or _assumed(grid, tables, ran_out, capacity))
+        self._rows = [row for row, *_ in lines]
+        self._values = [math.log(max(line.at(1), 1.0)) for _, line, _ in lines]
+        self._noise = [NOISE] * len(lines)
+        for one in ran_out[-MOST_FAILURES:]:
+            self._learn(grid.encode(one.configuration))
+
+    def fits(self, rows: Rows) -> Floats:
+        """The probability that each row fits at a micro batch of 1."""
+        mean, deviation = self._fitted().predict(rows)
+        return cumulative((self._limit - mean) / np.maximum(deviation, NOISE))
+
+    def _fitted(self) -> Surrogate:
+        return Surrogate(self._prior, np.array(self._rows), np.array(self._values), np.array(self._noise))
+
+    def _learn(self, row: Rows) -> None:
+        """Learn that a row's peak is above the limit, unless it failed for another reason."""
+        if not self._rows:
+            self._observe(row, self._limit + OVER, OVER_SPREAD)
+            return
+        mean, deviation = (float(one[0]) for one in self._fitted().predict(row[None, :]))
+        score = (mean - self._limit) / deviation
+        over = float(cumulative(np.array([score]))[0])
+        is_so = over / max(over + (1 - over) * OTHERWISE, TINY)  # Bayes' rule
+        # The first two derivatives of the logarithm of the mass above the limit, by the mean.
+        ratio = math.exp(-0.5 * score**2) / math.sqrt(2 * math.pi) / max(over, TINY)
+        first, second = ratio / deviation, -ratio * (score + ratio) / deviation**2
+        precision = -second / (1 + deviation**2 * second) * is_so
+        if precision > LEAST_PRECISION:
+            self._observe(row, mean - first / second, precision**-0.5)
+
+    def _observe(self, row: Rows, value: float, noise: float) -> None:
+        self._rows.append(row)
+        self._values.append(value)
+        self._noise.append(noise)
+
+
+def _known(lines: list[tuple[Rows, MemoryLine, Measurement]]) -> Reference | None:
+    """The memory line that was measured last."""
+    if not lines:
+        return None
+    row, line, ran = lines[-1]
+    return Reference(row, line, float(ran.parameters or 0), float(ran.trainable_parameters or 0))
+
+
+def _assumed(grid: Grid, tables: list[Floats], ran_out: Sequence[Measurement], capacity: float) -> Reference | None:
+    """That of a trial that ran out: what it holds follows from the model's size, and the rest are activations."""
+    built = next((one for one in ran_out if one.parameters is not None), None)
+    if built is None:
+        return None
+    row, sizes = (
+        grid.encode(built.configuration),
+        (float(built.parameters or 0), float(built.trainable_parameters or 0)),
+    )
+    rest = PeakPrior(tables, grid, None).bytes_held(row, *sizes)
+    slope = max(capacity * math.exp(OVER) - rest, LEAST_ACTIVATIONS * capacity)
+    return Reference(row, MemoryLine(rest_bytes=rest, slope_bytes=slope), *sizes)
