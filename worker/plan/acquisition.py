@@ -30,9 +30,9 @@ PINNED_NOISE = 0.1
 # How much of the logarithm of memory saved outweighs one of seconds, while nothing has run: where nothing fitted at any
 # micro batch, and where only the micro batch that the baseline was given did not.
 SAVING, SAVING_AT_FIRST = 0.7, 0.15
-LITTLE = (
-    0.2  # of the logarithm of seconds counts beside that of the chance, once so many failed that only running matters
-)
+# How much of the logarithm of seconds counts beside that of the chance to run, where nothing ran and so much failed
+# that little else matters.
+LITTLE = 0.2
 BEST = 2  # configurations around which others are looked at
 MOST = 40  # configurations that are named
 ROUNDS = 12  # steps of a leap, at most
@@ -151,7 +151,7 @@ class Acquisition:
         return np.where(self._feasibility.impossible(rows), -math.inf, found)
 
     def _expected(self, rows: Rows) -> Floats:
-        """The expected logarithm of each row's seconds; while nothing fits, what saves memory comes first."""
+        """The expected logarithm of each row's seconds; while nothing fits, what saves memory or fits comes first."""
         if self._surrogate:
             return self._run(rows)[0]
         if self._feasibility.learns:

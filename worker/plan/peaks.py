@@ -109,10 +109,11 @@ class Peaks:
         self._noise = [NOISE] * len(lines)
         for one in ran_out[-MOST_FAILURES:]:
             self._learn(grid.encode(one.configuration))
+        self._surrogate = self._fitted()
 
     def fits(self, rows: Rows) -> Floats:
         """The probability that each row fits at a micro batch of 1."""
-        mean, deviation = self._fitted().predict(rows)
+        mean, deviation = self._surrogate.predict(rows)
         return cumulative((self._limit - mean) / np.maximum(deviation, NOISE))
 
     def _fitted(self) -> Surrogate:
