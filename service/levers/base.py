@@ -175,7 +175,8 @@ class Lever:
     others. `reference` is the choice that stable numerics are judged against. `families` are choices that are expected
     to change the seconds by nearly as much as each other, so that one measured tells of the rest; `together` is what
     choices of several levers are expected to do beyond what each does by itself. A lever that `changes_evaluation`
-    makes an evaluation take another amount of memory than training does.
+    makes an evaluation take another amount of memory than training does; one that does next to nothing to a step's peak
+    says so by `touches_memory`.
     """
 
     name: str
@@ -193,6 +194,7 @@ class Lever:
     simulated: tuple[str, ...] | None = None
     reference: str | None = None
     changes_evaluation: bool = False
+    touches_memory: bool = True
 
     def applies(self, method: str, task: str) -> bool:
         """Whether the lever has an effect with that method and task; where it has none, it stays at its baseline."""

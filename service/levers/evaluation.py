@@ -8,6 +8,7 @@ LEVER = Lever(
     baseline="loss",
     source="https://huggingface.co/docs/transformers/main_classes/trainer",
     order=200,
+    touches_memory=False,
     stage="evaluation",
     changes_evaluation=True,
     choices=(

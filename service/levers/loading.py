@@ -35,6 +35,7 @@ LEVER = Lever(
     baseline="ahead",
     source="https://docs.pytorch.org/docs/stable/data.html",
     order=170,
+    touches_memory=False,
     stage="loading",
     families=(("workers-2", "workers-4"),),
     choices=(

@@ -9,6 +9,7 @@ LEVER = Lever(
     baseline="longest",
     source="https://huggingface.co/docs/transformers/main_classes/data_collator",
     order=140,
+    touches_memory=False,
     families=(("multiple-8", "multiple-64"),),
     choices=(
         Choice("longest", "the longest row of the micro batch", options={"multiple": 1}),

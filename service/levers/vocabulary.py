@@ -11,6 +11,7 @@ LEVER = Lever(
     baseline="as-is",
     source="https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html",
     order=80,
+    touches_memory=False,
     stage="base",
     tasks=("causal-lm", "masked-lm"),
     families=(("multiple-8", "multiple-64"),),

@@ -18,7 +18,7 @@ from service.levers import chosen
 from tests.factory import configuration, failed, measured
 from tests.plan.test_surrogate import GPU, grid_of, seen
 from worker.plan import plan
-from worker.plan.feasibility import memory_tables
+from worker.plan.memory_needs import memory_tables
 from worker.plan.peaks import Peaks
 
 GIB = 1 << 30

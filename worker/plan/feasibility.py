@@ -4,24 +4,22 @@ Two things rule a configuration out: two trials of others that need no more memo
 the memory line of the most similar trial puts it far over the device's memory. All others have a chance. A failed trial
 lowers that of configurations which have what made it fail: a choice, or two that do not go together, which is in no
 trial that ran (worker/plan/culprits.py), or too little memory saved. Which of the two is likelier, the failed trial's
-predicted peak tells as soon as memory lines are known.
+predicted peak tells as soon as memory lines are known. Where most trials ran out of memory, neither rules anything out:
+what fits is then learnt from these (worker/plan/peaks.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome
-from service.levers import LEVERS
-from service.recipe import arithmetic
 from worker.plan.culprits import Culprits
-from worker.plan.grid import Floats, Grid, Rows, look_up
+from worker.plan.grid import Floats, Grid, Rows
+from worker.plan.memory_needs import coordinates, memory_tables, saved, scaled
 from worker.plan.peaks import Peaks
 from worker.plan.surrogate import cumulative
 from worker.plan.view import View, is_lacked, was_given_too_much
@@ -36,7 +34,6 @@ LINE_SPREAD = 0.25  # standard deviation of the logarithm of a scaled memory lin
 # So many trials ran out of memory, and so many times as many as ran, where the catalogue's factors have to be wrong.
 MISTAKEN, MISTAKEN_TIMES = 4, 2
 TINY = 1e-12  # where neither is likely, so that nothing is divided by 0
-BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
 class Feasibility:
@@ -64,7 +61,7 @@ class Feasibility:
         """Which rows cannot fit, as two that need no more memory did not, or as they are predicted far over it."""
         if self._learnt is not None:
             return np.zeros(len(rows), dtype=bool)
-        mine = self._coordinates(rows)
+        mine = coordinates(self._tables, rows)
         over = _no_less(mine, self._hopeless).sum(axis=1) >= ENOUGH_FAILURES
         found: NDArray[np.bool_] = over | (self.peaks(rows) > FAR_OVER * self._capacity)
         return found
@@ -72,19 +69,18 @@ class Feasibility:
     def chance(self, rows: Rows) -> Floats:
         """The probability that each row runs to its end: that no failure tells of it, and that it fits."""
         found = self._innocent(rows)
-        saved, saved_before = self.saved(rows), self.saved(self._failed)
+        mine, before = self.saved(rows), self.saved(self._failed)
         for at, short in enumerate(self._short):
-            again = (1 - short) * self._culprits.blamed(at, rows)
-            if self._learnt is None:
-                again += short * np.exp(-np.maximum(saved - saved_before[at], 0.0) / ENOUGH_SAVED)
+            if self._learnt and short:  # what it tells is in the learnt peaks
+                continue
+            lacks = np.exp(-np.maximum(mine - before[at], 0.0) / ENOUGH_SAVED)
+            again = short * lacks + (1 - short) * self._culprits.blamed(at, rows)
             found = np.minimum(found, 1 - SURE * again)
         return found * (self._learnt.fits(rows) if self._learnt else self._fits(rows))
 
     def saved(self, rows: Rows) -> Floats:
-        """How much memory each row saves: the negative logarithm of the activations' factors, and of the state's."""
-        mine = self._coordinates(rows)
-        found: Floats = -mine[:, 0] - np.log(1 + mine[:, 1] + mine[:, 2])
-        return found
+        """How much memory each row saves, as a logarithm."""
+        return saved(coordinates(self._tables, rows))
 
     def _innocent(self, rows: Rows) -> Floats:
         """The probability that none of each row's pairs which no trial that ran had makes it fail."""
@@ -119,13 +115,9 @@ class Feasibility:
 
     def _explained(self, hopeless: list[Configuration]) -> Floats:
         """The coordinates of those that did not fit for want of memory: none that needs as much has run."""
-        mine = self._coordinates(_encoded(self._grid, hopeless))
-        ran = self._coordinates(_encoded(self._grid, [one.configuration for one in self._ok]))
+        mine = coordinates(self._tables, _encoded(self._grid, hopeless))
+        ran = coordinates(self._tables, _encoded(self._grid, [one.configuration for one in self._ok]))
         return mine[~_no_less(ran, mine).any(axis=0)]
-
-    def _coordinates(self, rows: Rows) -> Floats:
-        """Numbers that all grow with the memory that a row needs, of shape (rows, tables)."""
-        return np.stack([look_up(table, rows).sum(axis=1) for table in self._tables], axis=1)
 
     def peaks(self, rows: Rows, micro: float = 1.0) -> Floats:
         """The predicted peak bytes at a micro batch, by the memory line of the most similar trial; 0 without."""
@@ -134,14 +126,14 @@ class Feasibility:
             return np.zeros(len(rows))
         known = _encoded(self._grid, [one.configuration for one in lined])
         nearest = (rows[:, None, :] == known[None, :, :]).sum(axis=2).argmax(axis=1)
-        change = self._coordinates(rows) - self._coordinates(known)[nearest]
+        change = coordinates(self._tables, rows) - coordinates(self._tables, known)[nearest]
         lines = [one.memory_line for one in lined if one.memory_line is not None]
         rest = np.array([line.rest_bytes for line in lines])[nearest]
         slope = np.array([line.slope_bytes for line in lines])[nearest]
         trained = np.array([float(one.trainable_parameters or 0) for one in lined])[nearest]
         weights = np.array([float(one.parameters or 0) for one in lined])[nearest]
-        rest = rest + trained * change[:, 1] + weights * change[:, 2]
-        peaks: Floats = np.maximum(rest, 0.0) + micro * slope * np.exp(change[:, 0])
+        rest, samples = scaled(rest, slope, change, weights, trained, micro)
+        peaks: Floats = np.maximum(rest, 0.0) + samples
         return peaks
 
 
@@ -165,33 +157,6 @@ def _no_less(ones: Floats, others: Floats) -> NDArray[np.bool_]:
     """(ones, others): whether each one needs no less memory than each other in any coordinate."""
     found: NDArray[np.bool_] = np.all(ones[:, None, :] >= others[None, :, :] - 1e-9, axis=2)
     return found
-
-
-def memory_tables(view: View, grid: Grid) -> list[Floats]:
-    """Tables of the grid: logarithms of activations' factors, state bytes a trained parameter, bytes a weight."""
-    is_half = view.is_half()
-    activations = {
-        (name, choice.name): math.log(choice.memory.kept(is_half))
-        for name, lever in LEVERS.items()
-        for choice in lever.choices
-    }
-    states = {("optimizer", choice.name): choice.memory.state for choice in LEVERS["optimizer"].choices}
-    if view.method == "qlora":
-        weights = {("quantization", one.name): one.memory.weight or 2.0 for one in LEVERS["quantization"].choices}
-    else:
-        own = next((one.weights_dtype for one in view.history if one.weights_dtype), "float32")
-        weights = {
-            ("precision", one.name): _weight_bytes(arithmetic(view.method, one.options), own)
-            for one in LEVERS["precision"].choices
-        }
-    return [grid.table(activations), grid.table(states), grid.table(weights)]
-
-
-def _weight_bytes(precision: Mapping[str, Any], own: str) -> float:
-    """Bytes a weight takes under a precision, with the copy that autocast keeps of each while a step lasts."""
-    held = BYTES.get(own if precision["weights"] == "auto" else precision["weights"], 4.0)
-    copied = precision["autocast"] and precision["autocast_cache"] and held > BYTES["float16"]
-    return held + (BYTES["float16"] if copied else 0.0)
 
 
 def _encoded(grid: Grid, configurations: list[Configuration]) -> Rows:

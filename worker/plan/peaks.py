@@ -18,14 +18,14 @@ import numpy as np
 
 from service.contract.measurement import Measurement, MemoryLine
 from service.levers import LEVERS
-from worker.plan.grid import Floats, Grid, Rows, look_up
+from worker.plan.grid import Floats, Grid, Rows
+from worker.plan.memory_needs import coordinates, saved, scaled
 from worker.plan.surrogate import Surrogate, cumulative
 
 # Standard deviation of the logarithm of what a choice does to the peak: a part of what the catalogue expects it to do
 # to activations, and at least so much, as the allocator's fragments differ too. Chosen on 160 synthetic surfaces beside
 # those of benchmarks/search_regret.py: with less, more jobs in which nothing fits at first end without an answer.
 SHARE_UNSURE, LEAST_UNSURE = 0.3, 0.2
-UNTOUCHED = ("vocabulary", "padding", "loading", "evaluation")  # levers that do next to nothing to the peak
 NOISE = 0.02  # standard deviation of the logarithm of a peak that a memory line tells
 SHARE = 0.7  # of what choices do to activations and to the state, which they do to the peak where no size is known
 GRADIENT = 4.0  # bytes of a trained weight's gradient
@@ -62,32 +62,20 @@ class PeakPrior:
         unsure = {
             (name, choice.name): max(SHARE_UNSURE * abs(math.log(choice.memory.activations)), LEAST_UNSURE)
             for name, lever in LEVERS.items()
+            if lever.touches_memory
             for choice in lever.choices
-            if choice.name != lever.baseline and name not in UNTOUCHED
+            if choice.name != lever.baseline
         }
         self.spread, self.families = grid.table(unsure), grid.table({})
 
     def expected(self, rows: Rows) -> Floats:
         """The expected logarithm of each row's peak."""
-        activations, state, weight = self._needs(rows)
-        reference = self._reference
+        mine, reference = coordinates(self._tables, rows), self._reference
         if reference is None:
-            return np.asarray(SHARE * (activations + np.log(1 + state + weight)))
-        before = self._needs(reference.row[None, :])
-        rest = reference.line.rest_bytes + reference.trained * (state - before[1])
-        rest = rest + reference.parameters * (weight - before[2])
-        rest = np.maximum(rest, LEAST_REST * reference.line.rest_bytes)
-        peaks = rest + reference.line.slope_bytes * np.exp(activations - before[0])
-        return np.log(np.maximum(peaks, reference.line.update_bytes))
-
-    def _needs(self, rows: Rows) -> list[Floats]:
-        """The tables' sums for each row."""
-        return [look_up(table, rows).sum(axis=1) for table in self._tables]
-
-    def bytes_held(self, row: Rows, parameters: float, trained: float) -> float:
-        """The bytes of weights, optimizer state and gradients."""
-        _, state, weight = (float(one[0]) for one in self._needs(row[None, :]))
-        return parameters * weight + trained * (state + GRADIENT)
+            return -SHARE * saved(mine)
+        change, line = mine - coordinates(self._tables, reference.row[None, :]), reference.line
+        rest, samples = scaled(line.rest_bytes, line.slope_bytes, change, reference.parameters, reference.trained)
+        return np.log(np.maximum(np.maximum(rest, LEAST_REST * line.rest_bytes) + samples, line.update_bytes))
 
 
 class Peaks:
@@ -154,10 +142,9 @@ def _assumed(grid: Grid, tables: list[Floats], ran_out: Sequence[Measurement], c
     built = next((one for one in ran_out if one.parameters is not None), None)
     if built is None:
         return None
-    row, sizes = (
-        grid.encode(built.configuration),
-        (float(built.parameters or 0), float(built.trainable_parameters or 0)),
-    )
-    rest = PeakPrior(tables, grid, None).bytes_held(row, *sizes)
+    row = grid.encode(built.configuration)
+    parameters, trained = float(built.parameters or 0), float(built.trainable_parameters or 0)
+    _, state, weight = (float(one) for one in coordinates(tables, row[None, :])[0])
+    rest = parameters * weight + trained * (state + GRADIENT)
     slope = max(capacity * math.exp(OVER) - rest, LEAST_ACTIVATIONS * capacity)
-    return Reference(row, MemoryLine(rest_bytes=rest, slope_bytes=slope), *sizes)
+    return Reference(row, MemoryLine(rest_bytes=rest, slope_bytes=slope), parameters, trained)

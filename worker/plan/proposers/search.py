@@ -19,8 +19,8 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.contract.states import Origin
 from service.space import Space, applicable
-from worker.plan.feasibility import memory_tables
 from worker.plan.grid import EFFECTIVE, Grid
+from worker.plan.memory_needs import memory_tables
 from worker.plan.prior import short_of_memory
 from worker.plan.proposers import Proposal
 from worker.plan.space import every, make, repaired
