@@ -155,7 +155,7 @@ def main() -> None:
         hub_cache=home / "hub",
         quantised_weights=home / "quantised",
     )
-    bench = Bench(Sandbox(facts.has_own_memory), facts, home, folders)
+    bench = Bench(Sandbox(facts.has_own_memory, capability=facts.capability), facts, home, folders)
     left = table.missing()
     say(f"{len(left)} of {options.job} are left")
     for number, configuration in enumerate(left[: options.limit], 1):

@@ -88,7 +88,7 @@ def opened(facts: HardwareFacts) -> tuple[Bench, DeviceLock]:
         sys.exit("a worker is measuring on this device; stop it first")
     roots = (*settings.data_roots, ROOT)
     place = Workplace(device=facts.device, index=facts.index, data_roots=roots, hub_cache=settings.hub_cache)
-    return Bench(Sandbox(facts.has_own_memory), facts, home, place), lock
+    return Bench(Sandbox(facts.has_own_memory, capability=facts.capability), facts, home, place), lock
 
 
 def run(found: Recommendation, blocks: int, exports: list[str], only_scripts: bool) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def compared(file: Path, options: argparse.Namespace, facts: HardwareFacts, home
         }
     )
     bench = Bench(
-        Sandbox(facts.has_own_memory),
+        Sandbox(facts.has_own_memory, capability=facts.capability),
         facts,
         home,
         Workplace(device=facts.device, index=facts.index, data_roots=roots, hub_cache=home / "hub"),

@@ -182,7 +182,7 @@ def main() -> None:
     )
     store = Store(home / "rows.json")
     bench = Bench(
-        Sandbox(facts.has_own_memory),
+        Sandbox(facts.has_own_memory, capability=facts.capability),
         facts,
         home,
         Workplace(

@@ -90,6 +90,12 @@ def collecting(request: bytes, messages: Connection, lifeline: Connection, scrat
     quick(request, messages, lifeline, scratch, _lock)
 
 
+def needing_cuda(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Answers at once where CUDA could be used, had this machine a GPU; ends without a word where it could not."""
+    assert not sys.modules["torch"].cuda._is_in_bad_fork()
+    quick(request, messages, lifeline, scratch, _lock)
+
+
 def turning(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Takes turns and writes them down. The candidate with packed rows dies in its second turn."""
     isolate(lifeline, scratch)

@@ -16,7 +16,8 @@ from benchmarks.finders.ours import MALLOC
 from benchmarks.store import Row
 from service.contract.child import EndingKind
 from service.contract.hardware import HardwareFacts
-from worker.runner.sandbox import PRELOAD, PRELOAD_CPU, Sandbox
+from worker.runner.preload import PRELOAD, PRELOAD_CPU
+from worker.runner.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent.parent
 # Dense bf16 TFLOP/s of the data sheets.
@@ -73,7 +74,7 @@ class Place:
     def child(self, module: str, *arguments: Any) -> Row:
         """What the function `child` of a file of this folder returns in a process of its own, see `child.py`."""
         preload = PRELOAD if self.facts.has_own_memory else PRELOAD_CPU
-        sandbox = Sandbox(self.facts.has_own_memory, ENTRY, MESSAGES, preload)
+        sandbox = Sandbox(self.facts.has_own_memory, ENTRY, MESSAGES, preload, capability=self.facts.capability)
         seconds = max(1.0, self.left())
         call = Call(module=module, arguments=arguments, dry=self.dry)
         ending = sandbox.run(call, seconds, lambda _: None, lambda: False)

@@ -135,7 +135,9 @@ def timed(place: Place, job: Job, method: Method) -> Row:
     made = make(spec, method, levers, best.configuration.effective_batch_size)
     if made is None:
         raise Failed(f"{method} does not go with {levers}")
-    bench = Machine(place.facts, place.home, place.left()).bench(Sandbox(place.facts.has_own_memory))
+    bench = Machine(place.facts, place.home, place.left()).bench(
+        Sandbox(place.facts.has_own_memory, capability=place.facts.capability)
+    )
     request = TrialRequest(configuration=made, origin=Origin.recipe, number=1, seconds_limit=max(1.0, place.left()))
     measured, log = measure(bench, spec, f"{job.name}-{method}", request, say, lambda: False, None)
     if measured is None or measured.outcome is not Outcome.ok:

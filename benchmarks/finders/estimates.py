@@ -29,7 +29,12 @@ def estimated(machine: Machine, case: Case, measured: Row, true: int) -> Row:
     )
     claim = EstimateClaim(task_id=case.cache, attempt=1, request=request)
     try:
-        found = answer(machine.bench(Sandbox(case.device != "cpu")), claim, lambda _: None, lambda: False)
+        found = answer(
+            machine.bench(Sandbox(case.device != "cpu", capability=machine.facts.capability)),
+            claim,
+            lambda _: None,
+            lambda: False,
+        )
     except JobFailed as error:
         raise RuntimeError(f"{case.name}: {error}") from error
     assert found is not None, "nobody ends it from outside"

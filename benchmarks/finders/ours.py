@@ -19,7 +19,8 @@ from service.contract.measurement import Outcome
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from worker.runner.measuring import Bench, measure
-from worker.runner.sandbox import PRELOAD, PRELOAD_CPU, Ending, Sandbox
+from worker.runner.preload import PRELOAD, PRELOAD_CPU
+from worker.runner.sandbox import Ending, Sandbox
 
 CHILD = "benchmarks.finders.child:main"
 
@@ -59,7 +60,8 @@ class Machine:
 
     def child(self, case: Case, finder: str, size: int | None = None) -> Ending:
         """One fresh child of the benchmark's own."""
-        sandbox = Sandbox(case.device != "cpu", CHILD, MESSAGES, PRELOAD_CPU if case.device == "cpu" else PRELOAD)
+        preload = PRELOAD_CPU if case.device == "cpu" else PRELOAD
+        sandbox = Sandbox(case.device != "cpu", CHILD, MESSAGES, preload, capability=self.facts.capability)
         request = Ask(
             finder=finder,
             spec=case.spec(self.home),

@@ -40,7 +40,7 @@ def soak(machine: Machine, case: Case, micro: int, steps: int) -> Row:
         update={"effective_batch_size": ACCUMULATION * micro, "micro_batch_size": micro}
     )
     candidate = Measurement(configuration=configuration, outcome=Outcome.ok, micro_batch_size=micro)
-    sandbox = Sandbox(case.device != "cpu")
+    sandbox = Sandbox(case.device != "cpu", capability=machine.facts.capability)
     bench = machine.bench(sandbox)
     seconds = machine.limit(SECONDS)
     request = RunSoak(workplace=bench.workplace_of(case.cache), spec=spec, candidate=candidate, seed=1, seconds=seconds)

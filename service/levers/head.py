@@ -1,7 +1,8 @@
 """The output layer and the loss: logits of a large vocabulary are the largest tensor of a step."""
 
-from service.levers.base import Choice, Effect, Lever, Memory, cuda, package
+from service.levers.base import Choice, Effect, Exclusion, Lever, Memory, cuda, package
 from service.levers.kernels import switched_on
+from service.levers.precision import FULL_PRECISION
 
 # What computes logits itself, a part at a time, and so never has all of them in memory.
 WITHOUT_LOGITS = ("chunked", "cut-cross-entropy", "liger")
@@ -47,6 +48,13 @@ LEVER = Lever(
             memory=IN_PARTS,
             training_arguments=switched_on("fused_linear_cross_entropy"),
             effect=Effect(0.97, 0.08, limited=0.85),
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"precision": FULL_PRECISION, "head": ("cut-cross-entropy",)},
+            "the kernel's backward pass takes 16-bit hidden states only",
+            "https://github.com/apple/ml-cross-entropy/blob/main/cut_cross_entropy/cce_backward.py",
         ),
     ),
 )

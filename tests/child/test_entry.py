@@ -10,7 +10,10 @@ import pytest
 
 from service.contract.child import MESSAGE, Failed, RunBlock, RunTrial
 from service.contract.measurement import Outcome
+from service.contract.states import Origin
+from service.contract.task import TrialRequest
 from tests.child import tiny
+from tests.factory import configuration
 from worker.child import again, entry, measure
 
 
@@ -25,9 +28,18 @@ class Asked(Exception):
     """The request was begun."""
 
 
-@pytest.mark.parametrize(("kind", "shared"), [(RunTrial, False), (RunBlock, True)])
+@pytest.mark.parametrize(
+    ("kind", "compiled", "shared"),
+    [(RunTrial, "per-layer", False), (RunTrial, "off", True), (RunBlock, "per-layer", True)],
+)
 def test_only_what_times_no_compiling_shares_what_is_compiled(
-    llama: Path, functions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, shared: bool
+    llama: Path,
+    functions: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+    compiled: str,
+    shared: bool,
 ) -> None:
     def begun(*_: Any) -> None:
         raise Asked
@@ -36,8 +48,9 @@ def test_only_what_times_no_compiling_shares_what_is_compiled(
     monkeypatch.setattr(again, "serve", begun)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "own")
     place = tiny.workplace(llama, cache=tmp_path)
+    trial = TrialRequest(configuration=configuration(compile=compiled), origin=Origin.recipe, number=1)
     request = kind.model_construct(
-        workplace=place, spec=tiny.job(llama, functions), trial=None, known=(), only_probe=False
+        workplace=place, spec=tiny.job(llama, functions), trial=trial, known=(), only_probe=False
     )
     monkeypatch.setattr("worker.devices.cpu.Cpu.limit", lambda *_: None)
     with pytest.raises(Asked):

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.planted import faults
 from benchmarks.planted.faults import Plant, stepping, wrapped_optimizer
+from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.replay import Proof, Replay
@@ -21,6 +22,16 @@ from worker.child import replay as replays
 from worker.plan import proof
 
 SEED = 7
+CPU = HardwareFacts(
+    host="here",
+    device="cpu",
+    name="this CPU",
+    memory_bytes=1 << 34,
+    cores=2,
+    bf16_native=False,
+    versions={"python": "3.11"},
+    packages={},
+)
 NOISES: dict[str, proof.Noise] = {}  # by method, as a verification measures it once
 
 
@@ -30,8 +41,8 @@ def replayed(
     made = candidate.configuration
     bundle = tiny.built(spec, made.model_copy(update={"learning_rate": made.learning_rate * rate}), seed=seed)
     if steps:
-        plan = [[[[one] for one in step]] for step in steps]
-        return replays.replay(bundle, plan, [one for step in steps for one in step])
+        given, plan = replays.followed(steps, bundle.data.lengths, candidate.micro_batch_size or 1)
+        return replays.replay(bundle, plan, given)
     size = proof.samples_a_step(candidate)
     count, micro = proof.STEPS[spec.search.verify], candidate.micro_batch_size or 1
     given, plan = replays.arranged(bundle, count, size, micro, seed)
@@ -49,7 +60,7 @@ def proved(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
         plain = configuration(method, 8).model_copy(update={"learning_rate": 1e-3})
         made = plain.model_copy(update={"levers": plain.levers | {"precision": "fp32"} | levers})
         candidate = measured(made, micro_batch_size=2, check_grad_norm=1.0)
-        spec, reference = proof.exposed(job, candidate), proof.references_of(candidate)[0][1]
+        spec, reference = proof.exposed(job, candidate), proof.references_of(candidate, CPU)[0][1]
         with monkeypatch.context() as patch:
             if plant:
                 plant(patch)

@@ -122,7 +122,7 @@ def test_too_many_shapes_for_compiled_code_are_said(llama: Path, functions: Path
     bundle.compile()
     with pytest.raises(Exception) as caught:
         for length in (4, 8, 12, 16):
-            bundle.model(input_ids=torch.ones((1, length), dtype=torch.long))
+            bundle.model(input_ids=torch.ones((1, length), dtype=torch.long, device=tiny.DEVICE))
     told = entry._failure(caught.value, [])
     assert isinstance(told, Failed) and (told.outcome, told.reason) == (Outcome.invalid, entry.TOO_MANY_SHAPES)
 

@@ -150,15 +150,14 @@ def test_fused_cross_entropies_get_labelled_positions_only(monkeypatch: pytest.M
     labels[0, :3] = -100
     expected = model(input_ids=ids, labels=labels, num_items_in_batch=torch.tensor(8)).loss
 
-    def cut(
-        hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: Any, reduction: str
-    ) -> torch.Tensor:
+    def cut(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, reduction: str) -> torch.Tensor:
+        """As the release on PyPI has it, without a bias."""
         assert reduction == "sum" and bool((target >= 0).all())
         return torch.nn.functional.cross_entropy(hidden @ weight.T, target, reduction="sum")
 
     kernel = Recorder(cut)
     install(monkeypatch, "cut_cross_entropy", linear_cross_entropy=kernel)
-    fused = Recorder(lambda weight, hidden, target, bias: cut(hidden, weight, target, bias, "sum"))
+    fused = Recorder(lambda weight, hidden, target, bias: cut(hidden, weight, target, "sum"))
     install(monkeypatch, "liger_kernel.transformers", LigerFusedLinearCrossEntropyLoss=lambda reduction: fused)
     (head.cut_cross_entropy if which == "cut" else head.liger_cross_entropy)(model)
     loss = model(input_ids=ids, labels=labels, num_items_in_batch=torch.tensor(8)).loss

@@ -114,6 +114,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
     monkeypatch.setattr(checkpointing, "in_host_memory", lambda tensor: False)
     monkeypatch.setattr(torch, "get_device_module", lambda device: made)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a real GPU beside it would be asked for memory
     monkeypatch.setattr(checkpointing.Kept, "copy", logged(made, checkpointing.Kept.copy))
     return made
 
@@ -332,7 +333,7 @@ def test_on_a_gpu_it_learns_the_same_in_less_memory() -> None:
                 rows = way(lambda rows, layer=layer: torch.tanh(layer(rows)), rows)
             rows.sum().backward()
             torch.cuda.synchronize()
-        sums.append([one.grad.clone() for one in layers.parameters()])
+        sums.append([one.grad.cpu() for one in layers.parameters()])
         peaks.append(torch.cuda.max_memory_allocated())
     assert all(torch.equal(one, other) for one, other in zip(*sums, strict=True))
-    assert peaks[0] - peaks[1] > 40 * 8192 * 1024 * 4
+    assert peaks[0] - peaks[1] > 36 * 8192 * 1024 * 4, "of 48 inputs, but for the newest and what a layer computes with"

@@ -94,7 +94,7 @@ def test_siblings_are_computed_once(build: Build, monkeypatch: pytest.MonkeyPatc
         return real(x, group)
 
     monkeypatch.setattr(projections, "together", counted)
-    bundle.model(input_ids=torch.ones((1, 4), dtype=torch.long))
+    bundle.model(input_ids=torch.ones((1, 4), dtype=torch.long, device=tiny.DEVICE))
     assert sorted(calls) == [1, 1, 1, 1, 2, 2, 3, 3], "two layers: q k v, o, gate up, down"
 
 

@@ -3,7 +3,8 @@
 The modules are imported in a fresh interpreter that takes itself for a machine with a GPU: torch says that it was built
 for CUDA and that there is a device, so that what is only done then is done. Whatever would make a context, or ask the
 CUDA runtime anything, is written down and refused. Two questions are allowed, since torch answers them through NVML
-under PYTORCH_NVML_BASED_CUDA_CHECK: whether there is a device, and how many.
+under PYTORCH_NVML_BASED_CUDA_CHECK: whether there is a device, and how many. Two more are answered by the worker, which
+knows the compute capability.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest
 
 from tests.conftest import ROOT
 from worker.runner.main import environment
-from worker.runner.sandbox import PRELOAD, PRELOAD_CPU
+from worker.runner.preload import PRELOAD, PRELOAD_CPU
 
 PRETENDED = textwrap.dedent("""
     import ctypes, importlib, json, os, sys, threading
@@ -52,6 +53,8 @@ PRETENDED = textwrap.dedent("""
                  "_cuda_getCurrentRawStream", "_cuda_getCurrentStream"):
         setattr(torch._C, name, refuse(f"torch._C.{name}"))
 
+    from worker.child.answers import answer, ask_again
+    answer((9, 0))
     def tell(*modules):
         for module in modules:
             try:
@@ -66,11 +69,14 @@ PRETENDED = textwrap.dedent("""
     tell(*preloaded)
     for module in more:
         if (child := os.fork()) == 0:
+            if module != "tests.asking":
+                ask_again()
             tell(module)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
 """)
-MORE = ("peft", "bitsandbytes")
+UNASKED = ("peft", "bitsandbytes")
+MORE = (*UNASKED, "tests.asking")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +102,12 @@ def test_what_is_preloaded_beside_a_gpu_leaves_cuda_alone(imported: dict[str, di
     assert not {"peft", "bitsandbytes"} & set(found["modules"])
 
 
-@pytest.mark.parametrize("module", MORE)
+def test_what_torchao_asks_is_answered(imported: dict[str, dict[str, list[str]]]) -> None:
+    found = imported["tests.asking"]
+    assert not found["touched"] and not found["failed"] and "tests.asking" in found["modules"]
+
+
+@pytest.mark.parametrize("module", UNASKED)
 def test_what_is_not_would_initialise_it(imported: dict[str, dict[str, list[str]]], module: str) -> None:
     """bitsandbytes asks for the GPU's compute capability to choose its library, and peft imports bitsandbytes."""
     found = imported[module]

@@ -36,7 +36,9 @@ def cut_cross_entropy(model: Any) -> None:
 
     def loss(hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> torch.Tensor:
         kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else head.weight.dtype
-        found: torch.Tensor = kernel(hidden.to(kind), head.weight.to(kind), labels, bias=head.bias, reduction="sum")
+        # The release on PyPI, 25.1.1, knows no bias; the source on GitHub does.
+        more = {} if head.bias is None else {"bias": head.bias}
+        found: torch.Tensor = kernel(hidden.to(kind), head.weight.to(kind), labels, reduction="sum", **more)
         return found
 
     defer_logits(model, loss)

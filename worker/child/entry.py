@@ -132,6 +132,7 @@ def _run(
 ) -> Result:
     """Run the request. The opened device is put into `opened`, so that a failure can be reported with its memory."""
     from service.contract.child import Result, RunEstimate, RunSoak, RunTrial
+    from service.levers import is_compiled
     from worker.devices import open_device
 
     place = request.workplace
@@ -146,8 +147,9 @@ def _run(
     opened.append(device)
     cap = spec.hardware.memory_gib
     device.limit(int(cap * 2**30) if cap else None)
-    if place.job_cache and not isinstance(request, RunTrial):
-        # A verification times no compiling, so its processes share what they compile; a trial's cache stays empty.
+    if place.job_cache and not (isinstance(request, RunTrial) and is_compiled(request.trial.configuration.levers)):
+        # Processes that time no compiling share what they compile: some kernels, such as cut-cross-entropy's, call
+        # torch.compile themselves, after which Triton keeps what it compiles for anybody in this folder.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place.job_cache / "compile")
     if isinstance(request, RunTrial):
         measured, bundle = measure.run_trial(

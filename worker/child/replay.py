@@ -1,7 +1,8 @@
 """Replays optimizer steps: from the first weights on, without dropout, watching what happens to the trained weights.
 
 A candidate arranges samples by its own batching. The reference then trains the same samples in each step, one sample a
-row, so that batchings which put other samples in a step are compared as exactly as the others.
+row, so that batchings which put other samples in a step are compared as exactly as the others. Its micro batches have
+at most the tokens of one longest sample: they take no more memory than that one, and as few launches as that allows.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import torch
 
 from service.contract.child import RunReplay
 from service.contract.replay import Replay
-from training.levers.batching import cut, longest_first
+from training.levers.batching import longest_first, token_budget
 from training.samples import IGNORED, Batch, Step
 from worker.child import steps
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle
 from worker.child.data import work_unit
+
+Steps = tuple[tuple[int, ...], ...]  # the samples of each
 
 WATCHED = 4096  # weights of each trained tensor, spread over it: a copy of all weights might not fit
 LONGEST = 0.1  # of the samples are the longest of the data, because faults often show on long rows only
@@ -30,13 +33,21 @@ def run_replay(request: RunReplay, bundle: Bundle) -> Replay:
     """Train the request's steps on its first weights and say what happened. TrainingError and out of memory pass."""
     micro = request.candidate.micro_batch_size or 1
     if request.steps:
-        given = [sample for step in request.steps for sample in step]
-        plan = [cut([[sample] for sample in step], micro) for step in request.steps]
+        given, plan = followed(request.steps, bundle.data.lengths, micro)
     else:
         size = request.samples_a_step
         whole = size if bundle.recipe.steps_in_backward else micro
         given, plan = arranged(bundle, request.count, size, whole, request.seed)
     return replay(bundle, plan, given)
+
+
+def followed(given: Steps, lengths: list[int], micro: int) -> tuple[list[int], list[Step]]:
+    """(samples, steps) as the reference trains what another's steps held: one sample a row, equally long ones together.
+
+    A micro batch has at most the padded tokens of `micro` longest samples.
+    """
+    plan = [step for samples in given for step in token_budget(samples, lengths, len(samples), micro)]
+    return [sample for samples in given for sample in samples], plan
 
 
 def arranged(bundle: Bundle, count: int, size: int, micro: int, seed: int) -> tuple[list[int], list[Step]]:

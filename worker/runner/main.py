@@ -191,7 +191,7 @@ def serve(
     broker = connect(server or settings.database_url, lease, own_key())
     for name in SECRETS:  # a model may bring code of its own, which runs in the children of this process
         os.environ.pop(name, None)
-    sandbox = Sandbox(facts.has_own_memory, entry, log=settings.home / "worker.log")
+    sandbox = Sandbox(facts.has_own_memory, entry, log=settings.home / "worker.log", capability=facts.capability)
     bench = Bench(
         sandbox=sandbox,
         facts=facts,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from service.contract.child import EndingKind, Result, RunReplay, Workplace
+from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
 from service.contract.replay import Proof, Replay
@@ -22,11 +23,13 @@ class Prover:
     def __init__(
         self,
         spec: JobSpec,
+        facts: HardwareFacts,
         workplace: Workplace,
         on_progress: Callable[[str], None],
         run: Callable[[RunReplay], Ending],
     ) -> None:
-        self._spec, self._workplace, self._progress, self._run = spec, workplace, on_progress, run
+        self._spec, self._facts, self._workplace = spec, facts, workplace
+        self._progress, self._run = on_progress, run
         self._noise: Noise | None = None
 
     def proof(self, candidate: Measurement) -> Proof | str:
@@ -47,7 +50,7 @@ class Prover:
             return ours
         # The reference replays three times, until it is known by how much it differs from itself.
         followed = asked.model_copy(update={"steps": ours.steps, "stays": self._noise is None})
-        for name, reference in judged.references_of(candidate):
+        for name, reference in judged.references_of(candidate, self._facts):
             theirs = self._replay(followed.model_copy(update={"candidate": reference}), f"reference in {name}")
             if isinstance(theirs, Replay):
                 noise = self._noise_of(followed, reference, theirs)

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import reduction
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -43,6 +44,7 @@ from service.contract.child import (
     RunReplay,
 )
 from worker.runner import watchdog
+from worker.runner.preload import PRELOAD, PRELOAD_CPU, set_preload
 
 SCRATCH = "dynotune-trial-"
 TAIL_BYTES = 64 << 10  # of the child's output, kept as its log
@@ -52,18 +54,6 @@ MOST_MESSAGE_BYTES = 64 << 20
 # What a Rust library such as tokenizers prints before it aborts the process because an allocation failed.
 ABORTED_WITHOUT_MEMORY = re.compile(r"memory allocation of \d+ bytes failed")
 FINAL = ("result", "out_of_memory", "failed")
-# What leaves CUDA alone, as tests/runner/test_preload.py holds it to. On a GPU without peft and bitsandbytes: importing
-# them initialises CUDA, after which a forked child cannot use it. Most of what their imports take is inductor's.
-PRELOAD = (
-    "torch",
-    "transformers",
-    "transformers.models.auto.modeling_auto",
-    "transformers.modeling_utils",
-    "accelerate",
-    "torch._inductor.compile_fx",
-    "numpy",
-)
-PRELOAD_CPU = (*PRELOAD, "peft")
 
 
 class _Inherited:
@@ -202,7 +192,7 @@ class Sandbox:
     """Runs children on a device that has its own memory or, without `own_memory`, uses the host's.
 
     In the child, `entry` is called, which sends messages of the union `messages`. The fork server imports `preload`,
-    by default what a trial needs, and writes what these imports print to `log`.
+    by default what a trial needs, and writes what these imports print to `log`. `capability` is a GPU's.
     """
 
     def __init__(
@@ -212,6 +202,7 @@ class Sandbox:
         messages: TypeAdapter[Any] = MESSAGE,
         preload: tuple[str, ...] | None = None,
         log: Path | None = None,
+        capability: tuple[int, int] | None = None,
     ) -> None:
         self._entry, self._messages = entry, messages
         self._output: Path | None = None  # of the child that was started last
@@ -220,8 +211,12 @@ class Sandbox:
             preload = () if not entry.startswith("worker.") else PRELOAD if own_memory else PRELOAD_CPU
         if log is not None:
             os.environ["DYNOTUNE_WORKER_LOG"] = str(log)
-        own = entry.partition(":")[0]
-        self._context.set_forkserver_preload(["worker.runner.fork_server", "service.contract.child", own, *preload])
+        if capability is not None:
+            os.environ["DYNOTUNE_GPU_CAPABILITY"] = "{}.{}".format(*capability)
+        own = ("worker.runner.fork_server", "worker.child.answers", "service.contract.child", entry.partition(":")[0])
+        self._context.set_forkserver_preload([*own, *preload])
+        # Where children use CUDA, what was imported is looked at before the first.
+        self._set_preload = partial(set_preload, self._context, own, preload) if own_memory and preload else None
 
     def run(
         self,
@@ -242,6 +237,9 @@ class Sandbox:
 
         Several may be alive at once. The child inherits the device's lock, `lock_fd`.
         """
+        if self._set_preload is not None:
+            self._set_preload()
+            self._set_preload = None
         pipe, theirs = self._context.Pipe()
         their_lifeline, lifeline = self._context.Pipe(duplex=False)
         scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
@@ -284,6 +282,7 @@ def _enter(entry: str, request: bytes, messages: Any, lifeline: Any, scratch: st
     """
     gc.freeze()
     gc.enable()
+    importlib.import_module("worker.child.answers").ask_again()
     module, _, name = entry.partition(":")
     getattr(importlib.import_module(module), name)(request, messages, lifeline, scratch, lock)
 

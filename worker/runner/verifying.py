@@ -53,7 +53,7 @@ class Verifier:
         self._blocks: list[Block] = []
         self._soaks: dict[str, Soak | str] = {}
         self._proofs: dict[str, Proof | str] = {}
-        self._prover = Prover(spec, self._workplace, on_progress, self._run)
+        self._prover = Prover(spec, bench.facts, self._workplace, on_progress, self._run)
         self._numbers = 0
         self._unsafe, self._may_be_together, self._rested = False, True, False
         self._halfway: list[Measurement] = []  # who still has to run in reverse order
