@@ -21,13 +21,14 @@ from service.cli.output import say
 from service.client import Client, Refused, Unreachable
 from service.contract.recommendation import Recommendation
 from service.contract.states import JobStatus
-from service.contract.views import JobView
+from service.contract.views import JobView, TrialList
 from service.errors import Misconfigured
 from service.settings import Settings
 
 POLL_SECONDS = 1.0
 INTERRUPTED = 130  # exit code
 FILES = {"json": "recommendation.json", "train.py": "train.py"}  # export -> file
+TRIALS = "trials.json"  # all that was tried, as the API lists it: the run's own database is gone when it ends
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,10 @@ class Run:
 
 
 def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
-    """Run the job of a file; its exit code. Writes recommendation.json and train.py into `output`.
+    """Run the job of a file; its exit code. Writes recommendation.json, train.py and trials.json into `output`.
 
-    An interrupted run writes the best so far; a second interrupt ends it at once.
+    An interrupted run writes the best so far; a second interrupt ends it at once. Where nothing ran to its end, only the
+    trials are written, with the reasons.
     """
     job = read_job(path)
     _prepare(output)
@@ -61,6 +63,8 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
         print(done.best.model_dump_json(indent=2))
     elif done.best:
         _conclude(console, done.best, output, [output / name for name in done.files])
+    elif done.files:
+        say(f"its trials, with why each failed: {output / TRIALS}")
     return done.code
 
 
@@ -88,6 +92,8 @@ def run(job: dict[str, Any], console: Console) -> Run:
             say(ended.error)
         best = client.recommendation(job_id) if ended.best else None
         files = {file: client.export(job_id, name) for name, file in FILES.items()} if best else {}
+        if trials := client.trials(job_id):
+            files[TRIALS] = TrialList(items=trials).model_dump_json(indent=2)
     return Run(ended, interrupted, best, files)
 
 

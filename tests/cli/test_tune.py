@@ -20,6 +20,7 @@ from service.cli.embedded import LocalWorker
 from service.client import Client
 from service.contract.hardware import HardwareFacts
 from service.contract.recommendation import Recommendation
+from service.contract.views import TrialList
 from service.db import connect
 from service.models import Job
 from service.queue import Queue
@@ -138,6 +139,8 @@ def test_an_interrupted_run_writes_its_best_so_far(
     best = Recommendation.model_validate_json((tmp_path / "out" / "recommendation.json").read_text())
     assert best.stability.stable is None and "stopped before its search had ended" in " ".join(best.notes)
     assert "not verified" in (tmp_path / "out" / "train.py").read_text()
+    (trial,) = TrialList.model_validate_json((tmp_path / "out" / "trials.json").read_text()).items
+    assert trial.measurement and trial.configuration.levers == best.configuration.levers
     assert "a second Ctrl-C ends at once" in capsys.readouterr().err
 
 

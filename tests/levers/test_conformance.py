@@ -59,8 +59,7 @@ def runnable(facts: HardwareFacts) -> list[tuple[str, str]]:
 RUNNABLE = runnable(HERE)
 POINT = {lever.name: lever.baseline for lever in LEVERS.values()} | {"precision": "fp32"}
 TASKS = {"llama": "causal-lm", "bert": "sequence-classification"}
-# What a choice needs beside it: cut-cross-entropy does not take fp32.
-BESIDE = {"cut-cross-entropy": {"precision": "bf16-mixed"}}
+BESIDE = {"cut-cross-entropy": {"precision": "bf16-mixed"}}  # what a choice needs: this one does not take fp32
 APPLIED = [
     # A whole model's code grows with its layers, one of which is enough to see that it is right.
     ("shallow" if choice == "whole" else model, method, name, choice)
@@ -120,9 +119,6 @@ def request(bundle: Bundle, against: steps.StepResult | None) -> TrialRequest:
         reference_loss=against.loss if against else None,
         reference_grad_norm=against.grad_norm if against else None,
     )
-
-
-# The two registries
 
 
 def test_every_choice_is_applied_by_something() -> None:
@@ -198,9 +194,8 @@ def test_a_choice_starts_from_the_reference_and_learns(
         bundle.compile()
     chosen = LEVERS[name].choice(choice)
     # Another precision is rounded otherwise, and so is what is quantised, which is held to its own weights below.
-    loss, norm = ROUNDED if chosen.changes_numerics or name in ("precision", "quantization") else EXACT
-    if chosen.changes_learning:
-        loss, norm = LEARNS_OTHERWISE
+    rounds = chosen.changes_numerics or name in ("precision", "quantization")
+    loss, norm = LEARNS_OTHERWISE if chosen.changes_learning else ROUNDED if rounds else EXACT
     found = check_reference(bundle, SAMPLES, request(bundle, expected), 4, [])  # TrainingError when it is away
     assert found.loss == pytest.approx(expected.loss, rel=loss)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=norm)
