@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,8 +25,15 @@ ROOT = Path(__file__).parent.parent.parent
 NOMINAL = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
 
 
+LAST_SECONDS = 25.0  # of a call, in which a job that is interrupted writes the best so far
+
+
 class Failed(Exception):
     """A step did not give a row; the text says why."""
+
+
+class Late(Failed):
+    """A process had to be interrupted, and has ended in order."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +60,39 @@ class Place:
         return dry if self.dry else real
 
     def python(self, *arguments: str, environment: dict[str, str] | None = None) -> str:
-        """A Python process's standard output; Failed with the end of its errors, or when it takes too long."""
+        """A Python process's standard output; Failed with the end of its errors, or when it takes too long.
+
+        One that takes too long is interrupted LAST_SECONDS before the end of this call, as by Ctrl-C, and killed then.
+        """
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         own = {name: value for name, value in os.environ.items() if name not in MALLOC}  # as a user has it
         more = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "DYNOTUNE_HOME": str(self.home / "state")}
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=own | more | (environment or {}),
+        )
+        began, is_late = time.monotonic(), False
         try:
-            done = subprocess.run(
-                [sys.executable, "-W", "ignore", *arguments],
-                capture_output=True,
-                text=True,
-                cwd=ROOT,
-                env=own | more | (environment or {}),
-                timeout=max(1.0, self.left()),
-            )
+            try:
+                printed, said = process.communicate(timeout=max(1.0, self.left() - LAST_SECONDS))
+            except subprocess.TimeoutExpired:
+                is_late = True
+                process.send_signal(signal.SIGINT)
+                printed, said = process.communicate(timeout=LAST_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise Failed(f"cut off after {error.timeout:.0f} s") from error
-        if done.returncode:
-            raise Failed("\n".join((done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-12:]))
-        return done.stdout
+            raise Failed(f"cut off after {time.monotonic() - began:.0f} s") from error
+        finally:
+            process.kill()
+            process.wait()
+        if is_late:
+            raise Late(f"interrupted after {time.monotonic() - began:.0f} s")
+        if process.returncode:
+            raise Failed("\n".join((said.strip() or printed.strip() or "no output").splitlines()[-12:]))
+        return printed
 
     def child(self, module: str, *arguments: Any) -> Row:
         """What the function `child` of a file of this folder returns in a process of its own, see `child.py`."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.acceptance.models import data, flops_a_token, model
-from benchmarks.acceptance.place import Failed, Part, Place, Step, against
+from benchmarks.acceptance.place import Failed, Late, Part, Place, Step, against
 from benchmarks.finders.ours import Machine
 from benchmarks.store import Row, say
 from service.contract.job import JobSpec, Method
@@ -17,12 +17,14 @@ from service.contract.measurement import Outcome
 from service.contract.recommendation import Recommendation
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
+from service.contract.views import ListedTrial, TrialList
 from service.levers import LEVERS
 from worker.plan.space import make, repaired
 from worker.runner.measuring import measure
 from worker.runner.sandbox import Sandbox
 
 MOST_MINUTES, TIMED_SECONDS = 7.5, 80
+LEAST_SECONDS = 210  # that a search needs to be worth beginning
 OUTSIDE_SECONDS = 60  # starting, ending and a first tokenising are not in a job's minutes
 
 
@@ -85,12 +87,24 @@ EIGHT = Job("8b", "llama-8b", "long", "causal-lm", ("lora",), 4096, 32, timed=("
 
 
 def tuned(place: Place, job: Job) -> Row:
-    """The job's answer in figures; its recommendation is kept beside the results."""
+    """The job's answer in figures; its recommendation and its trials are kept beside the results.
+
+    A job that had to be interrupted gives its best so far, and says so. Failed where it has none, with all its trials.
+    """
     folder = place.home / "tuned" / job.name
     folder.mkdir(parents=True, exist_ok=True)
+    for name in ("recommendation.json", "trials.json"):
+        (folder / name).unlink(missing_ok=True)
     file = folder / "job.json"
     file.write_text(json.dumps(job.body(place)))
-    place.python("-m", "service.cli", "tune", str(file), "--output", str(folder))
+    late = None
+    try:
+        place.python("-m", "service.cli", "tune", str(file), "--output", str(folder))
+    except Late as error:
+        late = str(error)
+        if not (folder / "recommendation.json").exists():
+            raise
+    trials = TrialList.model_validate_json((folder / "trials.json").read_text()).items
     best = Recommendation.model_validate_json((folder / "recommendation.json").read_text())
     found = {
         name: {
@@ -120,6 +134,23 @@ def tuned(place: Place, job: Job) -> Row:
         },
         "micro_batch_size": best.configuration.micro_batch_size,
         "rejected": len(best.rejected),
+        "trials": [told(one, trials[0]) for one in trials],
+        **({"cut_off": late} if late else {}),
+    }
+
+
+def told(trial: ListedTrial, baseline: ListedTrial) -> Row:
+    """A trial in figures: how it differs from the baseline, how it ended, its speed, and what its seconds went into."""
+    base, measured = baseline.configuration.levers, trial.measurement
+    return {
+        "origin": trial.origin,
+        "differs": {name: choice for name, choice in trial.configuration.levers.items() if base[name] != choice},
+        "outcome": trial.outcome,
+        **({"reason": measured.reason} if measured and measured.reason else {}),
+        "tokens_per_second": measured and measured.tokens_per_second,
+        "micro_batch_size": measured and measured.micro_batch_size,
+        "peak_bytes": measured and measured.peak_bytes,
+        "time_spent": measured and measured.time_spent,
     }
 
 
@@ -129,12 +160,20 @@ def timed(place: Place, job: Job, method: Method) -> Row:
     if not found.exists():
         raise Failed(f"the job {job.name} has no recommendation yet")
     best = Recommendation.model_validate_json(found.read_text())
-    spec = JobSpec.model_validate(best.spec)
+    return trial(place, job, JobSpec.model_validate(best.spec), method, best.configuration.levers)
+
+
+def trial(
+    place: Place, job: Job, spec: JobSpec, method: Method, wanted: Mapping[str, str], micro: int | None = None
+) -> Row:
+    """One trial of these choices where they go with the method and one another, at the micro batch if one is given."""
     choices = {name: tuple(choice.name for choice in lever.choices) for name, lever in LEVERS.items()}
-    levers = repaired(spec, method, dict(best.configuration.levers), choices)
-    made = make(spec, method, levers, best.configuration.effective_batch_size)
+    levers = repaired(spec, method, dict(wanted), choices)
+    made = make(spec, method, levers, spec.training.effective_batch_size or place.pick(job.effective, 8))
     if made is None:
         raise Failed(f"{method} does not go with {levers}")
+    if micro is not None:
+        made = made.model_copy(update={"micro_batch_size": micro})
     bench = Machine(place.facts, place.home, place.left()).bench(
         Sandbox(place.facts.has_own_memory, capability=place.facts.capability)
     )
@@ -147,6 +186,8 @@ def timed(place: Place, job: Job, method: Method) -> Row:
         "tokens_per_second": measured.tokens_per_second,
         "levers": levers,
         "micro_batch_size": measured.micro_batch_size,
+        "peak_bytes": measured.peak_bytes,
+        "time_spent": measured.time_spent,
         "flops_a_token": flops_a_token(place, job.model, method, job.task, measured),
     }
 
@@ -161,6 +202,8 @@ def lines_of(place: Place, job: Job, row: Row, others: Mapping[Method, Row]) -> 
         lines.append(against(row["speedup"], job.speedup, f"{job.name}: speed-up over its baseline"))
     elif row["speedup"]:
         lines.append(f"{job.name}: speed-up over its baseline {row['speedup']:.2f}")
+    if "cut_off" in row:
+        lines.append(f"{job.name}: {row['cut_off']}, so this is the best so far")
     if row["stable"] is not True:
         lines.append(f"{job.name}: NOT SEEN STABLE: {row['statement'][:100]}")
     for name, one in {**row["methods"], **others}.items():
@@ -179,7 +222,7 @@ def part(name: str, jobs: tuple[Job, ...]) -> Part:
     def steps(place: Place) -> list[Step]:
         made = []
         for job in place.pick(jobs, jobs[:1]):
-            made.append(Step(f"{name}/{job.name}", 300, partial(tuned, job=job)))
+            made.append(Step(f"{name}/{job.name}", LEAST_SECONDS, partial(tuned, job=job)))
             for method in job.timed:
                 again = partial(timed, job=job, method=method)
                 made.append(Step(f"{name}/{job.name}-{method}", TIMED_SECONDS - 20, again))

@@ -90,7 +90,7 @@ def tune(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("dynotune-out"),
     json_: Json = False,
 ) -> None:
-    """Run one job here and now, and write recommendation.json, train.py and trials.json. Ctrl-C ends it with its best so far."""
+    """Run one job here and now: recommendation.json, train.py, trials.json. Ctrl-C ends it with its best so far."""
     from service.cli.tune import tune as run
 
     raise typer.Exit(run(job, output, json_, screen()))

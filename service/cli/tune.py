@@ -51,8 +51,8 @@ class Run:
 def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
     """Run the job of a file; its exit code. Writes recommendation.json, train.py and trials.json into `output`.
 
-    An interrupted run writes the best so far; a second interrupt ends it at once. Where nothing ran to its end, only the
-    trials are written, with the reasons.
+    An interrupted run writes the best so far; a second interrupt ends it at once. Where nothing ran to its end, the
+    trials are written alone, with the reasons.
     """
     job = read_job(path)
     _prepare(output)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 
+import benchmarks.acceptance.place
 from benchmarks.acceptance import attention
 from benchmarks.acceptance.conformance import FILES, MORE
 from benchmarks.acceptance.models import SHAPES, flops_a_token, length_around_a_token
 from benchmarks.acceptance.peak import sustained
-from benchmarks.acceptance.place import Part, Place, Step
+from benchmarks.acceptance.place import Failed, Late, Part, Place, Step
 from benchmarks.acceptance.tuning import BERT, EIGHT, LONGER, ONE
 from benchmarks.gpu_acceptance import CALLS, PARTS, walk
 from benchmarks.store import Store
@@ -120,6 +122,32 @@ def test_what_does_not_fit_into_the_time_is_left_and_the_rest_is_kept(
     assert walk(place, [part], store) == ["a/long"]
     kept = json.loads((home / "results.json").read_text())
     assert {key: row["value"] for key, row in kept.items()} == {"a/early": 1, "a/short": "a/short", "b/next": "b/next"}
+
+
+@pytest.mark.parametrize(
+    ("on_interrupt", "kind", "said"), [("sys.exit(130)", Late, "interrupted after"), ("None", Failed, "cut off after")]
+)
+def test_what_takes_too_long_may_end_in_order(
+    home: Path,
+    facts: Callable[..., HardwareFacts],
+    monkeypatch: pytest.MonkeyPatch,
+    on_interrupt: str,
+    kind: type[Failed],
+    said: str,
+) -> None:
+    """It is interrupted first, as by Ctrl-C, after which a job writes its best so far; and killed at the end."""
+    monkeypatch.setattr(benchmarks.acceptance.place, "LAST_SECONDS", 1.0 if kind is Failed else 60.0)
+    script = f"""
+        import signal, sys
+        from pathlib import Path
+        signal.signal(signal.SIGINT, lambda *_: {on_interrupt})
+        Path({str(home / "ready")!r}).touch()
+        while True: signal.pause()
+    """
+    place = Place(facts(), home, False, time.monotonic() + (62.0 if kind is Late else 4.0))
+    with pytest.raises(Failed, match=said) as caught:
+        place.python("-c", textwrap.dedent(script))
+    assert type(caught.value) is kind and (home / "ready").exists()
 
 
 def test_attention_is_timed_without_adding_gradients_up(monkeypatch: pytest.MonkeyPatch) -> None:
