@@ -22,6 +22,7 @@ from training.levers import compile as compiling
 LAYERS = 4
 IDS = torch.arange(24).reshape(2, 12)
 VERSIONS = ["2.11.0", torch.__version__]  # older versions of torch need reentrant checkpointing, which all still have
+REENTRANT = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)  # as training/levers/checkpointing.py has it
 
 pytestmark = pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")
 
@@ -59,6 +60,9 @@ class Machine(TorchDispatchMode):  # type: ignore[misc]
         self.copies: list[Callable[[], None]] = []
         self.touched: dict[int, int] = {}  # address -> the clock when the computation last took or wrote the memory
         self.log: list[str] = []
+
+    def is_available(self) -> bool:
+        return False  # beside a GPU, checkpointing asks for which device it is where no tensor says so
 
     def current_stream(self, device: Any) -> Stream:
         return self.current
@@ -274,6 +278,7 @@ def test_a_mask_that_layers_share_stays(machine: Machine) -> None:
     assert machine.log == ["out"] * LAYERS + ["in"] * (LAYERS - 1)
 
 
+@pytest.mark.skipif(REENTRANT, reason="torch refuses it itself where checkpointing is reentrant")
 @pytest.mark.parametrize("changing", range(LAYERS))
 def test_a_layer_that_changes_its_own_input_is_refused(machine: Machine, changing: int) -> None:
     """Its copy may be made before the change or after it: whether what is learnt is right would be luck."""
@@ -299,6 +304,7 @@ def test_on_the_host_it_is_plain_checkpointing(monkeypatch: pytest.MonkeyPatch, 
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.skipif(REENTRANT, reason="a reentrant forward pass is compiled without gradients, the other one with them")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
 def test_a_layer_is_compiled_whole_within(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers 5.23 checkpoints inside of what is compiled: hooks there would leave every layer uncompiled."""
