@@ -57,17 +57,22 @@ RATIOS = (
 
 
 def made(place: Place, case: Case) -> Row:
-    """The case's trial."""
+    """The case's trial, without what this machine lacks."""
     spec = JobSpec.model_validate(case.job.body(place) | {"baseline": "default"})
     plain = {name: lever.baseline for name, lever in LEVERS.items()}
-    row = trial(place, case.job, spec, case.method, plain | case.changed, place.pick(case.micro, None))
+    there = {
+        name: choice
+        for name, choice in case.changed.items()
+        if LEVERS[name].choice(choice).missing(place.facts, asked=True) is None
+    }
+    row = trial(place, case.job, spec, case.method, plain | there, place.pick(case.micro, None))
     left_out = {name: choice for name, choice in case.changed.items() if row["levers"].get(name) != choice}
     return row | {"left_out": left_out}
 
 
 def steps(place: Place) -> list[Step]:
     """One a case; in a dry run two of them, of an adapter and of a whole model."""
-    cases = place.pick(CASES, (CASES[0], CASES[2]))
+    cases = place.pick(CASES, (CASES[2], CASES[4]))
     return [Step(f"by-hand/{case.name}", case.seconds, partial(made, case=case)) for case in cases]
 
 

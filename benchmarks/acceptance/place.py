@@ -67,27 +67,26 @@ class Place:
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         own = {name: value for name, value in os.environ.items() if name not in MALLOC}  # as a user has it
         more = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "DYNOTUNE_HOME": str(self.home / "state")}
-        process = subprocess.Popen(
+        began, is_late = time.monotonic(), False
+        with subprocess.Popen(
             [sys.executable, "-W", "ignore", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
             env=own | more | (environment or {}),
-        )
-        began, is_late = time.monotonic(), False
-        try:
+        ) as process:
             try:
                 printed, said = process.communicate(timeout=max(1.0, self.left() - LAST_SECONDS))
             except subprocess.TimeoutExpired:
                 is_late = True
                 process.send_signal(signal.SIGINT)
-                printed, said = process.communicate(timeout=LAST_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise Failed(f"cut off after {time.monotonic() - began:.0f} s") from error
-        finally:
-            process.kill()
-            process.wait()
+                try:
+                    printed, said = process.communicate(timeout=LAST_SECONDS)
+                except subprocess.TimeoutExpired as error:
+                    raise Failed(f"cut off after {time.monotonic() - began:.0f} s") from error
+            finally:
+                process.kill()
         if is_late:
             raise Late(f"interrupted after {time.monotonic() - began:.0f} s")
         if process.returncode:

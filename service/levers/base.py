@@ -254,6 +254,18 @@ def native_bf16() -> Need:
     )
 
 
+def no_native_bf16() -> Need:
+    """Hardware without bf16. With it, bf16 is as fast as fp16 and needs no gradient scaler.
+
+    On an H200 it was 1.2 times as fast (`benchmarks/results/nvidia-h200-2026-11-26/tune-1b.json`).
+    """
+    return Need(
+        lambda facts: not facts.bf16_native,
+        "is not searched where bf16 is in hardware: bf16 is as fast there and needs no gradient scaler",
+        soft=True,
+    )
+
+
 def varlen_kernel() -> Need:
     """A GPU that torch's variable-length attention runs on; elsewhere it is exact and slow, so it is not searched."""
     return Need(

@@ -3,7 +3,19 @@
 The options are data: `weights`, `adapter_weights` (of a frozen base), `autocast`, `scaler`, `matmul`, `cache`.
 """
 
-from service.levers.base import Asked, Choice, Effect, Exclusion, Lever, Memory, capability, cuda, host, native_bf16
+from service.levers.base import (
+    Asked,
+    Choice,
+    Effect,
+    Exclusion,
+    Lever,
+    Memory,
+    capability,
+    cuda,
+    host,
+    native_bf16,
+    no_native_bf16,
+)
 
 # Matmuls of full precision, master weights and autocast over them, by the names of choices: for exclusions.
 FULL_PRECISION = ("fp32", "tf32", "fp32-medium", "fp64")
@@ -91,7 +103,7 @@ LEVER = Lever(
         Choice(
             "fp16-mixed",
             "fp16 autocast with a gradient scaler over fp32 master weights",
-            needs=(cuda(),),
+            needs=(cuda(), no_native_bf16()),
             changes_numerics=True,
             options={"weights": "float32", "adapter_weights": "float16", "autocast": "float16", "scaler": True},
             memory=HALF_MIXED,
@@ -116,7 +128,7 @@ LEVER = Lever(
         Choice(
             "fp16",
             "fp16 weights and arithmetic, no scaler: gradients may underflow",
-            needs=(cuda(),),
+            needs=(cuda(), no_native_bf16()),
             changes_numerics=True,
             changes_learning=True,
             options={"weights": "float16"},

@@ -41,7 +41,9 @@ def test_what_is_expected_names_choices_that_exist() -> None:
 def test_estimates_rank_choices_by_the_device(facts: Facts) -> None:
     gpu = facts(device="cuda", capability=(9, 0), bf16_native=True)
     assert LEVERS["precision"].ranked(facts()) == ("fp32",), "emulated bf16 is not ranked"
-    assert LEVERS["precision"].ranked(gpu) == ("bf16-mixed", "fp16-mixed", "tf32", "fp32")
+    assert LEVERS["precision"].ranked(gpu) == ("bf16-mixed", "tf32", "fp32")
+    older = facts(device="cuda", capability=(7, 5), bf16_native=False)
+    assert LEVERS["precision"].ranked(older) == ("fp16-mixed", "fp32")
 
 
 def test_a_choice_for_one_kind_of_device_is_barred_on_the_others() -> None:

@@ -189,7 +189,7 @@ def test_one_of_a_family_tells_of_the_others(spec: Spec, facts: Facts) -> None:
     view = seen(spec(), facts(**GPU), measured(configuration()))
     grid = grid_of(view)
     prior = Prior(view, grid)
-    names = ("fp32", "bf16-mixed", "fp16-mixed", "tf32")
+    names = ("fp32", "bf16-mixed", "bf16-mixed-uncached", "tf32")
     rows = np.array([grid.encode(configuration(precision=one)) for one in names])
     before = Surrogate(prior, rows[:1], np.array([0.0]), np.full(1, 0.01))
     after = Surrogate(prior, rows[:2], np.array([0.0, 0.3]), np.full(2, 0.01))
