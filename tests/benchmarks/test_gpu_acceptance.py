@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import benchmarks.acceptance.place
-from benchmarks.acceptance import attention
+from benchmarks.acceptance import attention, by_hand
 from benchmarks.acceptance.conformance import FILES, MORE
 from benchmarks.acceptance.models import SHAPES, flops_a_token, length_around_a_token
 from benchmarks.acceptance.peak import sustained
@@ -26,9 +26,10 @@ from benchmarks.acceptance.place import Failed, Late, Part, Place, Step
 from benchmarks.acceptance.tuning import BERT, EIGHT, LONGER, ONE
 from benchmarks.gpu_acceptance import CALLS, PARTS, walk
 from benchmarks.store import Store
-from service.contract.hardware import HardwareFacts
+from service.contract.hardware import HardwareFacts, Package
 from service.contract.job import JobSpec
-from service.contract.measurement import DatasetFacts
+from service.contract.measurement import DatasetFacts, Measurement
+from service.contract.task import TrialRequest
 from tests.conftest import ROOT
 from tests.factory import configuration, measured
 from worker.devices.simulated import Simulated, Span, World
@@ -200,6 +201,35 @@ def test_the_larger_jobs_are_valid(home: Path, facts: Callable[..., HardwareFact
     for job in (*BERT, ONE, EIGHT):
         spec = JobSpec.model_validate(job.body(place))
         assert Path(spec.model.source, "config.json").is_file() and Path(spec.dataset.source).stat().st_size > 1000
+
+
+def test_what_is_set_by_hand_goes_together(
+    home: Path, facts: Callable[..., HardwareFacts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU with all packages, each case trains by the choices it names, however few minutes are left."""
+    for name in ("llama-1b", "llama-8b"):  # weights, which take long to draw
+        (home / "models" / name).mkdir(parents=True)
+        (home / "models" / name / "model.safetensors").touch()
+    kernels = {
+        "liger_kernel": Package(version="0.8"),
+        "peft": Package(version="1"),
+        "bitsandbytes": Package(version="1"),
+    }
+    gpu = facts(device="cuda", capability=(9, 0), bf16_native=True, has_own_memory=True, packages=kernels)
+    asked: list[dict[str, str]] = []
+
+    def measured_now(_bench: Any, _spec: Any, _job: str, request: TrialRequest, *_: Any) -> tuple[Measurement, str]:
+        asked.append(request.configuration.levers)
+        facts_of_data = DatasetFacts.model_construct(rows=10, tokens=5120, histogram={"1024": 10})
+        return measured(request.configuration).model_copy(update={"dataset": facts_of_data}), ""
+
+    monkeypatch.setattr("benchmarks.acceptance.tuning.measure", measured_now)
+    place = Place(gpu, home, False, time.monotonic() + 30)
+    rows = {step.key: step.make(place) for step in by_hand.steps(place)}
+    assert [row["left_out"] for row in rows.values()] == [{}] * len(by_hand.CASES)
+    assert all(levers.items() >= case.changed.items() for levers, case in zip(asked, by_hand.CASES, strict=True))
+    lines = by_hand.show(place, rows)
+    assert len(lines) == len(by_hand.CASES) + len(by_hand.RATIOS) + 1, lines
 
 
 def test_flops_leave_the_embedding_out_and_count_attention(home: Path, facts: Callable[..., HardwareFacts]) -> None:
