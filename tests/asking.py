@@ -1,7 +1,7 @@
 """What torchao asks while it is imported."""
 
 import torch
-from torch.utils._triton import has_triton, has_triton_package
+from torch.utils._triton import has_triton
 
 assert torch.cuda.get_device_capability() == torch.cuda.get_device_capability(0) == (9, 0)
-assert has_triton() is has_triton_package()
+assert has_triton()

@@ -1,5 +1,14 @@
 """An import after which no forked child can use CUDA, as transformers' is beside a GPU where torchao is installed."""
 
+from typing import NoReturn
+
 import torch
 
-torch.cuda._is_in_bad_fork = lambda: True
+
+def init() -> NoReturn:
+    """As torch says it."""
+    raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+
+torch.cuda.is_available = lambda: True
+torch.cuda.init = init

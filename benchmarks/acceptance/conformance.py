@@ -8,7 +8,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from functools import partial
 
-from benchmarks.acceptance.place import ROOT, Failed, Part, Place, Step
+from benchmarks.acceptance.place import ROOT, Failed, Late, Part, Place, Step
 from benchmarks.store import Row
 
 LEVERS = "tests/levers/test_conformance.py"
@@ -36,6 +36,8 @@ def tested(place: Place, file: str, which: str) -> Row:
     options += place.pick(["-n", PROCESSES, "-k", which], ["-k", "adamw-fused and full", "-p", "no:xdist"])
     try:
         place.python("-m", "pytest", *options, str(ROOT / file), environment={"DYNOTUNE_TEST_DEVICE": place.device})
+    except Late:
+        raise  # its report leaves out what had not run
     except Failed as error:
         if not report.exists():
             raise

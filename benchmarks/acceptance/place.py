@@ -33,7 +33,7 @@ class Failed(Exception):
 
 
 class Late(Failed):
-    """A process had to be interrupted, and has ended in order."""
+    """A process had to be interrupted, and has ended then."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,14 @@ class Place:
                 is_late = True
                 process.send_signal(signal.SIGINT)
                 try:
-                    printed, said = process.communicate(timeout=LAST_SECONDS)
+                    printed, said = process.communicate(timeout=max(1.0, self.left()))
                 except subprocess.TimeoutExpired as error:
                     raise Failed(f"cut off after {time.monotonic() - began:.0f} s") from error
             finally:
                 process.kill()
         if is_late:
-            raise Late(f"interrupted after {time.monotonic() - began:.0f} s")
+            words = said.strip().splitlines()[-1:]
+            raise Late(": ".join([f"interrupted after {time.monotonic() - began:.0f} s", *words]))
         if process.returncode:
             raise Failed("\n".join((said.strip() or printed.strip() or "no output").splitlines()[-12:]))
         return printed

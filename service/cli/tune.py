@@ -64,7 +64,7 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
     elif done.best:
         _conclude(console, done.best, output, [output / name for name in done.files])
     elif done.files:
-        say(f"its trials, with why each failed: {output / TRIALS}")
+        say(f"its trials: {output / TRIALS}")
     return done.code
 
 

@@ -89,8 +89,8 @@ class RunSoak(Contract):
 class RunReplay(Contract):
     """Train `count` optimizer steps from the first weights on, of `samples_a_step` samples or of those in `steps`.
 
-    The steps of a candidate's replay are given to the reference, which trains them one sample a row, as many rows at
-    once as have the tokens of its micro batch of longest samples.
+    The steps of a candidate's replay are given to the reference, which trains them one sample a row. Short rows share a
+    micro batch, up to the tokens of as many longest samples as the configuration's micro batch has.
     """
 
     kind: Literal["replay"] = "replay"

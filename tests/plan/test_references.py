@@ -13,8 +13,10 @@ from worker.plan.proof import references_of
 GPU = {"device": "cuda", "capability": (9, 0), "has_own_memory": True, "bf16_native": True}
 
 
-def precisions(facts: HardwareFacts, precision: str, parameters: int = 10**9, dtype: str = "float32") -> list[str]:
-    made = configuration("lora", 8, precision=precision)
+def precisions(
+    facts: HardwareFacts, precision: str, parameters: int = 10**9, dtype: str = "float32", **levers: str
+) -> list[str]:
+    made = configuration("lora", 8, precision=precision, **levers)
     candidate = measured(made, micro_batch_size=2, parameters=parameters, weights_dtype=dtype)
     return [one.configuration.levers["precision"] for _, one in references_of(candidate, facts)]
 
@@ -28,11 +30,14 @@ def test_a_gpu_compares_what_rounds_with_tf32(facts: Callable[..., HardwareFacts
     assert precisions(facts(), precision, dtype=dtype) == ["fp32", precision]
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("checkpoint", "float32")])
+@pytest.mark.parametrize(
+    ("precision", "levers"), [("fp32", {}), ("fp32", {"kernels": "liger"}), ("tf32", {}), ("checkpoint", {})]
+)
 def test_full_precision_is_compared_with_full_precision(
-    facts: Callable[..., HardwareFacts], precision: str, dtype: str
+    facts: Callable[..., HardwareFacts], precision: str, levers: dict[str, str]
 ) -> None:
-    assert precisions(facts(**GPU), precision, dtype=dtype) == ["fp32", precision]
+    """Also where a kernel rounds otherwise: TF32 would round more than it does."""
+    assert precisions(facts(**GPU), precision, **levers) == ["fp32", precision]
 
 
 def test_a_large_model_has_a_reference_in_its_own_precision(facts: Callable[..., HardwareFacts]) -> None:

@@ -51,4 +51,9 @@ def test_the_fork_server_s_chatter_goes_to_the_log_and_its_children_collect_garb
 def test_what_would_take_cuda_from_the_children_is_not_imported_ahead(tmp_path: Path) -> None:
     ended, log = run_twice(tmp_path, True, "needing_cuda", ("torch", "tests.spoiling"))
     assert ended == "result\nresult\n"
-    assert log.count("importing torch, tests.spoiling initialises CUDA here") == 1
+    assert log.count("after importing torch, tests.spoiling, a child cannot use CUDA (Cannot re-initialize CUDA") == 1
+
+
+def test_an_import_that_ends_the_fork_server_is_not_imported_ahead(tmp_path: Path) -> None:
+    ended, log = run_twice(tmp_path, True, "needing_cuda", ("torch", "tests.dying"))
+    assert ended == "result\nresult\n" and "built for another torch" in log

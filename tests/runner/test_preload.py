@@ -53,6 +53,7 @@ PRETENDED = textwrap.dedent("""
                  "_cuda_getCurrentRawStream", "_cuda_getCurrentStream"):
         setattr(torch._C, name, refuse(f"torch._C.{name}"))
 
+    from torch.utils import _triton
     from worker.child.answers import answer, ask_again
     answer((9, 0))
     def tell(*modules):
@@ -69,8 +70,10 @@ PRETENDED = textwrap.dedent("""
     tell(*preloaded)
     for module in more:
         if (child := os.fork()) == 0:
-            if module != "tests.asking":
-                ask_again()
+            ask_again()
+            if module == "tests.asking":  # where triton is installed, the answer is more than that it is missing
+                _triton.has_triton_package = lambda: True
+                answer((9, 0))
             tell(module)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0

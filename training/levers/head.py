@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from training.errors import TrainingError
+
 CHUNK = 1024  # positions
 Loss = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
@@ -36,9 +38,11 @@ def cut_cross_entropy(model: Any) -> None:
 
     def loss(hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> torch.Tensor:
         kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else head.weight.dtype
-        # The release on PyPI, 25.1.1, knows no bias; the source on GitHub does.
-        more = {} if head.bias is None else {"bias": head.bias}
-        found: torch.Tensor = kernel(hidden.to(kind), head.weight.to(kind), labels, reduction="sum", **more)
+        if kind not in (torch.bfloat16, torch.float16):
+            raise TrainingError("cut-cross-entropy computes in 16 bits only, and this model in more", "configuration")
+        if head.bias is not None:
+            raise TrainingError("cut-cross-entropy takes no bias, which this output layer has", "configuration")
+        found: torch.Tensor = kernel(hidden.to(kind), head.weight.to(kind), labels, reduction="sum")
         return found
 
     defer_logits(model, loss)

@@ -42,9 +42,9 @@ def run_replay(request: RunReplay, bundle: Bundle) -> Replay:
 
 
 def followed(given: Steps, lengths: list[int], micro: int) -> tuple[list[int], list[Step]]:
-    """(samples, steps) as the reference trains what another's steps held: one sample a row, equally long ones together.
+    """(samples, steps) as the reference trains what another's steps held: one sample a row, by length.
 
-    A micro batch has at most the padded tokens of `micro` longest samples.
+    A micro batch has at most the padded tokens of `micro` longest samples, so short rows share one.
     """
     plan = [step for samples in given for step in token_budget(samples, lengths, len(samples), micro)]
     return [sample for samples in given for sample in samples], plan

@@ -18,6 +18,7 @@ from service.contract.measurement import Measurement
 from service.contract.replay import Proof, Replay
 from service.levers import LEVERS, chosen
 from service.levers.optimizer import WHOLE_STEP
+from service.levers.precision import FULL_PRECISION
 
 STEPS = {"quick": 10, "standard": 20, "strict": 50}
 LEAST_SAMPLES = 4  # a step
@@ -69,15 +70,16 @@ def references_of(candidate: Measurement, facts: HardwareFacts) -> list[tuple[st
     those that say which weights are trained. The first is in fp32 throughout, unless the model is so large that this
     would take longer than it tells; the other has the candidate's precision, and checkpointing against its memory.
 
-    Where the candidate rounds to 16 bits, a GPU computes the first one's matmuls in TF32: that rounds eight times
-    finer than bf16, and without it they took two thirds of a verification (docs/decisions/0036).
+    Where the candidate computes in 16 bits, a GPU computes the first one's matmuls in TF32: that rounds eight times
+    finer than bf16 and as fine as fp16, and fp32 takes several times as long (docs/decisions/0036).
     """
     configuration, levers = candidate.configuration, candidate.configuration.levers
     plain = {name: lever.reference or lever.baseline for name, lever in LEVERS.items()}
     if configuration.method == "qlora":  # what is quantised has other weights, so the reference has the same ones
         plain["quantization"] = levers["quantization"]
     lean = {"precision": levers["precision"], "optimizer": levers["optimizer"], "checkpointing": "full"}
-    full = "fp32" if precise(candidate) or LEVERS["precision"].choice("tf32").missing(facts) else "tf32"
+    in_16_bits = not precise(candidate) and levers["precision"] not in FULL_PRECISION
+    full = "tf32" if in_16_bits and LEVERS["precision"].choice("tf32").missing(facts) is None else "fp32"
     ways = [(full, plain | {"precision": full}), (f"{levers['precision']}, checkpointing", plain | lean)]
     if (candidate.parameters or 0) > MOST_IN_FP32:
         del ways[0]

@@ -2,18 +2,19 @@
 
 CUDA does not work in a process that was forked after its parent had initialised CUDA. Whether an import initialises it
 depends on what is installed: transformers imports torchao where that is there, and torchao asks for the GPU's compute
-capability, which worker/child/answers.py answers without asking the GPU. Some other library may ask for
-something else: so a child that does nothing else looks before the first that does something
+capability, which worker/child/answers.py answers without asking the GPU. Some other library may ask for something else.
+So the first child that is forked does nothing but try whether torch can use the GPU
 (https://docs.pytorch.org/docs/stable/notes/multiprocessing.html, "Poison fork in multiprocessing").
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
-# What leaves CUDA alone, as tests/runner/test_preload.py holds it to. On a GPU without peft and bitsandbytes, which
-# opens CUDA's libraries. Most of what their imports take is inductor's.
+# What leaves CUDA alone, as tests/runner/test_preload.py holds it to. Where there is a GPU, peft is left out, which
+# imports bitsandbytes, which opens CUDA's libraries. Most of what these imports take is inductor's.
 PRELOAD = (
     "torch",
     "transformers",
@@ -31,25 +32,31 @@ def set_preload(context: Any, always: tuple[str, ...], preload: tuple[str, ...])
     """Have the fork server import `preload`, or as much of it as leaves CUDA alone, after what it `always` imports.
 
     What it imports instead is torch's part of it, or nothing. A trial then takes a second or two longer to start, as it
-    imports the rest by itself; the fork server's log says so. `context` is multiprocessing's, for the start method
-    `forkserver`.
+    imports the rest by itself; the fork server's log says so. Where CUDA cannot be used even so, the reason is another
+    one, which the first trial will tell. `context` is multiprocessing's, for the start method `forkserver`.
     """
     from multiprocessing import forkserver
 
     torchs = tuple(name for name in preload if name.partition(".")[0] == "torch")
-    for modules in (preload, torchs, ()):
+    for modules in dict.fromkeys((preload, torchs, ())):
         context.set_forkserver_preload([*always, *modules])
         look = context.Process(target=_look, args=(modules,))
-        look.start()
-        look.join()
-        if look.exitcode != SPOILT:
-            return
+        with contextlib.suppress(EOFError, OSError):  # an import has ended the fork server
+            look.start()
+            look.join()
+            if look.exitcode != SPOILT:
+                return
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def _look(modules: tuple[str, ...]) -> None:
+    """Exit with SPOILT where torch is imported and cannot use the GPU that it sees."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda._is_in_bad_fork():
-        named = ", ".join(modules)
-        sys.stderr.write(f"importing {named} initialises CUDA here, so trials import more of it themselves\n")
+    if torch is None or not torch.cuda.is_available():
+        return
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        named = f"importing {', '.join(modules)}" if modules else "importing nothing ahead"
+        sys.stderr.write(f"after {named}, a child cannot use CUDA ({error}); trials import more of it themselves\n")
         sys.exit(SPOILT)
