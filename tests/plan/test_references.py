@@ -15,7 +15,7 @@ GPU = {"device": "cuda", "capability": (9, 0), "has_own_memory": True, "bf16_nat
 
 def precisions(facts: HardwareFacts, levers: dict[str, str], dtype: str, parameters: int = 10**9) -> list[str]:
     candidate = measured(
-        configuration("lora", 8, **levers), micro_batch_size=2, parameters=parameters, weights_dtype=dtype
+        configuration("lora", 8, None, **levers), micro_batch_size=2, parameters=parameters, weights_dtype=dtype
     )
     return [one.configuration.levers["precision"] for _, one in references_of(candidate, facts)]
 
