@@ -9,14 +9,16 @@ from typing import Any
 
 from benchmarks.surfaces.drawn import FILE, SYNTHETIC, analytic, entries, first_accepted
 from benchmarks.surfaces.mechanistic import MECHANISTIC
+from benchmarks.surfaces.synthetic import accepted
 
 
 def entry(name: str, before: dict[str, Any]) -> dict[str, Any]:
-    """The entry of a surface; a synthetic one that was drawn before keeps its attempt."""
+    """The entry of a surface; a synthetic one that was drawn before keeps its attempt where that is still accepted."""
     attempt: dict[str, int] = {}
-    if name in MECHANISTIC or "attempt" in before:
+    if name in MECHANISTIC:
         surface = analytic(name)
-        attempt = {"attempt": before["attempt"]} if "attempt" in before else {}
+    elif "attempt" in before and accepted(surface := analytic(name), SYNTHETIC.index(name)):
+        attempt = {"attempt": before["attempt"]}
     else:
         surface, number = first_accepted(SYNTHETIC.index(name))
         attempt = {"attempt": number}
