@@ -25,9 +25,6 @@ ROOT = Path(__file__).parent.parent.parent
 NOMINAL = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
 
 
-LAST_SECONDS = 25.0  # of a call, in which a job that is interrupted writes the best so far
-
-
 class Failed(Exception):
     """A step did not give a row; the text says why."""
 
@@ -59,10 +56,10 @@ class Place:
         """What a dry run has in place of the real size."""
         return dry if self.dry else real
 
-    def python(self, *arguments: str, environment: dict[str, str] | None = None) -> str:
+    def python(self, *arguments: str, environment: dict[str, str] | None = None, to_end: float = 1.0) -> str:
         """A Python process's standard output; Failed with the end of its errors, or when it takes too long.
 
-        One that takes too long is interrupted LAST_SECONDS before the end of this call, as by Ctrl-C, and killed then.
+        Then it is interrupted, as by Ctrl-C, `to_end` seconds before the end of this call, and killed at the end.
         """
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         own = {name: value for name, value in os.environ.items() if name not in MALLOC}  # as a user has it
@@ -77,7 +74,7 @@ class Place:
             env=own | more | (environment or {}),
         ) as process:
             try:
-                printed, said = process.communicate(timeout=max(1.0, self.left() - LAST_SECONDS))
+                printed, said = process.communicate(timeout=max(1.0, self.left() - to_end))
             except subprocess.TimeoutExpired:
                 is_late = True
                 process.send_signal(signal.SIGINT)

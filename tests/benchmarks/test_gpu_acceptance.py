@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 
-import benchmarks.acceptance.place
 from benchmarks.acceptance import attention, by_hand
 from benchmarks.acceptance.conformance import FILES, MORE
 from benchmarks.acceptance.models import SHAPES, flops_a_token, length_around_a_token
@@ -131,13 +130,11 @@ def test_what_does_not_fit_into_the_time_is_left_and_the_rest_is_kept(
 def test_what_takes_too_long_may_end_in_order(
     home: Path,
     facts: Callable[..., HardwareFacts],
-    monkeypatch: pytest.MonkeyPatch,
     on_interrupt: str,
     kind: type[Failed],
     said: str,
 ) -> None:
     """It is interrupted first, as by Ctrl-C, after which a job writes its best so far; and killed at the end."""
-    monkeypatch.setattr(benchmarks.acceptance.place, "LAST_SECONDS", 1.0 if kind is Failed else 60.0)
     script = f"""
         import signal, sys
         from pathlib import Path
@@ -145,9 +142,10 @@ def test_what_takes_too_long_may_end_in_order(
         Path({str(home / "ready")!r}).touch()
         while True: signal.pause()
     """
-    place = Place(facts(), home, False, time.monotonic() + (62.0 if kind is Late else 4.0))
+    to_end = 60.0 if kind is Late else 1.0
+    place = Place(facts(), home, False, time.monotonic() + to_end + 10.0)
     with pytest.raises(Failed, match=said) as caught:
-        place.python("-c", textwrap.dedent(script))
+        place.python("-c", textwrap.dedent(script), to_end=to_end)
     assert type(caught.value) is kind and (home / "ready").exists()
 
 
