@@ -22,16 +22,6 @@ from worker.child import replay as replays
 from worker.plan import proof
 
 SEED = 7
-CPU = HardwareFacts(
-    host="here",
-    device="cpu",
-    name="this CPU",
-    memory_bytes=1 << 34,
-    cores=2,
-    bf16_native=False,
-    versions={"python": "3.11"},
-    packages={},
-)
 NOISES: dict[str, proof.Noise] = {}  # by method, as a verification measures it once
 
 
@@ -50,7 +40,9 @@ def replayed(
 
 
 @pytest.fixture
-def proved(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Proof]:
+def proved(
+    llama: Path, tmp_path: Path, facts: Callable[..., HardwareFacts], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Proof]:
     """Proves a configuration, with a fault planted into the candidate's replay only."""
     data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(120, most=50))
     training = {"effective_batch_size": 8, "learning_rate": 1e-3, "weight_decay": 0.01, "max_grad_norm": 1.0}
@@ -60,7 +52,7 @@ def proved(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
         plain = configuration(method, 8).model_copy(update={"learning_rate": 1e-3})
         made = plain.model_copy(update={"levers": plain.levers | {"precision": "fp32"} | levers})
         candidate = measured(made, micro_batch_size=2, check_grad_norm=1.0)
-        spec, reference = proof.exposed(job, candidate), proof.references_of(candidate, CPU)[0][1]
+        spec, reference = proof.exposed(job, candidate), proof.references_of(candidate, facts())[0][1]
         with monkeypatch.context() as patch:
             if plant:
                 plant(patch)

@@ -148,8 +148,8 @@ def _run(
     cap = spec.hardware.memory_gib
     device.limit(int(cap * 2**30) if cap else None)
     if place.job_cache and not (isinstance(request, RunTrial) and is_compiled(request.trial.configuration.levers)):
-        # Processes that time no compiling share what they compile: some kernels, such as cut-cross-entropy's, call
-        # torch.compile themselves, after which Triton keeps what it compiles for anybody in this folder.
+        # Processes that time no compiling share what they compile. Some kernels, such as cut-cross-entropy's, call
+        # torch.compile themselves, and from then on Triton keeps everything that it compiles in this folder, too.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place.job_cache / "compile")
     if isinstance(request, RunTrial):
         measured, bundle = measure.run_trial(
