@@ -47,8 +47,9 @@ def test_what_is_as_promising_and_shorter_comes_first(
     spec: Spec, facts: Facts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, short = configuration(compile="per-layer"), configuration(padding="multiple-8")
-    found = [(slow, 0.03), (short, 0.02), (configuration(padding="multiple-64"), 0.001)]
+    found = [(slow, 0.03), (short, 0.02)]
     monkeypatch.setattr(Acquisition, "best", lambda _, switches: found if switches == 1 else [])
+    monkeypatch.setattr(Acquisition, "left", lambda _: 0.05)
 
     def order(**search: int) -> list[Configuration]:
         view = View(known(spec(search=search), facts(cores=8), history(spec(), 5.0)), "lora")
@@ -56,6 +57,18 @@ def test_what_is_as_promising_and_shorter_comes_first(
 
     assert order(minutes=20, trials=1000) == [short, slow], "it takes 10 s, and the other 25 s more"
     assert order(minutes=600, trials=10) == [slow, short]
+
+
+def test_a_search_goes_on_while_all_that_is_left_promises_enough_together(
+    spec: Spec, facts: Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dozen untried choices may promise 0.3% each: none of them much, and one of them is good."""
+    few = configuration(padding="multiple-8")
+    monkeypatch.setattr(Acquisition, "best", lambda _, switches: [(few, 0.003)])
+    view = View(known(spec(), facts(), history(spec(), 5.0)), "lora")
+    for together, goes_on in ((0.02, True), (0.009, False)):
+        monkeypatch.setattr(Acquisition, "left", lambda _, left=together: left)
+        assert (few in promising(view)) is goes_on
 
 
 def test_two_finalists_are_verified_where_a_block_takes_minutes(spec: Spec, facts: Facts) -> None:

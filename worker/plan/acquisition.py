@@ -15,13 +15,14 @@ from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import counted_seconds, counts_once, training_seconds
 from service.levers import as_fixed
 from worker.plan.feasibility import Feasibility
-from worker.plan.grid import Floats, Grid, Rows
+from worker.plan.grid import Floats, Grid, Rows, look_up
 from worker.plan.prior import Prior, short_of_memory
 from worker.plan.space import inside
 from worker.plan.surrogate import Surrogate, cumulative
 from worker.plan.view import View
 
 WORTH = 0.005  # of the seconds: what improves less promises nothing
+WORTH_TELLING = 0.001  # of the seconds: what a choice that was in no trial has to promise to come first
 LEAST_NOISE = 0.01  # standard deviation of the logarithm of a trial's seconds, at least
 # Of trials of earlier jobs: the same job at another hour, and another job on the same hardware.
 SAME_NOISE, LIKE_NOISE = 0.015, 0.2
@@ -57,6 +58,9 @@ class Acquisition:
         self._load_seconds = min((one.load_seconds for one in ran), default=0.0) if counts else 0.0
         own = [one for one in ran if one.configuration.micro_batch_size is None or one is view.baseline()]
         self._surrogate = self._fitted(view, own, waiting) if own else None
+        self._tried_choices = self._grid.table({})  # 1 where a trial that ran or is under way has the choice
+        for one in [*(one.configuration for one in ran), *waiting]:
+            self._tried_choices[np.arange(len(self._grid.names)), self._grid.encode(one)] = 1.0
         self._anchors = self._best(view, own)
         self._leaps = [self._leap(row) for row in self._anchors]
 
@@ -120,18 +124,39 @@ class Acquisition:
         found = ((self._grid.decode(rows[at]), math.exp(promise[at])) for at in order[:MOST])
         return [(configuration, promised) for configuration, promised in found if configuration]
 
+    def left(self) -> float:
+        """The share of the seconds that switching single levers of the best promises to save, all levers together.
+
+        What different levers save adds up, so it is the sum of what the most promising switch of each lever promises;
+        and of what the best itself does, where it was not tried as it is proposed: at the micro batch found for it.
+        """
+        if not self._anchors:
+            return 0.0
+        rows = np.vstack([self._anchors[0], self._grid.neighbours(self._anchors[0])])
+        switched = rows != self._anchors[0]
+        promised, lever = np.exp(self._promise(rows)), np.where(switched.any(axis=1), switched.argmax(axis=1), -1)
+        return float(sum(promised[lever == one].max() for one in np.unique(lever)))
+
     def _found(self, switches: int) -> tuple[Rows, Floats]:
         """(rows that are worth a trial, what each promises): neighbours of the best, and a leap from each of them.
 
         A leap goes on from neighbour to neighbour as long as a faster one is expected, so that it takes all choices
         that are expected to help. Where nothing of the space ran yet, the neighbours of its end are looked at as well.
+
+        Of single switches those to a choice that was in no trial yet come first, as long as one is worth it: what such
+        a choice does is what most searches miss, and the model is ever unsure of how known choices go together.
         """
         if not self._anchors:
             return np.empty((0, len(self._grid.names)), dtype=np.int64), np.empty(0)
         centres = [*self._anchors, *(leap[-1] for leap in self._leaps if self._is_first)]
         near = [self._grid.neighbours(row, switches) for row in centres]
         rows = np.unique(np.vstack([*near, *self._leaps]), axis=0)
-        return rows, self._promise(rows)
+        promise = self._promise(rows)
+        if switches == 1:
+            is_new = np.any(look_up(self._tried_choices, rows) == 0.0, axis=1)
+            if np.any(promise[is_new] >= math.log(WORTH_TELLING)):
+                promise = np.where(is_new, promise, -math.inf)
+        return rows, promise
 
     def _promise(self, rows: Rows) -> Floats:
         """The logarithm of what each row promises; minus infinity for what was tried or cannot fit."""

@@ -3,7 +3,7 @@
 The logarithm of the seconds is modelled as a sum: what each choice does by itself, what pairs and triples of choices do
 together, and noise. The effects are normal, so the kernel between two configurations is a sum over the choices that
 they share, and over the pairs and triples of these (an additive kernel: Duvenaud et al. 2011, "Additive Gaussian
-Processes"); two choices of one lever are alike in part, and nearly the same where the catalogue puts them in a family.
+Processes"); two choices of one lever are alike in part, and more so where the catalogue puts them in a family.
 The prior means and spreads are the catalogue's; how strong interactions are, and how far the catalogue may be off, is
 told by the likelihood of the measurements: several assumptions are kept, each with the share that they give it.
 """
@@ -25,7 +25,7 @@ LEAST_SHARE = 0.01  # of an assumption that is kept
 # Least spread of a choice in pairs and triples: what does nothing by itself may still do something with another.
 INTERACTING = 0.1
 ALIKE = 0.5  # correlation of two choices of one lever: what leaves the baseline's choice tends to do the same
-FAMILY = 0.85  # correlation of two choices of one family, such as two kinds of autocast
+FAMILY = 0.7  # correlation of two choices of one family, such as two kinds of autocast
 TRIPLES = 0.5  # how strong triples are: of the square of pairs' strength
 
 

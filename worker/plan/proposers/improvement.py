@@ -18,9 +18,11 @@ from worker.plan.proposers import Proposal, first_affordable, micro_batches
 from worker.plan.proposers.ablation import kept_for_ablation
 from worker.plan.view import View
 
-# Of the seconds: while a trial is expected to save as much, the search goes on; where the same job was searched before,
-# what it left untried has to promise more.
-ENOUGH, ENOUGH_AGAIN = 0.005, 0.02
+# Of the seconds. The search goes on while the levers that nobody has switched at the best yet promise to save so much,
+# all of them together. Single trials promise less and less as a search goes on, so that one that ends when no trial
+# promises much may leave a dozen choices untried, of which one is good. Where the same job was searched before, what it
+# left untried has to promise more, a trial alone.
+LEFT, ENOUGH_AGAIN = 0.01, 0.02
 
 
 class ExpectedImprovement:
@@ -44,8 +46,11 @@ def promising(view: View) -> Iterator[Configuration]:
     In turns it looks at configurations with one switch and with up to two: single ones tell best what a choice does,
     and some choices only help in pairs.
     """
-    enough = ENOUGH_AGAIN if any(view.repeats(one) for one in view.earlier) else ENOUGH
-    first, acquisition = 2 - len(view.history) % 2, (MemoryAcquisition if view.minimises_memory else Acquisition)(view)
+    acquisition = (MemoryAcquisition if view.minimises_memory else Acquisition)(view)
+    again = any(view.repeats(one) for one in view.earlier)
+    if view.good and not again and acquisition.left() < LEFT:
+        return
+    enough, first = ENOUGH_AGAIN if again else 0.0, 2 - len(view.history) % 2
     for switches in (first, 3 - first):
         found = acquisition.best(switches)
         if view.good:
