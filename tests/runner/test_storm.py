@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, func, select
-from sqlalchemy.orm import Session
 
 from service.contract.hardware import HardwareFacts
-from service.db import connect, reading, readonly, upgrade
+from service.db import connect, reading, upgrade
 from service.models import Event, Job, Task, Worker
 from service.queue import Queue
 from tests import postgres
@@ -101,15 +100,15 @@ class Storm:
 
     def check(self, trials: int) -> None:
         """Every trial has one result."""
-        with Session(readonly(self.engine)) as session:
+        with reading(self.engine) as session:
             jobs = session.scalars(select(Job)).all()
             tasks = session.scalars(select(Task).where(Task.kind == "trial")).all()
             told = session.scalars(select(Event.data).where(Event.kind == "trial")).all()
-        assert {(job.status, job.error) for job in jobs} == {("succeeded", None)}
-        assert len(tasks) == trials and {task.outcome for task in tasks} == {"ok"}
-        assert len({(task.job_id, task.key) for task in tasks}) == trials
-        assert len({(task.job_id, task.finish_order) for task in tasks}) == trials
-        assert len(told) == trials and len({one["task"] for one in told}) == trials
+            assert {(job.status, job.error) for job in jobs} == {("succeeded", None)}
+            assert len(tasks) == trials and {task.outcome for task in tasks} == {"ok"}
+            assert len({(task.job_id, task.key) for task in tasks}) == trials
+            assert len({(task.job_id, task.finish_order) for task in tasks}) == trials
+            assert len(told) == trials and len({one["task"] for one in told}) == trials
 
 
 @pytest.mark.long

@@ -143,8 +143,8 @@ class Acquisition:
         A leap goes on from neighbour to neighbour as long as a faster one is expected, so that it takes all choices
         that are expected to help. Where nothing of the space ran yet, the neighbours of its end are looked at as well.
 
-        Of single switches those to a choice that was in no trial yet come first, as long as one is worth it: what such
-        a choice does is what most searches miss, and the model is ever unsure of how known choices go together.
+        Of single switches, those to a choice that was in no trial yet come first, as long as one of them is worth it:
+        most searches miss what such a choice does, because the model is always unsure of how known choices interact.
         """
         if not self._anchors:
             return np.empty((0, len(self._grid.names)), dtype=np.int64), np.empty(0)

@@ -18,11 +18,11 @@ from worker.plan.proposers import Proposal, first_affordable, micro_batches
 from worker.plan.proposers.ablation import kept_for_ablation
 from worker.plan.view import View
 
-# Of the seconds. The search goes on while the levers that nobody has switched at the best yet promise to save so much,
-# all of them together. Single trials promise less and less as a search goes on, so that one that ends when no trial
-# promises much may leave a dozen choices untried, of which one is good. Where the same job was searched before, what it
-# left untried has to promise more, a trial alone.
-LEFT, ENOUGH_AGAIN = 0.01, 0.02
+# Shares of the seconds. The search goes on while the levers that were not switched at the best yet promise to save
+# LEAST_LEFT, all of them together: to stop when no single trial promises much would leave a dozen choices untried, each
+# of little promise, of which one may be good. Where the same job was searched before, a trial alone has to promise
+# ENOUGH_AGAIN.
+LEAST_LEFT, ENOUGH_AGAIN = 0.01, 0.02
 
 
 class ExpectedImprovement:
@@ -48,7 +48,7 @@ def promising(view: View) -> Iterator[Configuration]:
     """
     acquisition = (MemoryAcquisition if view.minimises_memory else Acquisition)(view)
     again = any(view.repeats(one) for one in view.earlier)
-    if view.good and not again and acquisition.left() < LEFT:
+    if view.good and not again and acquisition.left() < LEAST_LEFT:
         return
     enough, first = ENOUGH_AGAIN if again else 0.0, 2 - len(view.history) % 2
     for switches in (first, 3 - first):
