@@ -41,7 +41,7 @@ LEVER = Lever(
             memory=Memory(activations=1.3),
             asked_by=(Asked({"attn_implementation": "eager"}),),
             from_pretrained={"attn_implementation": "eager"},
-            effect=Effect(1.0, 0.15),
+            effect=Effect(1.3, 0.15, host=1.0),
         ),
         Choice(
             "sdpa",

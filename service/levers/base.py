@@ -17,13 +17,15 @@ Stage = Literal[
 class Need:
     """Something that the worker must have; `sentence` says what is missing and what to do about it.
 
-    A soft need only keeps a choice out of the search: asked for by name, the choice still runs. `packages` names the
-    Python packages of which one meets the need, `device` the only kind of device that can ever meet it.
+    A soft need only keeps a choice out of the search: asked for by name, the choice still runs. It is `slow` where the
+    choice then takes longer than what its effect says, as it is emulated. `packages` names the Python packages of which
+    one meets the need, `device` the only kind of device that can ever meet it.
     """
 
     met: Callable[[HardwareFacts], bool]
     sentence: str
     soft: bool = False
+    slow: bool = False
     packages: tuple[str, ...] = ()
     device: str | None = None
 
@@ -139,6 +141,10 @@ class Choice:
                 return need.sentence
         return None
 
+    def is_slowed(self, facts: HardwareFacts) -> bool:
+        """Whether an unmet need makes the choice slower than its effect says, where it is asked for by name."""
+        return any(need.slow and not need.met(facts) for need in self.needs)
+
     def barred(self, device: str) -> bool:
         """Whether no device of that kind can ever take the choice; `auto` stands for any kind."""
         return device != "auto" and any(need.device not in (None, device) for need in self.needs)
@@ -251,6 +257,7 @@ def native_bf16() -> Need:
         "bf16 is emulated on this device (no avx512_bf16, amx_bf16 or compute capability 8.0) and slower than "
         "fp32; name it under search.fixed or search.levers to try it all the same",
         soft=True,
+        slow=True,
     )
 
 
@@ -273,6 +280,7 @@ def varlen_kernel() -> Need:
         "needs a GPU of compute capability 8.0; elsewhere it runs sample by sample, exact and slow: name it under "
         "search.fixed or search.levers to try it all the same",
         soft=True,
+        slow=True,
     )
 
 

@@ -10,6 +10,7 @@ def cores(workers: int) -> Need:
         f"needs {workers + 2} cores, or the workers take them from the training; name it under search.fixed or "
         "search.levers to try it all the same",
         soft=True,
+        slow=True,
     )
 
 

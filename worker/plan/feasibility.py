@@ -4,8 +4,11 @@ Two things rule a configuration out: two trials of others that need no more memo
 the memory line of the most similar trial puts it far over the device's memory. All others have a chance. A failed trial
 lowers that of configurations which have what made it fail: a choice, or two that do not go together, which is in no
 trial that ran (worker/plan/culprits.py), or too little memory saved. Which of the two is likelier, the failed trial's
-predicted peak tells as soon as memory lines are known. Where most trials ran out of memory, neither rules anything out:
-what fits is then learnt from these (worker/plan/peaks.py).
+predicted peak tells as soon as memory lines are known.
+
+What the catalogue says of memory is only about right, and of what differs by one choice from a trial that ran, the
+trials themselves tell more: whether it fits is learnt from their memory lines and from what ran out of memory
+(worker/plan/peaks.py). Where most trials ran out of memory, so is whether anything fits, and nothing is ruled out.
 """
 
 from __future__ import annotations
@@ -37,29 +40,31 @@ TINY = 1e-12  # where neither is likely, so that nothing is divided by 0
 
 
 class Feasibility:
-    """Judges rows of a grid by the trials of a method."""
+    """Judges rows of a grid by the trials of a method.
+
+    `learns` tells whether so much ran out of memory that the failures are asked about all rows, and not the catalogue's
+    factors.
+    """
 
     def __init__(self, view: View, grid: Grid) -> None:
         self._grid = grid
         self._tables = memory_tables(view, grid)
         self._ok = [one for one in view.history if one.outcome is Outcome.ok]
+        self._ran = _encoded(grid, [one.configuration for one in self._ok])
         failed = [one for one in view.history if one.outcome is not Outcome.ok and not _is_explained(one, view)]
+        ran_out = [one for one in failed if one.outcome is Outcome.infeasible]
+        self.learns = len(ran_out) >= MISTAKEN and len(ran_out) > MISTAKEN_TIMES * len(self._ok)
         self._capacity = _capacity(view)
-        self._hopeless = self._explained([one.configuration for one in failed if one.outcome is Outcome.infeasible])
+        self._hopeless = self._explained([one.configuration for one in ran_out])
         self._failed = _encoded(grid, [one.configuration for one in failed])
-        ran = [*(one.configuration for one in self._ok), *(one.configuration for one in view.earlier)]
-        self._culprits = Culprits(grid.options, _encoded(grid, ran), self._failed)
-        self._learnt = self._learnt_from(failed)
+        earlier = _encoded(grid, [one.configuration for one in view.earlier])
+        self._culprits = Culprits(grid.options, np.vstack([self._ran, earlier]), self._failed)
+        self._learnt = self._learnt_from(ran_out)
         self._short = self._probably_short(failed)
-
-    @property
-    def learns(self) -> bool:
-        """Whether so much ran out of memory that the failures are asked, and not the catalogue's factors."""
-        return self._learnt is not None
 
     def impossible(self, rows: Rows) -> NDArray[np.bool_]:
         """Which rows cannot fit, as two that need no more memory did not, or as they are predicted far over it."""
-        if self._learnt is not None:
+        if self.learns:
             return np.zeros(len(rows), dtype=bool)
         mine = coordinates(self._tables, rows)
         over = _no_less(mine, self._hopeless).sum(axis=1) >= ENOUGH_FAILURES
@@ -68,15 +73,25 @@ class Feasibility:
 
     def chance(self, rows: Rows) -> Floats:
         """The probability that each row runs to its end: that no failure tells of it, and that it fits."""
-        found = self._innocent(rows)
+        found, learnt = self._innocent(rows), self._is_learnt(rows)
         mine, before = self.saved(rows), self.saved(self._failed)
         for at, short in enumerate(self._short):
-            if self._learnt and short:  # what it tells is in the learnt peaks
-                continue
             lacks = np.exp(-np.maximum(mine - before[at], 0.0) / ENOUGH_SAVED)
+            lacks = np.where(learnt, 0.0, lacks)  # what the failure tells of memory is in the learnt peaks
             again = short * lacks + (1 - short) * self._culprits.blamed(at, rows)
             found = np.minimum(found, 1 - SURE * again)
-        return found * (self._learnt.fits(rows) if self._learnt else self._fits(rows))
+        fits = self._fits(rows)
+        if self._learnt is not None and learnt.any():
+            fits[learnt] = self._learnt.fits(rows[learnt])
+        return found * fits
+
+    def _is_learnt(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which rows are judged by the learnt peaks: all if the factors are wrong, else those like a trial that ran."""
+        if self._learnt is None or self.learns:
+            return np.full(len(rows), self.learns)
+        switched = (rows[:, None, :] != self._ran[None, :, :]).sum(axis=2)
+        near: NDArray[np.bool_] = switched.min(axis=1) <= 1
+        return near
 
     def saved(self, rows: Rows) -> Floats:
         """How much memory each row saves, as a logarithm."""
@@ -97,7 +112,7 @@ class Feasibility:
         By Bayes' rule: how likely its predicted peak is over the memory, against how likely it has a pair that fails.
         """
         ran_out = np.array([one.outcome is Outcome.infeasible for one in failed], dtype=float)
-        if self._learnt is not None:
+        if self.learns:
             return ran_out
         if not any(one.memory_line is not None for one in self._ok):
             return ran_out * SHORT
@@ -106,17 +121,16 @@ class Feasibility:
         found: Floats = ran_out * over / np.maximum(over + pair, TINY)
         return found
 
-    def _learnt_from(self, failed: list[Measurement]) -> Peaks | None:
-        """What the failures tell of memory, where there are so many that the catalogue's factors have to be wrong."""
-        ran_out = [one for one in failed if one.outcome is Outcome.infeasible]
-        if len(ran_out) < MISTAKEN or len(ran_out) <= MISTAKEN_TIMES * len(self._ok):
+    def _learnt_from(self, ran_out: list[Measurement]) -> Peaks | None:
+        """What trials tell of peaks, where some ran out of memory, and lines are known or the factors are wrong."""
+        if not self.learns and not (ran_out and any(one.memory_line is not None for one in self._ok)):
             return None
         return Peaks(self._grid, self._tables, self._ok, ran_out, self._capacity)
 
     def _explained(self, hopeless: list[Configuration]) -> Floats:
         """The coordinates of those that did not fit for want of memory: none that needs as much has run."""
         mine = coordinates(self._tables, _encoded(self._grid, hopeless))
-        ran = coordinates(self._tables, _encoded(self._grid, [one.configuration for one in self._ok]))
+        ran = coordinates(self._tables, self._ran)
         return mine[~_no_less(ran, mine).any(axis=0)]
 
     def peaks(self, rows: Rows, micro: float = 1.0) -> Floats:

@@ -16,9 +16,9 @@ from worker.plan.grid import EFFECTIVE, Floats, Grid, Rows, look_up
 from worker.plan.space import TRAINER_BATCH
 from worker.plan.view import View, was_given_too_much
 
-# Expected factor of a choice that a job asks for by name although this hardware lacks what it needs: it is emulated, or
-# takes cores from the training. How slow that is, nobody knows.
-LACKING, LACKING_SPREAD = 1.5, 0.4
+# Expected factor of a choice that a job asks for by name although this hardware lacks what makes it fast: it is
+# emulated, or takes cores from the training. How slow that is, nobody knows.
+SLOWED, SLOWED_SPREAD = 1.5, 0.4
 PADDED_SHARE = 0.4  # of what a device computes is padding, where nothing is known of the data yet
 # So many tokens in a micro batch keep a GPU busy, so that a larger one would hardly be faster. Of 2,048, 4,096 and
 # 8,192 it is what did best in benchmarks/simulated_gpu.py.
@@ -44,12 +44,12 @@ class Prior:
         }
         limited, half, padding = is_limited(view), view.is_half(), padded_share(view)
         own = view.facts.has_own_memory
-        lacking = {of for of, one in choices.items() if one.missing(view.facts)}
+        slowed = {of for of, one in choices.items() if one.is_slowed(view.facts)}
         factors = {
-            of: math.log(LACKING if of in lacking else _factor(one.effect, limited, half, own, padding))
+            of: math.log(SLOWED if of in slowed else _factor(one.effect, limited, half, own, padding))
             for of, one in choices.items()
         }
-        spreads = {of: LACKING_SPREAD if of in lacking else one.effect.spread for of, one in choices.items()}
+        spreads = {of: SLOWED_SPREAD if of in slowed else one.effect.spread for of, one in choices.items()}
         smallest = min(view.effectives)
         for size in view.effectives:
             doublings = math.log2(size / smallest)
