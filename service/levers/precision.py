@@ -71,7 +71,7 @@ LEVER = Lever(
             options={"weights": "float32", "matmul": "medium"},
             from_pretrained={"dtype": "float32"},
             not_expressible="Trainer has no argument for it; call torch.set_float32_matmul_precision('medium')",
-            effect=Effect(0.55, 0.25, host=0.8, half=1.6),
+            effect=Effect(0.55, 0.3, host=0.8, half=1.6),
         ),
         Choice(
             "bf16-mixed",
