@@ -1,4 +1,7 @@
-"""Peaks at a micro batch of 1 as the failures tell of them, for jobs in which most trials run out of memory.
+"""Peaks at a micro batch of 1, as memory lines and trials that ran out of memory tell of them.
+
+worker/plan/feasibility.py asks for what is one choice from a trial that ran, and for everything where most trials ran
+out of memory.
 
 The logarithm of the peak is modelled as that of the seconds is (worker/plan/surrogate.py). It begins with what the
 catalogue's factors make of one memory line; each other line tells how far they are off, choice by choice. A trial that
