@@ -17,9 +17,10 @@ Stage = Literal[
 class Need:
     """Something that the worker must have; `sentence` says what is missing and what to do about it.
 
-    A soft need only keeps a choice out of the search: asked for by name, the choice still runs. It is `slow` where the
-    choice then takes longer than what its effect says, as it is emulated. `packages` names the Python packages of which
-    one meets the need, `device` the only kind of device that can ever meet it.
+    A soft need only keeps a choice out of the search: asked for by name, the choice still runs. Where such a need is
+    `slow`, the choice then takes longer than its effect says, by how much nobody knows: it is emulated, or takes cores
+    from the training. `packages` names the Python packages of which one meets the need, `device` the only kind of
+    device that can ever meet it.
     """
 
     met: Callable[[HardwareFacts], bool]

@@ -8,7 +8,7 @@ predicted peak tells as soon as memory lines are known.
 
 What the catalogue says of memory is only about right, and of what differs by one choice from a trial that ran, the
 trials themselves tell more: whether it fits is learnt from their memory lines and from what ran out of memory
-(worker/plan/peaks.py). Where most trials ran out of memory, so is whether anything fits, and nothing is ruled out.
+(worker/plan/peaks.py). Where most trials ran out of memory, all configurations are judged so, and none is ruled out.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ TINY = 1e-12  # where neither is likely, so that nothing is divided by 0
 class Feasibility:
     """Judges rows of a grid by the trials of a method.
 
-    `learns` tells whether so much ran out of memory that the failures are asked about all rows, and not the catalogue's
-    factors.
+    `learns` tells whether so many trials ran out of memory that whether any row fits is learnt from the trials, and the
+    catalogue's factors are not asked.
     """
 
     def __init__(self, view: View, grid: Grid) -> None:
         self._grid = grid
         self._tables = memory_tables(view, grid)
         self._ok = [one for one in view.history if one.outcome is Outcome.ok]
+        self._lined = [(one, one.memory_line) for one in self._ok if one.memory_line is not None]
         self._ran = _encoded(grid, [one.configuration for one in self._ok])
         failed = [one for one in view.history if one.outcome is not Outcome.ok and not _is_explained(one, view)]
         ran_out = [one for one in failed if one.outcome is Outcome.infeasible]
@@ -80,13 +81,13 @@ class Feasibility:
             lacks = np.where(learnt, 0.0, lacks)  # what the failure tells of memory is in the learnt peaks
             again = short * lacks + (1 - short) * self._culprits.blamed(at, rows)
             found = np.minimum(found, 1 - SURE * again)
-        fits = self._fits(rows)
-        if self._learnt is not None and learnt.any():
-            fits[learnt] = self._learnt.fits(rows[learnt])
-        return found * fits
+        if self._learnt is not None:
+            found[learnt] *= self._learnt.fits(rows[learnt])
+        found[~learnt] *= self._fits(rows[~learnt])
+        return found
 
     def _is_learnt(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which rows are judged by the learnt peaks: all if the factors are wrong, else those like a trial that ran."""
+        """Which rows the learnt peaks judge: all where `learns`, else those that are one choice from a trial that ran."""
         if self._learnt is None or self.learns:
             return np.full(len(rows), self.learns)
         switched = (rows[:, None, :] != self._ran[None, :, :]).sum(axis=2)
@@ -114,7 +115,7 @@ class Feasibility:
         ran_out = np.array([one.outcome is Outcome.infeasible for one in failed], dtype=float)
         if self.learns:
             return ran_out
-        if not any(one.memory_line is not None for one in self._ok):
+        if not self._lined:
             return ran_out * SHORT
         over = 1 - self._fits(self._failed)
         pair = (1 - over) * (1 - self._innocent(self._failed))
@@ -123,7 +124,7 @@ class Feasibility:
 
     def _learnt_from(self, ran_out: list[Measurement]) -> Peaks | None:
         """What trials tell of peaks, where some ran out of memory, and lines are known or the factors are wrong."""
-        if not self.learns and not (ran_out and any(one.memory_line is not None for one in self._ok)):
+        if not self.learns and not (ran_out and self._lined):
             return None
         return Peaks(self._grid, self._tables, self._ok, ran_out, self._capacity)
 
@@ -135,17 +136,15 @@ class Feasibility:
 
     def peaks(self, rows: Rows, micro: float = 1.0) -> Floats:
         """The predicted peak bytes at a micro batch, by the memory line of the most similar trial; 0 without."""
-        lined = [one for one in self._ok if one.memory_line is not None]
-        if not lined:
+        if not self._lined:
             return np.zeros(len(rows))
-        known = _encoded(self._grid, [one.configuration for one in lined])
+        known = _encoded(self._grid, [one.configuration for one, _ in self._lined])
         nearest = (rows[:, None, :] == known[None, :, :]).sum(axis=2).argmax(axis=1)
         change = coordinates(self._tables, rows) - coordinates(self._tables, known)[nearest]
-        lines = [one.memory_line for one in lined if one.memory_line is not None]
-        rest = np.array([line.rest_bytes for line in lines])[nearest]
-        slope = np.array([line.slope_bytes for line in lines])[nearest]
-        trained = np.array([float(one.trainable_parameters or 0) for one in lined])[nearest]
-        weights = np.array([float(one.parameters or 0) for one in lined])[nearest]
+        rest = np.array([line.rest_bytes for _, line in self._lined])[nearest]
+        slope = np.array([line.slope_bytes for _, line in self._lined])[nearest]
+        trained = np.array([float(one.trainable_parameters or 0) for one, _ in self._lined])[nearest]
+        weights = np.array([float(one.parameters or 0) for one, _ in self._lined])[nearest]
         rest, samples = scaled(rest, slope, change, weights, trained, micro)
         peaks: Floats = np.maximum(rest, 0.0) + samples
         return peaks
