@@ -87,7 +87,7 @@ class Feasibility:
         return found
 
     def _is_learnt(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which rows the learnt peaks judge: all where `learns`, else those that are one choice from a trial that ran."""
+        """Which rows the learnt peaks judge: all where `learns`, else those one choice from a trial that ran."""
         if self._learnt is None or self.learns:
             return np.full(len(rows), self.learns)
         switched = (rows[:, None, :] != self._ran[None, :, :]).sum(axis=2)
