@@ -1,7 +1,7 @@
 """All that only a GPU can show, part by part, within the minutes given.
 
-    python -m benchmarks.gpu_acceptance [--call N | --part NAME ...] [--minutes 9] [--home FOLDER] [--json FILE]
-        [--dry-run]
+    python -m benchmarks.gpu_acceptance [--call N | --part NAME ...] [--without TEXT ...] [--minutes 9]
+        [--home FOLDER] [--json FILE] [--dry-run]
 
 Runs on a machine with torch, transformers and peft, no network, and the wheels of `make wheelhouse` installed or on
 PYTHONPATH. Results are kept in --home as they come: the next call goes on where this one stopped, and what failed is
@@ -79,11 +79,13 @@ def run(place: Place, step: Step) -> Row:
     return row | {"wall_seconds": round(time.monotonic() - started, 1)}
 
 
-def walk(place: Place, parts: list[Part], store: Store) -> list[str]:
-    """Run what is not there yet and fits into the time; keys of what did not."""
+def walk(place: Place, parts: list[Part], store: Store, without: list[str]) -> list[str]:
+    """Run what is not there yet and fits into the time; keys of what did not. Keys with a text of `without` are not."""
     late = []
     for part in parts:
         for step in part.steps(place):
+            if any(text in step.key for text in without):
+                continue
             if "reason" not in place.rows.get(step.key, {"reason": ""}):
                 say(f"{step.key}: from an earlier call")
             elif not place.dry and place.left() < step.seconds:
@@ -114,6 +116,7 @@ def main() -> int:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
     chosen.add_argument("--call", type=int, choices=range(1, len(CALLS) + 1), help="the parts of one of GPU.md's calls")
+    parser.add_argument("--without", nargs="+", default=[], metavar="TEXT", help="leave out steps whose key has it")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--home", type=Path, default=ROOT / "dynotune-out" / "gpu-acceptance")
     parser.add_argument("--json", type=Path)
@@ -132,7 +135,7 @@ def main() -> int:
     store = Store(home / "results.json")
     place = Place(device, home, options.dry_run, deadline, store.rows)
     parts = [PARTS[name] for name in (CALLS[options.call - 1] if options.call else options.part)]
-    late = walk(place, parts, store)
+    late = walk(place, parts, store, options.without)
     show(place, parts, late)
     if options.json:
         machine = {"name": device.name, "driver": device.driver, "os": platform.platform(), "versions": device.versions}

@@ -1,6 +1,7 @@
 """The published tables, reproduced on this device, side by side with the published ratios.
 
-    python -m benchmarks.seed_tables [--size tiny|full] [--table NAME ...] [--quick] [--home FOLDER] [--json FILE]
+    python -m benchmarks.seed_tables [--size tiny|full] [--table NAME ...] [--quick] [--speed-only] [--seconds N]
+        [--home FOLDER] [--json FILE]
 
 Models are drawn at random in the published shapes (`--size full`) or much smaller (`tiny`, under 10 minutes on 2
 cores), data come from Python's own library: ratios are to be compared, not figures. A row that this device cannot run
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import shutil
@@ -55,8 +57,8 @@ def unavailable(table: Table, made: Configuration, spec: JobSpec, facts: Hardwar
     return clash.reason if clash else None
 
 
-def run(bench: Bench, table: Table, row: Row, size: Size) -> Found:
-    """One row, measured as a trial, then trained a little and evaluated."""
+def run(bench: Bench, table: Table, row: Row, size: Size, speed_only: bool) -> Found:
+    """One row, measured as a trial, then trained a little and evaluated, unless its speed is all that is wanted."""
     made = configuration(table, row, size, bench.facts.device)
     spec = job(table, row, size, bench.home, bench.facts.device)
     if reason := unavailable(table, made, spec, bench.facts):
@@ -83,7 +85,7 @@ def run(bench: Bench, table: Table, row: Row, size: Size) -> Found:
         "peak_bytes": found.peak_bytes,
         "once_seconds": found.once_seconds,
         "share_clean": timing.clean_share,
-        **trained(bench, table, row, found, spec),
+        **({} if speed_only else trained(bench, table, row, found, spec)),
     }
 
 
@@ -167,11 +169,14 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--table", nargs="+", choices=[*(table.name for table in TABLES), "generation"], metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="two tables, tiny")
+    parser.add_argument("--speed-only", action="store_true", help="train no row, so nothing is said of its stability")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no further row begins")
     parser.add_argument("--home", type=Path, default=ROOT / "dynotune-out" / "seed-tables")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--data", type=Path, help="a folder that examples/stdlib_data.py has written to")
     parser.add_argument("--facts", type=Path, help="a file with the device's facts, which takes seconds to find out")
     options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
     os.environ.update(environment())
     facts = read_facts(options.facts) if options.facts else discover()[0]
     size = SIZES["tiny" if options.quick else options.size]
@@ -209,7 +214,10 @@ def main() -> None:
         rows = []
         for row in table.rows:
             key = f"{table.name}/{row.name}"
-            rows.append(store.get(key) or store.put(key, run(bench, table, row, size)))
+            known = store.get(key)
+            if known is None and time.monotonic() > deadline:
+                known = {"name": row.name, "reason": "not begun in the seconds that were given"}
+            rows.append(known or store.put(key, run(bench, table, row, size, options.speed_only)))
         show(table, rows)
         result["tables"][table.name] = [
             {**one, "published": row.published} for row, one in zip(table.rows, rows, strict=True)
