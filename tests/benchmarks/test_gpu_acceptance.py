@@ -120,6 +120,7 @@ def test_what_does_not_fit_into_the_time_is_left_and_the_rest_is_kept(
 
     part = Part("all", lambda _: [step(key) for key in rows], lambda *_: [])
     assert walk(place, [part], store) == ["a/long"]
+    assert walk(place, [part], store, ["long"]) == [], "what is to be left out is not late either"
     kept = json.loads((home / "results.json").read_text())
     assert {key: row["value"] for key, row in kept.items()} == {"a/early": 1, "a/short": "a/short", "b/next": "b/next"}
 
