@@ -46,7 +46,8 @@ FAR, SPAN = 1.75, 3
 MOST_GUESSED = 8  # times the largest that ran, by an untested line: the slope of two close sizes is mostly noise
 MOST_EVALUATED = 256  # samples an evaluation batch
 ENOUGH_TOKENS = 1024  # padded tokens of a step that only checks a line that earlier trials have measured
-FullStep = Callable[[Bundle, int], tuple[int, int]]
+SETTLED_AFTER = 3  # steps after one that had to free the allocator's cache, the last of which must not have to
+FullStep = Callable[[Bundle, int, bool], tuple[int, int]]
 Tell = Callable[[ChildMessage], None]  # sends a message to the worker, which outlives a child that memory kills
 
 
@@ -102,35 +103,39 @@ def bound(bundle: Bundle) -> tuple[int, str]:
     return min(bounds, key=lambda one: one[0])
 
 
-def _begin(device: Device) -> None:
-    """Begin a peak that holds nothing of what was allocated and freed before."""
-    device.empty_cache()
+def _begin(device: Device, from_empty: bool) -> None:
+    """Begin a peak, which without `from_empty` also holds what the allocator keeps of what was freed before."""
+    if from_empty:
+        device.empty_cache()
     device.reset_peak()
 
 
-def full_step(bundle: Bundle, micro: int) -> tuple[int, int]:
-    """One step on the worst-case batch; (peak bytes of forward and backward, peak bytes of the update)."""
+def full_step(bundle: Bundle, micro: int, from_empty: bool = True) -> tuple[int, int]:
+    """One step on the worst-case batch; (peak bytes of forward and backward, peak bytes of the update).
+
+    Without `from_empty` the allocator's cache is as the step before has left it, as it is in a run.
+    """
     device = bundle.device
     if micro < bound(bundle)[0] and not bundle.recipe.steps_in_backward:
         for parameter in bundle.model.parameters():
             if parameter.requires_grad:  # as an earlier micro batch of the same step leaves the gradients
                 parameter.grad = torch.zeros_like(parameter)
     batch, terms = worst_case(bundle, micro)
-    _begin(device)
+    _begin(device, from_empty)
     steps.forward_backward(bundle, batch, torch.tensor(terms, device=device.torch))
     device.synchronize()
     step = device.peak()
     del batch
-    _begin(device)
+    _begin(device, from_empty)
     steps.update(bundle)
     device.synchronize()
     return step, device.peak()
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def evaluation_step(bundle: Bundle, size: int) -> tuple[int, int]:
+def evaluation_step(bundle: Bundle, size: int, from_empty: bool = True) -> tuple[int, int]:
     """One worst-case evaluation batch, with generation and its KV cache where the recipe generates; (peak bytes, 0)."""
-    _begin(bundle.device)
+    _begin(bundle.device, from_empty)
     recipe, device = bundle.recipe, bundle.device.torch
     batch = moved(evaluation_batch(bundle, size), device, recipe)
     changed = apply(recipe.evaluation, bundle.model) if recipe.evaluation else contextlib.nullcontext()
@@ -182,14 +187,14 @@ class Search:
         self._tell(ProbeStarted(micro_batch_size=size, phase=self._phase))
         # Not in the compiled phase, which follows eager steps, and in which a single sample would be compiled apart.
         if self._rest is None and self._phase != ProbePhase.compiled:
-            self._step(self._bundle, 1)
+            self._step(self._bundle, 1, True)
         retries = [self._device.retries()]
         started = time.perf_counter()
-        peak, update = self._step(self._bundle, size)
+        peak, update = self._step(self._bundle, size, True)
         seconds = time.perf_counter() - started
         retries.append(self._device.retries())
-        if retries[-1] > retries[-2]:
-            self._step(self._bundle, size)
+        while retries[-1] > retries[-2] and len(retries) < 2 + SETTLED_AFTER:
+            self._step(self._bundle, size, False)
             retries.append(self._device.retries())
         self._device.empty_cache()  # which is no part of the memory at rest
         self._rest = float(self._device.used())
@@ -205,10 +210,15 @@ class Search:
         self._tell(ProbeDone(probe=probe))
         self.probes.append(probe)
         self._sizes += 1
-        if len(retries) > 2 and retries[-1] > retries[-2] > retries[-3]:
+        if retries[-1] > retries[-2]:
             # Each step had the allocator free its cache and retry (the signal that MosaicML Composer uses): the size
             # fits now, but would run out of memory in a longer run.
             self._lower(size, "allocator retries")
+            return
+        if len(retries) > 2:
+            # The first steps had to, and now the segments suit the size: it fits, and the next larger one hardly does.
+            self.fitted[size] = probe
+            self._limit, self._limited_by = size, "memory"
             return
         if len(self.fitted) > 1 and self.line is not None:
             away = abs(peak - (self.line.rest_bytes + self.line.slope_bytes * size))
@@ -218,8 +228,12 @@ class Search:
         self._fit()
 
     def _fit(self) -> None:
-        """Fit the line through the two largest sizes, or through one size and the memory at rest between steps."""
-        points = sorted((size, float(probe.peak_bytes or 0)) for size, probe in self.fitted.items())[-2:]
+        """Fit the line through the two largest sizes, or through one size and the memory at rest between steps.
+
+        Sizes for which the allocator freed its cache are left out: their peaks lack what was freed on the way.
+        """
+        whole = [(size, probe) for size, probe in sorted(self.fitted.items()) if not probe.retries]
+        points = [(size, float(probe.peak_bytes or 0)) for size, probe in whole][-2:]
         if not points or (len(points) == 1 and self._rest is None):
             return  # one size gives no slope without the memory at rest, which is unknown of another child
         (first, low), (last, high) = ((0, float(self._rest or 0)), points[0]) if len(points) == 1 else points
