@@ -21,12 +21,12 @@ SOAK_STEPS = {"llama-1b": 100, "llama-8b": 30}
 def cases(place: Place) -> list[Case]:
     """On a GPU under a cap of 24 GiB and with all its memory; in a dry run one small case.
 
-    Rows are short, so that 40 and more fit and a hundredth of the largest batch is a sample.
+    Rows are short, so that 40 and more fit: of 25 rows, which fit of 256 tokens on an H200, one is 4%.
     """
     if place.dry:
         return [Case("llama-1b", "lora", "fp32", 1.0, 64, place.device, "pretrained")]
     return [
-        Case("llama-1b", "lora", "bf16-mixed", 24, 256, place.device, "pretrained"),
+        Case("llama-1b", "lora", "bf16-mixed", 24, 128, place.device, "pretrained"),
         Case("llama-8b", "lora", "bf16-mixed", None, 256, place.device, "pretrained"),
     ]
 

@@ -174,7 +174,7 @@ def steps(place: Place) -> list[Step]:
     def step(name: str, seconds: float) -> Step:
         return Step(f"overhead/{name}", seconds, lambda here: compared(here, name))
 
-    real = [step("bert-base", 60), step("llama-1b", 120)]
+    real = [step("bert-base", 50), step("llama-1b", 120)]
     return real[: place.pick(2, 1)]
 
 
