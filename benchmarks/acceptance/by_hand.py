@@ -46,14 +46,14 @@ class Case:
 
 
 CASES = (
-    Case("1b-defaults", ONE, "lora", {}, 60),
-    Case("1b-kernels", ONE, "lora", KERNELS | PACKED, 50),
-    Case("bert-fp32", SHORT, "full", {"precision": "fp32"}, 30, micro=256),
-    Case("bert-compiled", SHORT, "full", COMPILED, 45),
-    Case("ladder-first", ONE, "qlora", FIRST, 50, micro=1),
-    Case("ladder-last", ONE, "qlora", LAST, 50),
+    Case("1b-defaults", ONE, "lora", {}, 50),
+    Case("1b-kernels", ONE, "lora", KERNELS | PACKED, 30),
+    Case("bert-fp32", SHORT, "full", {"precision": "fp32"}, 20, micro=256),
+    Case("bert-compiled", SHORT, "full", COMPILED, 35),
+    Case("ladder-first", ONE, "qlora", FIRST, 55, micro=1),
+    Case("ladder-last", ONE, "qlora", LAST, 30),
     Case("8b-lora", EIGHT, "lora", KERNELS | WHOLE, 90),
-    Case("8b-qlora", EIGHT, "qlora", KERNELS | WHOLE, 75),
+    Case("8b-qlora", EIGHT, "qlora", KERNELS | WHOLE, 60),
 )
 # (what, numerator, denominator, what is wanted of the ratio)
 RATIOS = (

@@ -46,7 +46,7 @@ def child(length: int) -> Row:
 
 def steps(place: Place) -> list[Step]:
     """One."""
-    return [Step("facts/device", 45, lambda here: here.child("facts", place.pick(512, 16)))]
+    return [Step("facts/device", 35, lambda here: here.child("facts", place.pick(512, 16)))]
 
 
 def show(_: Place, rows: dict[str, Row]) -> list[str]:

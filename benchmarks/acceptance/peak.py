@@ -58,7 +58,7 @@ def sustained(function: Callable[[], Any], device: Device, seconds: float) -> tu
 
 def steps(_: Place) -> list[Step]:
     """One."""
-    return [Step("peak/matmul", 45, lambda place: place.child("peak", place.pick(8192, 128), place.pick(SECONDS, 0.1)))]
+    return [Step("peak/matmul", 25, lambda place: place.child("peak", place.pick(8192, 128), place.pick(SECONDS, 0.1)))]
 
 
 def show(place: Place, rows: dict[str, Row]) -> list[str]:
