@@ -46,7 +46,7 @@ FAR, SPAN = 1.75, 3
 MOST_GUESSED = 8  # times the largest that ran, by an untested line: the slope of two close sizes is mostly noise
 MOST_EVALUATED = 256  # samples an evaluation batch
 ENOUGH_TOKENS = 1024  # padded tokens of a step that only checks a line that earlier trials have measured
-SETTLED_AFTER = 3  # steps after one that had to free the allocator's cache, the last of which must not have to
+SETTLED_AFTER = 3  # more steps of a size, after one that freed the allocator's cache: the last must not free it again
 FullStep = Callable[[Bundle, int, bool], tuple[int, int]]
 Tell = Callable[[ChildMessage], None]  # sends a message to the worker, which outlives a child that memory kills
 
@@ -216,7 +216,8 @@ class Search:
             self._lower(size, "allocator retries")
             return
         if len(retries) > 2:
-            # The first steps had to, and now the segments suit the size: it fits, and the next larger one hardly does.
+            # Only the first steps had to free the cache. The segments that they left suit the size, so it fits, with
+            # hardly room for more.
             self.fitted[size] = probe
             self._limit, self._limited_by = size, "memory"
             return
