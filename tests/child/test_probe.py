@@ -16,14 +16,20 @@ import torch
 from tests.child import tiny
 from tests.child.probing import EFFECTIVE, ROOM
 from tests.conftest import ROOT
+from tests.once import made_once
 from worker.child.probe import MARGIN, MOST_SIZES
 from worker.devices.base import is_out_of_memory
 
 
 @pytest.fixture(scope="module")
-def answers(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What every case said."""
+def answers(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What every case said: a dictionary of dictionaries."""
     data = tiny.write(tmp_path_factory.mktemp("probe") / "rows.jsonl", tiny.pairs(160, most=70))
+    return made_once(tmp_path_factory, "probing", lambda: probed(llama, data))
+
+
+def probed(llama: Path, data: Path) -> dict[str, dict[str, Any]]:
+    """Run the cases, which takes half a minute."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.child.probing", str(llama), str(data)],
         cwd=ROOT,

@@ -14,10 +14,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.once import made_once
 from worker.runner.main import environment
 from worker.runner.preload import PRELOAD, PRELOAD_CPU
 
@@ -83,8 +85,13 @@ MORE = (*UNASKED, "tests.asking")
 
 
 @pytest.fixture(scope="module")
-def imported() -> dict[str, dict[str, list[str]]]:
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What importing PRELOAD did, by the name "", and what one of MORE then did, each in a process forked from it."""
+    return made_once(tmp_path_factory, "imported", do_import)
+
+
+def do_import() -> dict[str, dict[str, list[str]]]:
+    """Import them."""
     done = subprocess.run(
         [sys.executable, "-c", PRETENDED, json.dumps(PRELOAD), json.dumps(MORE)],
         capture_output=True,
