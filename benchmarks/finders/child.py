@@ -86,5 +86,5 @@ def _steps(bundle: Any, size: int) -> dict[str, int]:
     from worker.child import probe
 
     with probe.without_learning(bundle):
-        peaks = [max(probe.full_step(bundle, size)) for _ in range(TRUTH_STEPS)]
+        peaks = [probe.full_step(bundle, size).most for _ in range(TRUTH_STEPS)]
     return {"peak_bytes": max(peaks), "capacity_bytes": bundle.device.capacity()}

@@ -34,12 +34,14 @@ class Outcome(StrEnum):
 class Probe(Contract):
     """A micro batch size at which a full step was started. `peak_bytes` is None when the step ran out of memory.
 
-    `update_bytes` is the peak of clipping and the optimizer step alone, which hardly depends on the batch size.
+    `update_bytes` is the peak of clipping and the optimizer step alone, which hardly depends on the batch size, and
+    `unfreeable_bytes` what of `peak_bytes` an allocator that frees its cache would still have needed, at most.
     """
 
     micro_batch_size: int
     peak_bytes: int | None
     update_bytes: int | None = None
+    unfreeable_bytes: int | None = None
     reserved_bytes: int | None = None
     retries: int = Field(default=0, description="How often the allocator had to free its cache and retry.")
     seconds: float | None = None

@@ -56,7 +56,7 @@ def affine(model: str, data: str) -> dict[str, Any]:
     bundle.device.exact_memory(True)
     probe.full_step(bundle, 16)  # some CPUs' kernels keep a buffer of several MB from the first large batch on
     micros = (4, 8, 16, 4, 8, 16)
-    peaks = [probe.full_step(bundle, micro)[0] for micro in micros]
+    peaks = [probe.full_step(bundle, micro).step for micro in micros]
     return {"micros": micros, "peaks": peaks}
 
 

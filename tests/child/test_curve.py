@@ -20,6 +20,7 @@ from tests.factory import timing as timing_of
 from worker.child import probe, sizes
 from worker.child.curve import Curve, first_size
 from worker.child.measure import _evaluation_batch, run_trial, unit_size
+from worker.child.size_search import Found
 
 GIB = 1 << 30
 
@@ -29,7 +30,7 @@ def curve() -> Any:
     """A curve under a cap of 3 GiB, of which half a one is taken before a step."""
     made: Any = Curve.__new__(Curve)
     made._bundle = SimpleNamespace(device=SimpleNamespace(capacity=lambda: 3 * GIB))
-    made._found, made._rest = probe.Found(4, 12, "memory"), 0.5 * GIB
+    made._found, made._rest = Found(4, 12, "memory"), 0.5 * GIB
     made._timed = {4: SimpleNamespace(peak_bytes=1.5 * GIB)}
     return made
 
@@ -101,7 +102,7 @@ def timing(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made._deadline = float("inf")
     made._candidates = [1, 2, 4, 8]
     line = MemoryLine(rest_bytes=1 << 50, slope_bytes=1 << 40)
-    made._found = probe.Found(2, 8, "memory", line, [Probe(micro_batch_size=2, peak_bytes=1 << 51)])
+    made._found = Found(2, 8, "memory", line, [Probe(micro_batch_size=2, peak_bytes=1 << 51)])
     ran: list[int] = []
     monkeypatch.setattr(probe, "fits", lambda _, size: ran.append(size))
     return made, ran

@@ -17,7 +17,7 @@ from tests.child import tiny
 from tests.child.probing import EFFECTIVE, ROOM
 from tests.conftest import ROOT
 from tests.once import made_once
-from worker.child.probe import MARGIN, MOST_SIZES
+from worker.child.size_search import MARGIN, MOST_SIZES
 from worker.devices.base import is_out_of_memory
 
 

@@ -13,7 +13,7 @@ import pytest
 from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
 from service.contract.measurement import MemoryLine, Probe
 from service.contract.states import ProbePhase
-from worker.child.probe import MOST_SIZES, Known, Search
+from worker.child.size_search import MOST_SIZES, Known, Peaks, Search
 
 CAPACITY = 3 << 30
 Memory = Callable[[int], tuple[float, float]]
@@ -25,12 +25,17 @@ class Short(Exception):
 
 @dataclass
 class Machine:
-    """A device whose step of `micro` needs `memory(micro)`: (forward and backward, update), in bytes."""
+    """A device whose step of `micro` needs `memory(micro)`: (forward and backward, update), in bytes.
+
+    Where the former is more than there is, freeing the cache leaves `unfreeable(micro)` of it, in the first step alone.
+    """
 
     memory: Memory
     rest: float = 100e6
     thrashes_above: int = 10**9
     settles: bool = False  # steps that follow one with retries have none
+    unfreeable: Callable[[int], float] | None = None
+    rounding: float = 0.0  # bytes more than `unfreeable` says, where the cache was freed
     begun: list[int] = field(default_factory=list)
     told: list[Probe] = field(default_factory=list)
     retried: int = 0
@@ -55,12 +60,16 @@ class Machine:
     def retries(self) -> int:
         return self.retried
 
-    def step(self, _: Any, micro: int, from_empty: bool) -> tuple[int, int]:
-        peaks = self.memory(micro)
-        if max(peaks) > CAPACITY:
-            raise Short
+    def step(self, _: Any, micro: int, from_empty: bool) -> Peaks:
+        step, update = self.memory(micro)
+        unfreeable = self.unfreeable(micro) if self.unfreeable else step
         self.retried += micro > self.thrashes_above and (from_empty or not self.settles)
-        return int(peaks[0]), int(peaks[1])
+        if step > CAPACITY:
+            self.retried += from_empty
+            step = unfreeable + self.rounding
+        if max(step, update) > CAPACITY:
+            raise Short
+        return Peaks(int(step), int(update), int(unfreeable))
 
     def send(self, message: ChildMessage) -> None:
         if isinstance(message, ProbeStarted):
@@ -74,9 +83,8 @@ class Machine:
         known: list[Probe] = []
         while True:
             bundle: Any = SimpleNamespace(device=self)
-            search = Search(
-                bundle, ProbePhase.training, self.step, (limit, "bound"), self.send, Known(tuple(known), line)
-            )
+            given, beyond = Known(tuple(known), line), self.unfreeable is not None
+            search = Search(bundle, ProbePhase.training, self.step, (limit, "bound"), self.send, given, beyond)
             before = len(self.told)
             try:
                 found = search.search()
@@ -87,7 +95,7 @@ class Machine:
             return found.largest, found.limited_by, short
 
 
-def true(memory: Memory) -> int:
+def true(memory: Callable[[int], tuple[float, ...]]) -> int:
     """The largest that fits."""
     micro = 0
     while max(memory(micro + 1)) <= CAPACITY:
@@ -191,6 +199,37 @@ def test_a_size_whose_first_steps_alone_retry_fits_and_is_the_last() -> None:
     machine = Machine(memory, 2e8, thrashes_above=80, settles=True)
     found, limited_by, short = machine.find()
     assert found == machine.begun[-1] > 80 and limited_by == "memory" and short == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_sizes_that_fit_once_the_cache_was_freed_are_found(seed: int) -> None:
+    """What cannot be freed grows by 75% to 100% of what the peaks grow by, and is rounded up to segments."""
+    rng = random.Random(seed)
+    rest, slope = rng.uniform(1e8, 1e9), 10 ** rng.uniform(6.5, 7.7)
+    share, rounding = rng.uniform(0.75, 1.0), rng.uniform(0, 0.01) * CAPACITY
+    machine = Machine(
+        lambda micro: (rest + slope * micro, 0.0), rest, unfreeable=lambda micro: rest + share * slope * micro
+    )
+    machine.rounding = rounding
+    most = max(true(machine.memory), true(lambda micro: (rest + share * slope * micro + rounding,)))
+    found, limited_by, short = machine.find()
+    assert found <= most and (found >= 0.97 * most or found >= most - 2), (found, most, machine.begun)
+    assert limited_by == "memory" and short == 0 and len(set(machine.begun)) <= MOST_SIZES
+
+
+def test_where_freeing_helps_less_than_expected_it_runs_out_twice_at_most() -> None:
+    """What fits is what the peaks say and nothing larger, although by the counters half of it could be freed."""
+    memory: Memory = lambda micro: (1e8 + 3e7 * micro, 0.0)  # noqa: E731
+    machine = Machine(memory, 1e8, unfreeable=lambda micro: 1e8 + 1.5e7 * micro, rounding=CAPACITY)
+    found, _, short = machine.find()
+    assert 0.9 * true(memory) <= found <= true(memory) and short <= 2, machine.begun
+
+
+def test_what_frees_the_cache_in_every_step_costs_nothing_of_what_the_peaks_allow() -> None:
+    memory: Memory = lambda micro: (1e8 + 3e7 * micro, 0.0)  # noqa: E731
+    machine = Machine(memory, 1e8, thrashes_above=120, unfreeable=lambda micro: 1e8 + 2e7 * micro)
+    found, _, short = machine.find()
+    assert true(memory) - 1 <= found <= 120 and short == 0, machine.begun
 
 
 @pytest.mark.parametrize(("longest", "first"), [(512, 2), (64, 16), (4096, 1), (8, 50)])

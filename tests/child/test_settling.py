@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.child import tiny
-from worker.child import probe
+from worker.child import probe, steps
+from worker.child.arrange import plan_of
+from worker.child.size_search import SETTLED_AFTER
 from worker.devices.simulated import Simulated
 
 MIB = 1 << 20
@@ -25,7 +27,7 @@ def test_a_run_settles_in_memory_that_a_step_from_an_empty_cache_finds_too_small
                 probe.full_step(bundle, 1)
                 for from_empty in steps_from_empty:
                     before = device.retries()
-                    peak, _ = probe.full_step(bundle, 24, from_empty)
+                    peak = probe.full_step(bundle, 24, from_empty).step
                     found.append(device.retries() - before)
         finally:
             device.close()
@@ -35,5 +37,30 @@ def test_a_run_settles_in_memory_that_a_step_from_an_empty_cache_finds_too_small
     cap = plenty - 2 * MIB
     every, peak = retries_and_peak(cap, (True, True, True))
     assert min(every) > 0 and peak < plenty
-    run, _ = retries_and_peak(cap, (True, *[False] * probe.SETTLED_AFTER))
+    run, _ = retries_and_peak(cap, (True, *[False] * SETTLED_AFTER))
     assert run[0] > 0 and run[-1] == 0
+
+
+def test_training_at_a_size_beyond_the_peaks_frees_the_cache_once(llama: Path, tmp_path: Path) -> None:
+    """By their peaks 45 samples fit; 53 are trained, first the longest and then rows of all lengths."""
+    rows = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(200))
+    job = tiny.job(llama, rows, max_length=64, training={"effective_batch_size": 2 * 53})
+    device = Simulated()
+    device.limit(349 * MIB)
+    try:
+        bundle = tiny.bundle(job, "lora", device, 2 * 53, precision="bf16-mixed")
+        probe.fits(bundle, 53)
+        probe.fits(bundle, 1)
+        lengths = bundle.data.lengths
+        longest_first = sorted(range(len(lengths)), key=lambda one: -lengths[one])
+        retries = []
+        for indices in (longest_first, range(len(lengths)), longest_first[::-1], longest_first):
+            for step in plan_of(bundle, list(indices)[: 2 * 53], 53):
+                batches, terms, _ = steps.prepare(bundle, step)
+                before = device.retries()
+                steps.optimizer_step(bundle, batches, terms)
+                retries.append(device.retries() - before)
+    finally:
+        device.close()
+    assert min(lengths) < 10 and max(lengths) == 64
+    assert len(retries) == 4 and not any(retries[1:])

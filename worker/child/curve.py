@@ -19,7 +19,7 @@ from service.levers.batching import BUDGETED
 from worker.child import probe, sizes
 from worker.child.arrange import candidates, plan_of, widest_first
 from worker.child.build import Bundle
-from worker.child.probe import Tell
+from worker.child.size_search import Found, Tell
 from worker.child.timing import ENOUGH_SECONDS, Unit, is_long_enough, time_unit
 from worker.child.warmup import warm
 
@@ -81,14 +81,14 @@ class Curve:
         self._timed: dict[int, Unit] = {}
         self._shapes: list[sizes.Shape] = []
         self._candidates: list[int] = []
-        self._found = probe.Found(0, 0, "")
+        self._found = Found(0, 0, "")
         self._rest = 0.0
         self.warm_seconds = 0.0  # in which sizes ran before they were timed: their worst case, and what they warm up
         self.notes: list[str] = []
         self.losses: tuple[float, ...] = ()
         self.grad_norms: tuple[float | None, ...] = ()
 
-    def run(self, found: probe.Found) -> Unit:
+    def run(self, found: Found) -> Unit:
         """Time a few sizes up to the predicted largest, and the recommended one again; return that one's unit.
 
         After the first size, the cost model chooses only sizes for which the peaks seen while timing leave room.

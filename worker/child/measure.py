@@ -20,7 +20,7 @@ from worker.child import arrange, curve, probe, steps
 from worker.child.build import Bundle, build, parameter_counts
 from worker.child.data import Data, work_unit
 from worker.child.lacking import lacking, lacking_kernels
-from worker.child.probe import Tell
+from worker.child.size_search import Found, Known, Tell
 from worker.devices import Device
 
 CHECK_SAMPLES = 8  # of the step that is compared with the baseline's
@@ -106,7 +106,7 @@ def run_trial(
     tell(facts)
     notes: list[str] = []
     unit = unit_of(spec, bundle.data, spec.training.seed)
-    learnt = probe.Known(known, request.memory_line)
+    learnt = Known(known, request.memory_line)
     found = probe.largest(bundle, tell, request.confirm_largest, learnt)
     evaluation = max(1, found.largest)
     # An evaluation may need memory that training does not: a head that trains without logits evaluates with them,
@@ -213,7 +213,7 @@ def built(bundle: Bundle, device: Device, used_before: int, is_first: bool) -> B
     )
 
 
-def limits_of(found: probe.Found) -> dict[str, Any]:
+def limits_of(found: Found) -> dict[str, Any]:
     """The measurement's fields that the memory probe fills."""
     return {
         "predicted_micro_batch": found.predicted or None,

@@ -86,6 +86,14 @@ class Device(ABC):
     def peak(self) -> int:
         """The most bytes that this process held at once since `reset_peak`."""
 
+    def peak_unfreeable(self) -> int | None:
+        """The most since `reset_peak` that freeing a caching allocator's cache could not give back, or a little more.
+
+        That is what the program holds, and what is unused in the segments of memory in which it holds something.
+        None where there is no such allocator.
+        """
+        return None
+
     def live(self) -> int:
         """Bytes that the program itself holds now, without what an allocator keeps for later: shows a leak."""
         return self.used()

@@ -97,6 +97,11 @@ class Cuda(Device):
         """Peak reserved: what the device must have, fragmentation included."""
         return int(torch.cuda.max_memory_reserved(self.torch))
 
+    def peak_unfreeable(self) -> int:
+        """The sum of two peaks, which need not be at the same time: active blocks, and the unused parts of segments."""
+        stats = torch.cuda.memory_stats(self.torch)
+        return int(stats["active_bytes.all.peak"] + stats["inactive_split_bytes.all.peak"])
+
     def reserved(self) -> int | None:
         """Bytes that torch's allocator holds, used or not."""
         return int(torch.cuda.memory_reserved(self.torch))

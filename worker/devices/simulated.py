@@ -144,6 +144,10 @@ class Simulated(Device):
         """Peak reserved bytes."""
         return self.memory.peak_reserved
 
+    def peak_unfreeable(self) -> int:
+        """The sum of two peaks, as of a real GPU."""
+        return self.memory.peak_allocated + self.memory.peak_split
+
     def synchronize(self) -> None:
         """The host waits for the device."""
         self.host = max(self.host, self.device)

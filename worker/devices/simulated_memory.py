@@ -36,13 +36,15 @@ class Allocator:
     """Hands out blocks up to `cap` bytes in all segments together; torch.OutOfMemoryError where there is no room.
 
     Others may have some of the device's `size` bytes, as `used_by_others` tells, which leaves less room than the cap.
+    `split` are the bytes that are unused in segments of which something is used, as torch's inactive_split_bytes.
     `calls` counts what was asked of the device (allocations and frees of segments), which is what takes time.
     """
 
     def __init__(self, size: int, used_by_others: Callable[[], int] = lambda: 0) -> None:
         self.cap = self._size = size
         self._used_by_others = used_by_others
-        self.allocated = self.reserved = self.peak_reserved = self.retries = self.calls = 0
+        self.allocated = self.reserved = self.split = self.retries = self.calls = 0
+        self.peak_allocated = self.peak_reserved = self.peak_split = 0
         self._segments: dict[int, Segment] = {}
         self._free: dict[bool, set[Block]] = {True: set(), False: set()}  # of small segments, and of large ones
         self._number = 0
@@ -52,14 +54,15 @@ class Allocator:
         wanted = max(ROUND, -(-size // ROUND) * ROUND)
         is_small = wanted <= SMALL
         block = self._cached(wanted, is_small) or self._new(wanted, is_small)
+        before = self._unused(block)
         self._free[is_small].remove(block)
         self._split(block, wanted)
-        self.allocated += block.size
+        self._count(block.size, self._unused(block) - before)
         return block
 
     def free(self, block: Block) -> None:
         """Give a block back to the cache, where it becomes one with free neighbours."""
-        self.allocated -= block.size
+        size, before = block.size, self._unused(block)
         segment = self._segments[block.segment]
         blocks, free = segment.blocks, self._free[segment.is_small]
         free.add(block)
@@ -68,6 +71,7 @@ class Allocator:
             if 0 <= left < len(blocks) - 1 and free.issuperset(blocks[left : left + 2]):
                 free.remove(blocks[left + 1])
                 blocks[left].size += blocks.pop(left + 1).size
+        self._count(-size, self._unused(block) - before)
 
     def empty_cache(self) -> None:
         """Give the segments in which no tensor is back to the device."""
@@ -81,12 +85,25 @@ class Allocator:
             self.calls += 1
 
     def reset_peak(self) -> None:
-        """Begin a new peak of reserved bytes."""
-        self.peak_reserved = self.reserved
+        """Begin new peaks."""
+        self.peak_allocated, self.peak_reserved, self.peak_split = self.allocated, self.reserved, self.split
 
     def largest_free(self) -> int:
         """The largest block that the cache could hand out: much less than all that is free shows fragmentation."""
         return max((one.size for pool in self._free.values() for one in pool), default=0)
+
+    def _unused(self, block: Block) -> int:
+        """The unused bytes of a block's segment; 0 where nothing of it is used, so that it could be given back."""
+        segment = self._segments[block.segment]
+        unused = [one for one in segment.blocks if one in self._free[segment.is_small]]
+        return sum(one.size for one in unused) if len(unused) < len(segment.blocks) else 0
+
+    def _count(self, allocated: int, split: int) -> None:
+        """Add to what is allocated and what is split."""
+        self.allocated += allocated
+        self.split += split
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        self.peak_split = max(self.peak_split, self.split)
 
     def _cached(self, wanted: int, is_small: bool) -> Block | None:
         """The smallest free block of the pool that is large enough, of equal ones the first."""
