@@ -25,6 +25,7 @@ from benchmarks.acceptance import (
     by_hand,
     conformance,
     facts,
+    heads,
     lora_kernels,
     memory,
     overhead,
@@ -44,6 +45,7 @@ PARTS = {
         peak.PART,
         lora_kernels.PART,
         attention.PART,
+        heads.PART,
         by_hand.PART,
         conformance.PART,
         tuning.TUNE_1B,
@@ -61,7 +63,7 @@ CALLS = (
     ("tune-1b",),
     ("tune-8b",),
     ("overhead", "memory"),
-    ("tune-bert", "conformance", "attention", "conformance-more", "seed-tables"),
+    ("tune-bert", "heads", "conformance", "attention", "conformance-more", "seed-tables"),
 )
 
 
