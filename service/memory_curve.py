@@ -15,7 +15,7 @@ def memory_curve(measurement: Measurement) -> MemoryCurve:
     points = {
         (probe.phase, probe.micro_batch_size): CurvePoint.of(
             probe,
-            fits=probe.peak_bytes is not None,
+            fits=probe.fits,
             worst_case_step_seconds=probe.seconds,
             tokens_per_second=None,
         )

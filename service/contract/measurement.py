@@ -44,8 +44,14 @@ class Probe(Contract):
     unfreeable_bytes: int | None = None
     reserved_bytes: int | None = None
     retries: int = Field(default=0, description="How often the allocator had to free its cache and retry.")
+    thrashes: bool = Field(default=False, description="It still had to in the last of several steps.")
     seconds: float | None = None
     phase: ProbePhase = ProbePhase.training
+
+    @property
+    def fits(self) -> bool:
+        """Whether the size can be trained: it had enough memory, and did not thrash."""
+        return self.peak_bytes is not None and not self.thrashes
 
 
 class MemoryLine(Contract):

@@ -201,6 +201,19 @@ def test_a_size_whose_first_steps_alone_retry_fits_and_is_the_last() -> None:
     assert found == machine.begun[-1] > 80 and limited_by == "memory" and short == 0
 
 
+def test_a_later_child_does_not_take_a_size_that_frees_the_cache_in_every_step() -> None:
+    """A trial's next child, after an evaluation ran out of memory for instance, knows what the one before has seen."""
+    machine = Machine(lambda micro: (2e8 + 2e7 * micro, 0.0), 2e8, thrashes_above=80)
+    bundle: Any = SimpleNamespace(device=machine)
+
+    def search(known: tuple[Probe, ...]) -> Search:
+        return Search(bundle, ProbePhase.training, machine.step, (10**6, "bound"), machine.send, Known(known))
+
+    found = search(()).search()
+    assert any(probe.thrashes for probe in machine.told) and found.largest <= 80
+    assert search(tuple(machine.told)).search().largest == found.largest
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_sizes_that_fit_once_the_cache_was_freed_are_found(seed: int) -> None:
     """What cannot be freed grows by 75% to 100% of what the peaks grow by, and is rounded up to segments."""

@@ -98,8 +98,8 @@ class Search:
         # Predictions from a single size are trusted where earlier trials have measured a line, and outside training.
         self._trusted = self._hint is not None or phase != ProbePhase.training
         mine = [probe for probe in known.probes if probe.phase == phase]
-        self.fitted = {probe.micro_batch_size: probe for probe in mine if probe.peak_bytes is not None}
-        failed = [probe.micro_batch_size for probe in mine if probe.peak_bytes is None]
+        self.fitted = {probe.micro_batch_size: probe for probe in mine if probe.fits}
+        failed = [probe.micro_batch_size for probe in mine if not probe.fits]
         self._limit, self._limited_by = limit
         self._rest: float | None = None
         self._residual: float | None = None
@@ -143,13 +143,14 @@ class Search:
             unfreeable_bytes=peaks.unfreeable,
             reserved_bytes=self._device.reserved(),
             retries=retries[-1] - retries[0],
+            thrashes=retries[-1] > retries[-2],
             seconds=seconds,
             phase=self._phase,
         )
         self._tell(ProbeDone(probe=probe))
         self.probes.append(probe)
         self._sizes += 1
-        if retries[-1] > retries[-2]:
+        if probe.thrashes:
             # Each step had the allocator free its cache and retry (the signal that MosaicML Composer uses): the size
             # fits now, but would run out of memory in a longer run.
             self._failed += 1
