@@ -2,7 +2,8 @@
 
 Hidden states of 16,384 tokens in bf16 under autocast, a Llama's output layer, forward and backward. `frozen` is the
 layer as adapters leave it, in bf16 and without a gradient; `trained` that of full finetuning, in fp32 and with one.
-`products` are the layer's matrix products alone: logits, the hidden states' gradient, and where it is trained its own.
+`products` are the layer's matrix products alone: logits, the hidden states' gradient, and where it is trained its own,
+for logits' gradients that are drawn.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def child(name: str, tokens: int, vocabulary: int, hidden_size: int) -> Row:
     torch.manual_seed(0)
     hidden = torch.randn(1, tokens, hidden_size, device=device, dtype=torch.bfloat16, requires_grad=True)
     labels = torch.randint(vocabulary, (1, tokens), device=device)
+    labels[0, 0] = -100  # no row's first token is learnt
     found: Row = {"model": name}
     for layer in LAYERS:
         expected: Any = None
@@ -38,19 +40,21 @@ def child(name: str, tokens: int, vocabulary: int, hidden_size: int) -> Row:
                 model = base(vocabulary, hidden_size, layer == "trained", device)
                 forward = loss(choice, model, hidden, labels)
                 wanted = [hidden, *(one for one in model.parameters() if one.requires_grad)]
+                with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+                    incoming = torch.randn_like(forward()) if choice == PRODUCTS else None
 
-                def both(forward: Callable[[], Any] = forward, wanted: list[Any] = wanted) -> Any:
+                def both(forward: Any = forward, wanted: list[Any] = wanted, incoming: Any = incoming) -> Any:
                     with torch.autocast(device.type, torch.bfloat16):
-                        scalar = forward()
-                    return torch.autograd.grad(scalar, wanted)[0]
+                        out = forward()
+                    return torch.autograd.grad(out, wanted, incoming)[0]
 
                 found[f"{layer}/{choice}"] = median_seconds(both, clock) * 1e3
-                if choice != PRODUCTS:
-                    gradient = both().float()
-                    expected = gradient if choice == LEVER.baseline else expected
+                gradient = both().float()
+                expected = gradient if choice == LEVER.baseline else expected
+                if choice != PRODUCTS and expected is not None:
                     found[f"{layer}/{choice}/away"] = float((gradient - expected).norm() / gradient.norm())
             except Exception as error:  # noqa: BLE001 - a choice that cannot must not cost the others
-                found[f"{layer}/{choice}"] = repr(error)[:160]
+                found.setdefault(f"{layer}/{choice}", repr(error)[:160])
     return found
 
 
@@ -78,15 +82,16 @@ def base(vocabulary: int, hidden_size: int, is_trained: bool, device: Any) -> An
 
 
 def loss(choice: str, model: Any, hidden: Any, labels: Any) -> Callable[[], Any]:
-    """The loss of a choice; for PRODUCTS what has the same products and next to nothing else."""
+    """The loss of a choice, told like a trial's which positions are learnt; for PRODUCTS the logits."""
+    from training.batches import target_positions
     from training.levers import head
 
     if choice == PRODUCTS:
-        return lambda: model.lm_head(hidden).flatten()[0].float()
+        return lambda: model.lm_head(hidden)
     if (function := LEVER.choice(choice).function) is not None:
         getattr(head, function)(model)
-    vocabulary = model.config.vocab_size
-    return lambda: model.loss_function(model.lm_head(hidden), labels, vocabulary, num_items_in_batch=labels.numel())
+    told = {"num_items_in_batch": labels.numel() - 1, "target_positions": target_positions(labels)}
+    return lambda: model.loss_function(model.lm_head(hidden), labels, model.config.vocab_size, **told)
 
 
 def steps(place: Place) -> list[Step]:

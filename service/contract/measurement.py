@@ -35,7 +35,7 @@ class Probe(Contract):
     """A micro batch size at which a full step was started. `peak_bytes` is None when the step ran out of memory.
 
     `update_bytes` is the peak of clipping and the optimizer step alone, which hardly depends on the batch size, and
-    `unfreeable_bytes` what of `peak_bytes` an allocator that frees its cache would still have needed, at most.
+    `unfreeable_bytes` about what an allocator that frees its cache would still have needed of `peak_bytes`.
     """
 
     micro_batch_size: int
@@ -44,7 +44,10 @@ class Probe(Contract):
     unfreeable_bytes: int | None = None
     reserved_bytes: int | None = None
     retries: int = Field(default=0, description="How often the allocator had to free its cache and retry.")
-    thrashes: bool = Field(default=False, description="It still had to in the last of several steps.")
+    thrashes: bool = Field(
+        default=False,
+        description="The allocator freed its cache in the last of several steps, too: it is too large.",
+    )
     seconds: float | None = None
     phase: ProbePhase = ProbePhase.training
 
@@ -162,7 +165,7 @@ class Measurement(Contract):
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     largest_micro_batch: int | None = Field(default=None, description="The largest that was run and fitted.")
-    predicted_micro_batch: int | None = Field(default=None, description="The largest by the memory line alone.")
+    predicted_micro_batch: int | None = Field(default=None, description="The largest that should fit, run or not.")
     limited_by: str | None = Field(default=None, description="What stopped the largest micro batch from growing.")
     memory_line: MemoryLine | None = None
     timing: Timing | None = None

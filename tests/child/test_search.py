@@ -13,6 +13,7 @@ import pytest
 from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
 from service.contract.measurement import MemoryLine, Probe
 from service.contract.states import ProbePhase
+from worker.child import probe
 from worker.child.size_search import MOST_SIZES, Known, Peaks, Search
 
 CAPACITY = 3 << 30
@@ -57,6 +58,9 @@ class Machine:
     def reserved(self) -> None:
         return None
 
+    def exact_memory(self, on: bool) -> None:
+        return None
+
     def retries(self) -> int:
         return self.retried
 
@@ -77,14 +81,17 @@ class Machine:
         elif isinstance(message, ProbeDone):
             self.told.append(message.probe)
 
+    def search(self, known: Known = Known(), limit: int = 10**6) -> Search:  # noqa: B008 - it is frozen
+        bundle: Any = SimpleNamespace(device=self)
+        beyond = self.unfreeable is not None
+        return Search(bundle, ProbePhase.training, self.step, (limit, "bound"), self.send, known, beyond)
+
     def find(self, limit: int = 10**6, line: MemoryLine | None = None) -> tuple[int, str, int]:
         """As a worker does: a child after each shortage. (largest, limited by, shortages)"""
         short = 0
         known: list[Probe] = []
         while True:
-            bundle: Any = SimpleNamespace(device=self)
-            given, beyond = Known(tuple(known), line), self.unfreeable is not None
-            search = Search(bundle, ProbePhase.training, self.step, (limit, "bound"), self.send, given, beyond)
+            search = self.search(Known(tuple(known), line), limit)
             before = len(self.told)
             try:
                 found = search.search()
@@ -190,28 +197,24 @@ def test_retries_that_do_not_end_step_down() -> None:
     memory: Memory = lambda micro: (2e8 + 3e7 * micro, 0.0)  # noqa: E731
     machine = Machine(memory, 2e8, thrashes_above=80)
     found, limited_by, short = machine.find()
-    assert found <= 80 and limited_by == "allocator retries" and short == 0
+    assert 70 <= found <= 80 and limited_by == "allocator retries" and short == 0
 
 
 def test_a_size_whose_first_steps_alone_retry_fits_and_is_the_last() -> None:
     """Its peak is smaller than the line says, as something was freed within the step: no line goes through it."""
     memory: Memory = lambda micro: (2e8 + 3e7 * micro - 2e8 * (micro > 80), 0.0)  # noqa: E731
     machine = Machine(memory, 2e8, thrashes_above=80, settles=True)
-    found, limited_by, short = machine.find()
-    assert found == machine.begun[-1] > 80 and limited_by == "memory" and short == 0
+    found = machine.search().search()
+    assert found.largest == found.predicted == machine.begun[-1] > 80 and found.limited_by == "memory"
 
 
 def test_a_later_child_does_not_take_a_size_that_frees_the_cache_in_every_step() -> None:
     """A trial's next child, after an evaluation ran out of memory for instance, knows what the one before has seen."""
     machine = Machine(lambda micro: (2e8 + 2e7 * micro, 0.0), 2e8, thrashes_above=80)
-    bundle: Any = SimpleNamespace(device=machine)
-
-    def search(known: tuple[Probe, ...]) -> Search:
-        return Search(bundle, ProbePhase.training, machine.step, (10**6, "bound"), machine.send, Known(known))
-
-    found = search(()).search()
-    assert any(probe.thrashes for probe in machine.told) and found.largest <= 80
-    assert search(tuple(machine.told)).search().largest == found.largest
+    found = machine.search().search()
+    assert any(one.thrashes for one in machine.told) and found.largest == found.predicted <= 80
+    again = machine.search(Known(tuple(machine.told))).search()
+    assert again.largest == found.largest and again.limited_by == found.limited_by == "allocator retries"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -230,12 +233,12 @@ def test_sizes_that_fit_once_the_cache_was_freed_are_found(seed: int) -> None:
     assert limited_by == "memory" and short == 0 and len(set(machine.begun)) <= MOST_SIZES
 
 
-def test_where_freeing_helps_less_than_expected_it_runs_out_twice_at_most() -> None:
+def test_where_freeing_helps_less_than_expected_it_runs_out_once_at_most() -> None:
     """What fits is what the peaks say and nothing larger, although by the counters half of it could be freed."""
     memory: Memory = lambda micro: (1e8 + 3e7 * micro, 0.0)  # noqa: E731
     machine = Machine(memory, 1e8, unfreeable=lambda micro: 1e8 + 1.5e7 * micro, rounding=CAPACITY)
     found, _, short = machine.find()
-    assert 0.9 * true(memory) <= found <= true(memory) and short <= 2, machine.begun
+    assert close(found, true(memory)) and short <= 1, machine.begun
 
 
 def test_what_frees_the_cache_in_every_step_costs_nothing_of_what_the_peaks_allow() -> None:
@@ -243,6 +246,21 @@ def test_what_frees_the_cache_in_every_step_costs_nothing_of_what_the_peaks_allo
     machine = Machine(memory, 1e8, thrashes_above=120, unfreeable=lambda micro: 1e8 + 2e7 * micro)
     found, _, short = machine.find()
     assert true(memory) - 1 <= found <= 120 and short == 0, machine.begun
+
+
+@pytest.mark.parametrize("failed", [None, 50, 40])
+def test_an_evaluation_does_not_take_a_size_that_ran_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch, failed: int | None
+) -> None:
+    """An earlier child evaluated with the training's largest, which is 50, or with less, and ran out of memory."""
+    machine = Machine(lambda micro: (2e8 + 2e7 * micro, 0.0), 2e8)
+    monkeypatch.setattr(probe, "evaluation_step", machine.step)
+    facts = SimpleNamespace(validation_rows=60)
+    model = SimpleNamespace(eval=lambda: None, train=lambda: None)
+    bundle: Any = SimpleNamespace(device=machine, model=model, data=SimpleNamespace(facts=facts))
+    probes = (Probe(micro_batch_size=failed, peak_bytes=None, phase=ProbePhase.evaluation),) if failed else ()
+    found = probe.evaluation(bundle, machine.send, 50, Known(probes))
+    assert found < failed if failed else found == 50
 
 
 @pytest.mark.parametrize(("longest", "first"), [(512, 2), (64, 16), (4096, 1), (8, 50)])

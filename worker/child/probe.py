@@ -121,9 +121,11 @@ def largest(
 
     Sizes that fit only because the allocator frees its cache are searched for where an adapter trains. Gradients and
     optimizer state are small there; those of full finetuning are made between a run's activations, and keep the memory
-    of these from being freed. A model that will be compiled is searched again as such.
+    of these from being freed. A model that will be compiled is searched again as such. Segments that grow leave next
+    to nothing to be freed, and the allocator does not count what is unused in them.
     """
-    beyond = bundle.configuration.method != "full" and not bundle.compiled
+    chosen = bundle.configuration
+    beyond = chosen.method != "full" and chosen.levers["allocator"] != "expandable" and not bundle.compiled
     search = Search(bundle, ProbePhase.training, full_step, bound(bundle), tell, known or Known(), beyond)
     bundle.device.exact_memory(True)
     try:
@@ -149,8 +151,11 @@ def recompiled(bundle: Bundle, tell: Tell, eager: Found, known: Known) -> Found:
 def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = None, confirm: bool = True) -> int:
     """A batch size to evaluate with: half of the largest that was run, or the training's largest if that is larger.
 
-    Without `confirm` few sizes are run, so a quarter of the predicted largest counts as well.
+    Without `confirm` few sizes are run, so a quarter of the predicted largest counts as well. The training's largest
+    does not count where it, or a smaller size, ran out of memory when an earlier child evaluated with it.
     """
+    seen = [probe for probe in (known or Known()).probes if probe.phase == ProbePhase.evaluation]
+    least = 1 if any(not probe.fits and probe.micro_batch_size <= trained for probe in seen) else max(1, trained)
     rows = bundle.data.facts.validation_rows
     limit = min((rows, "dataset size"), (MOST_EVALUATED, "no gain past it"))
     search = Search(bundle, ProbePhase.evaluation, evaluation_step, limit, tell, known or Known())
@@ -159,7 +164,7 @@ def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = N
     try:
         found = search.search(confirm, first=trained)
         # Half is enough: a larger batch is hardly faster, and a long run's memory is more fragmented than a probe's.
-        return max(1, trained, found.largest // 2, 0 if confirm else found.predicted // 4)
+        return max(least, found.largest // 2, 0 if confirm else found.predicted // 4)
     finally:
         bundle.model.train()
         bundle.device.exact_memory(False)

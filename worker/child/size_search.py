@@ -30,9 +30,10 @@ FAR, SPAN = 1.75, 3
 MOST_GUESSED = 8  # times the largest that ran, by an untested line: the slope of two close sizes is mostly noise
 ENOUGH_TOKENS = 1024  # padded tokens of a step that only checks a line that earlier trials have measured
 SETTLED_AFTER = 3  # more steps of a size, after one that freed the allocator's cache: the last must not free it again
-# Share of the capacity that the first size leaves free that is expected to fit because the allocator frees its cache:
-# what cannot be freed is rounded up to segments (docs/decisions/0007).
+# Share of the capacity that is kept free at the first size that is expected to fit only because the allocator frees its
+# cache, as what cannot be freed is rounded up to segments (docs/decisions/0007).
 FREEING_MARGIN = 0.02
+THRASHES = "allocator retries"  # what limits a search for which a size was too large that frees the cache in every step
 Tell = Callable[[ChildMessage], None]  # sends a message to the worker, which outlives a child that memory kills
 
 
@@ -66,7 +67,10 @@ class Known:
 
 @dataclass
 class Found:
-    """The result of a search. The size `largest` was run; `predicted` is the largest by the line, within the bounds."""
+    """The result of a search. The size `largest` was run; `predicted` is the largest by the line, within the bounds.
+
+    Where an allocator freed its cache the line no longer says what fits, and both are the largest that was run.
+    """
 
     largest: int
     predicted: int
@@ -99,7 +103,8 @@ class Search:
         self._trusted = self._hint is not None or phase != ProbePhase.training
         mine = [probe for probe in known.probes if probe.phase == phase]
         self.fitted = {probe.micro_batch_size: probe for probe in mine if probe.fits}
-        failed = [probe.micro_batch_size for probe in mine if not probe.fits]
+        failed = [probe for probe in mine if not probe.fits]
+        self._has_freed = any(probe.retries for probe in mine)
         self._limit, self._limited_by = limit
         self._rest: float | None = None
         self._residual: float | None = None
@@ -108,7 +113,8 @@ class Search:
         self.probes: list[Probe] = []
         self._failed = len(failed)
         if failed:
-            self._lower(min(failed), "memory")
+            least = min(failed, key=lambda probe: probe.micro_batch_size)
+            self._lower(least.micro_batch_size, THRASHES if least.thrashes else "memory")
         self._sizes = len(mine)
         self._fit()
 
@@ -150,11 +156,12 @@ class Search:
         self._tell(ProbeDone(probe=probe))
         self.probes.append(probe)
         self._sizes += 1
+        self._has_freed = self._has_freed or probe.retries > 0
         if probe.thrashes:
             # Each step had the allocator free its cache and retry (the signal that MosaicML Composer uses): the size
             # fits now, but would run out of memory in a longer run.
             self._failed += 1
-            self._lower(size, "allocator retries")
+            self._lower(size, THRASHES)
             return
         if len(retries) > 2:
             # Only the first steps had to free the cache. The segments that they left suit the size, so it fits.
@@ -229,9 +236,8 @@ class Search:
             return None
         by_peaks = None if self.fitted[largest].retries else self._by_peaks(largest, confirm)
         by_freeing = self._by_freeing(largest) if self._beyond and confirm else None
-        if by_freeing is None or (by_peaks and not by_peaks < by_freeing <= SPAN * largest):
-            return by_peaks
-        return by_freeing
+        is_tested = self._bend is not None or by_peaks is None  # whether a size has run that a line had predicted
+        return by_freeing if by_freeing and is_tested and by_freeing > (by_peaks or 0) else by_peaks
 
     def _by_peaks(self, largest: int, confirm: bool) -> int | None:
         """The next size by the line through the peaks, or None when the last one is close enough to it."""
@@ -246,8 +252,8 @@ class Search:
             return min(int(predicted / FAR), MOST_GUESSED * largest)
         if self._bend is not None and self._room(largest) < ROOM_FOR_TWO:
             return None  # at most one more sample fits, by a line whose prediction has been run
-        if self._failed and not any(probe.phase == self._phase for probe in self.probes):
-            # A predicted size ran out of memory, so the line's error is unknown: first a smaller size, then up again.
+        if self._failed and not (self.probes and self.probes[-1].fits):
+            # A predicted size did not fit, so the line's error is unknown: first a smaller size, then up again.
             return max(largest + 1, int(predicted * STEP_BACK) if self._failed == 1 else (largest + predicted) // 2)
         return predicted
 
@@ -255,7 +261,8 @@ class Search:
         """The next size that should fit because the allocator frees its cache when memory runs out, or None.
 
         What freeing cannot give back grows along a line of its own, which may be well below that of the peaks. Where
-        the largest size that ran had the cache freed, its peak is the true need, from which the line's slope goes on.
+        the largest size that ran had the cache freed, its own need is known better: at most its peak, from which the
+        line's slope goes on. A failure before anything was freed says that the line promises too much.
         """
         known = [(size, one.unfreeable_bytes) for size, one in sorted(self.fitted.items()) if one.unfreeable_bytes]
         whole = [point for point in known if not self.fitted[point[0]].retries]
@@ -265,11 +272,14 @@ class Search:
         (first, low), (last, high) = points
         slope, capacity, freed = max(1.0, (high - low) / (last - first)), self._device.capacity(), self.fitted[largest]
         if freed.retries:
-            size = largest + math.floor((capacity * (1 - LEAST_MARGIN) - (freed.peak_bytes or 0)) / slope)
+            need = min(freed.peak_bytes or 0, (freed.unfreeable_bytes or 0) + FREEING_MARGIN * capacity)
+            size = largest + math.floor((capacity * (1 - LEAST_MARGIN) - need) / slope)
+        elif self._failed:
+            return None
         else:
             slope += BENT * (self._bend or 0.0)
             size = last + math.floor((capacity * (1 - FREEING_MARGIN) - high) / slope)
-        if self._failed:  # by a prediction of this kind or of the other, so that neither is trusted
+        if self._failed:
             size = (largest + min(size, self._limit)) // 2
         return min(size, self._limit) if size > largest * WORTH_ANOTHER else None
 
@@ -283,6 +293,6 @@ class Search:
                 break
             self.run(size)
         largest = max(self.fitted, default=0)
-        predicted = max(largest, self.predict() if self.line and self.fitted else 0)
-        limited_by = self._limited_by if predicted >= self._limit else "memory"
-        return Found(largest, predicted, limited_by, self.line, self.probes)
+        predicted = max(largest, self.predict() if self.line and self.fitted and not self._has_freed else 0)
+        is_limited = predicted >= self._limit or self._limited_by == THRASHES
+        return Found(largest, predicted, self._limited_by if is_limited else "memory", self.line, self.probes)

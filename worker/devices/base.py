@@ -87,7 +87,7 @@ class Device(ABC):
         """The most bytes that this process held at once since `reset_peak`."""
 
     def peak_unfreeable(self) -> int | None:
-        """The most since `reset_peak` that freeing a caching allocator's cache could not give back, or a little more.
+        """The most since `reset_peak` that freeing a caching allocator's cache could not give back, approximately.
 
         That is what the program holds, and what is unused in the segments of memory in which it holds something.
         None where there is no such allocator.

@@ -98,7 +98,10 @@ class Cuda(Device):
         return int(torch.cuda.max_memory_reserved(self.torch))
 
     def peak_unfreeable(self) -> int:
-        """The sum of two peaks, which need not be at the same time: active blocks, and the unused parts of segments."""
+        """The sum of two peaks, which need not be at the same time: active blocks, and the unused parts of segments.
+
+        Those of expandable segments are not counted by torch.
+        """
         stats = torch.cuda.memory_stats(self.torch)
         return int(stats["active_bytes.all.peak"] + stats["inactive_split_bytes.all.peak"])
 
