@@ -25,13 +25,14 @@ def child(name: str, tokens: int, vocabulary: int, hidden_size: int) -> Row:
     import torch
 
     from benchmarks.acceptance.clock import median_seconds, pick_device
+    from training.samples import IGNORED
 
     clock = pick_device()
     device = clock.torch
     torch.manual_seed(0)
     hidden = torch.randn(1, tokens, hidden_size, device=device, dtype=torch.bfloat16, requires_grad=True)
     labels = torch.randint(vocabulary, (1, tokens), device=device)
-    labels[0, 0] = -100  # no row's first token is learnt
+    labels[0, 0] = IGNORED  # no row's first token is learnt
     found: Row = {"model": name}
     for layer in LAYERS:
         expected: Any = None
@@ -84,12 +85,12 @@ def base(vocabulary: int, hidden_size: int, is_trained: bool, device: Any) -> An
 def loss(choice: str, model: Any, hidden: Any, labels: Any) -> Callable[[], Any]:
     """The loss of a choice, told like a trial's which positions are learnt; for PRODUCTS the logits."""
     from training.batches import target_positions
-    from training.levers import head
+    from training.recipe import Choice, apply
 
     if choice == PRODUCTS:
         return lambda: model.lm_head(hidden)
     if (function := LEVER.choice(choice).function) is not None:
-        getattr(head, function)(model)
+        apply(Choice(LEVER.name, function, LEVER.choice(choice).options), model)
     told = {"num_items_in_batch": labels.numel() - 1, "target_positions": target_positions(labels)}
     return lambda: model.loss_function(model.lm_head(hidden), labels, model.config.vocab_size, **told)
 

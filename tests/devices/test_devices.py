@@ -31,6 +31,19 @@ def test_facts_carry_the_capabilities_of_their_kind() -> None:
     assert all_facts()[-1].device == "cpu"
 
 
+@pytest.mark.parametrize(("expandable", "expected"), [(False, 7), (True, None)])
+def test_what_a_gpu_could_not_free_is_told_of_fixed_segments_only(
+    monkeypatch: pytest.MonkeyPatch, expandable: bool, expected: int | None
+) -> None:
+    """By torch's names of what it counts, of which expandable segments have no unused parts."""
+    stats = {"active_bytes.all.peak": 5, "inactive_split_bytes.all.peak": 2}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: stats)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [{"is_expandable": expandable}])
+    device = object.__new__(discover()["cuda"])
+    device.torch = torch.device("cuda", 0)
+    assert device.peak_unfreeable() == expected
+
+
 def test_a_new_peak_leaves_a_gpus_cache_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache would have the next step ask the driver for its memory again, in the middle of a timing."""
     called: list[str] = []

@@ -116,7 +116,7 @@ def run_trial(
     if apart or (request.confirm_largest and found.largest and spec.search.verify != "quick"):
         first = 1 if apart else found.largest
         evaluation = probe.evaluation(bundle, tell, first, learnt, request.confirm_largest)
-        apart = apart or evaluation < found.largest  # with which an earlier child ran out of memory when it evaluated
+        apart = apart or evaluation < found.largest  # then that ran out of memory in an earlier child's evaluation
     bundle.new_optimizer()
     spent.phase("probe")
     base: dict[str, Any] = {

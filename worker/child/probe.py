@@ -121,11 +121,9 @@ def largest(
 
     Sizes that fit only because the allocator frees its cache are searched for where an adapter trains. Gradients and
     optimizer state are small there; those of full finetuning are made between a run's activations, and keep the memory
-    of these from being freed. A model that will be compiled is searched again as such. Segments that grow leave next
-    to nothing to be freed, and the allocator does not count what is unused in them.
+    of these from being freed. A model that will be compiled is searched again as such.
     """
-    chosen = bundle.configuration
-    beyond = chosen.method != "full" and chosen.levers["allocator"] != "expandable" and not bundle.compiled
+    beyond = bundle.configuration.method != "full" and not bundle.compiled
     search = Search(bundle, ProbePhase.training, full_step, bound(bundle), tell, known or Known(), beyond)
     bundle.device.exact_memory(True)
     try:

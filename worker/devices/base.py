@@ -90,7 +90,7 @@ class Device(ABC):
         """The most since `reset_peak` that freeing a caching allocator's cache could not give back, approximately.
 
         That is what the program holds, and what is unused in the segments of memory in which it holds something.
-        None where there is no such allocator.
+        None where there is no such allocator, or it does not tell.
         """
         return None
 

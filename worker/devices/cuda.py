@@ -97,11 +97,13 @@ class Cuda(Device):
         """Peak reserved: what the device must have, fragmentation included."""
         return int(torch.cuda.max_memory_reserved(self.torch))
 
-    def peak_unfreeable(self) -> int:
+    def peak_unfreeable(self) -> int | None:
         """The sum of two peaks, which need not be at the same time: active blocks, and the unused parts of segments.
 
-        Those of expandable segments are not counted by torch.
+        None with expandable segments, whose unused parts torch does not count.
         """
+        if any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot()):
+            return None
         stats = torch.cuda.memory_stats(self.torch)
         return int(stats["active_bytes.all.peak"] + stats["inactive_split_bytes.all.peak"])
 
