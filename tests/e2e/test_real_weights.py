@@ -1,8 +1,8 @@
 """Real weights, real data, the real command: MiniLM on the standard library's docstrings.
 
-The recommended configuration has to compute less for the same samples than the baseline, and to learn as much from
-them. How much faster that is, is for benchmarks to say: one interleaved block of three seconds is not sure of it where
-a machine's pace changes. Runs alone (see the Makefile): nothing else may use the cores meanwhile.
+The recommended configuration has to do the same work as the baseline, not to be slower beyond doubt, and to learn as
+much. How much faster it is, is for benchmarks to say: one interleaved block of a few seconds is not sure of it where a
+machine's pace changes. Runs alone (see the Makefile): nothing else may use the cores meanwhile.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def accuracies(scripts: dict[str, str], tmp_path: Path) -> list[float]:
 
 @pytest.mark.alone
 @pytest.mark.timeout(1200)
-def test_less_to_compute_and_as_good(tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
+def test_not_slower_and_as_good(tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
     subprocess.run([sys.executable, str(ROOT / "examples/stdlib_data.py"), "--out", str(tmp_path / "data")], check=True)
     job = {
         "name": "minilm",
@@ -107,11 +107,13 @@ def test_less_to_compute_and_as_good(tmp_path: Path, facts: Callable[..., Hardwa
     evidence = best.evidence
     assert evidence.speedup is not None and evidence.speedup_low is not None and evidence.speedup_high is not None
     assert 0 < evidence.speedup_low <= evidence.speedup <= evidence.speedup_high, done.stdout
+    assert evidence.speedup_high > 1.0, done.stdout
     assert str(round(evidence.speedup, 2)) in done.stdout
 
     baseline, timing = evidence.baseline, evidence.measurement.timing
     assert baseline is not None and baseline.timing is not None and timing is not None
-    assert timing.tokens == baseline.timing.tokens and timing.padded_tokens < baseline.timing.padded_tokens
+    assert (timing.samples, timing.tokens) == (baseline.timing.samples, baseline.timing.tokens)
+    assert best.configuration.levers["batching"] == "token-budget"
     request = TrialRequest(configuration=baseline.configuration, origin=Origin.baseline, number=1)
     history = (TrialRecord(request=request, measurement=baseline),)
     spec = JobSpec.model_validate(best.spec)
