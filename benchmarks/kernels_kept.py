@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.packing import candidate
 from service.cli.jobfile import read_job
-from service.contract.child import Workplace
+from service.contract.child import RunSoak, Workplace
 from service.contract.job import JobSpec
 from worker.runner.main import environment
 
@@ -42,7 +42,8 @@ def soaked(precision: str, micro: int) -> dict[str, float]:
     device.limit(None)
     place = Workplace(device="cpu", data_roots=(ROOT,), hub_cache=ROOT)
     began = time.perf_counter()
-    found = run_soak(spec, candidate(FAST | {"precision": precision}, micro), 7, device, place, LIMIT_SECONDS)
+    chosen = candidate(FAST | {"precision": precision}, micro)
+    found = run_soak(RunSoak(workplace=place, spec=spec, candidate=chosen, seed=7, seconds=LIMIT_SECONDS), device)
     return {"peak_gib": (found.peak_bytes or 0) / 2**30, "seconds": time.perf_counter() - began, "steps": found.steps}
 
 

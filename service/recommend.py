@@ -251,6 +251,7 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
         ran = "it was compared with nothing, as no baseline ran to its end; so whether it is stable is not known"
     if soak:
         ran += f"; then a soak of {soak.steps} of {soak.wanted_steps} steps at micro batch {soak.micro_batch_size}"
+        ran += f" (interrupted, so in {soak.segments} processes)" if soak.segments > 1 else ""
         ran += f", the longest samples first ({soak.worst_case_steps} times), an evaluation and a save in the middle"
         if soak.growth_bytes is not None:
             ran += f"; memory held between steps grew by {soak.growth_bytes / 2**20:.1f} MiB"

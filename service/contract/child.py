@@ -76,7 +76,11 @@ class RunBlock(Contract):
 
 
 class RunSoak(Contract):
-    """Soak a candidate until all steps of the soak are done or `seconds` have passed."""
+    """Soak a candidate until all steps of the soak are done or `seconds` have passed.
+
+    `state` is the file that tells how far the soak has come, so that one that was interrupted goes on from there.
+    Whoever asks deletes it when the soak failed: the next one has to run what failed again.
+    """
 
     kind: Literal["soak"] = "soak"
     workplace: Workplace
@@ -84,6 +88,7 @@ class RunSoak(Contract):
     candidate: Measurement
     seed: int
     seconds: float
+    state: Path | None = None
 
 
 class RunReplay(Contract):

@@ -33,6 +33,7 @@ def test_the_longest_come_first_and_again_after_the_save(bundle: Bundle) -> None
 
 
 def test_it_certifies_what_was_run(bundle: Bundle, tmp_path: Path) -> None:
+    soak.soak(bundle, 2, 40, 0, 4, 600.0)  # what libraries keep for each shape is there from now on
     found = soak.soak(bundle, 2, 40, 0, 4, 600.0, tmp_path / "soak.json")
     assert (found.steps, found.wanted_steps, found.segments, found.worst_case_steps) == (40, 40, 1, 2)
     assert found.evaluation_loss and found.saved_bytes and found.peak_bytes and found.last_loss
@@ -74,6 +75,7 @@ def test_an_interrupted_one_goes_on(bundle: Bundle, tmp_path: Path, monkeypatch:
     assert found.steps == 30 and found.segments == 2
     assert ran.index(25) < ran.index(20, ran.index(25)), "it goes on from the last 20 that were written down"
     assert ran.count(19) == 1
+    assert soak.soak(bundle, 2, 12, 0, 4, 600.0, file).segments == 1, "a soak of other steps begins anew"
 
 
 def test_a_leak_does_not_pass(bundle: Bundle) -> None:

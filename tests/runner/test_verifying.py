@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from service.comparisons import waterfall
-from service.contract.child import RunBlock, Workplace
+from service.contract.child import EndingKind, Failed, RunBlock, RunSoak, Workplace
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Soak, Verification
+from service.contract.measurement import Measurement, Outcome, Soak, Verification
 from service.contract.task import VerifyRequest
 from tests.conftest import ROOT
 from tests.factory import configuration, measured
 from worker.runner.measuring import Bench
-from worker.runner.sandbox import Sandbox
+from worker.runner.sandbox import Ending, Sandbox
 from worker.runner.verifying import Verifier, _Ended
 
 BASELINE = measured(configuration(micro=8), 20.0)
@@ -129,6 +129,35 @@ def test_a_lowered_micro_batch_is_that_of_the_turns(verify: Verify, monkeypatch:
     found, _ = verify(WITHOUT_BATCHING)
     assert soaked == [8, 4] and found.ranking[0] == FASTEST.configuration.key
     assert [size for key, size in asked if key == FASTEST.configuration.key] == [8, 8, 4, 4, 4]
+
+
+@pytest.mark.parametrize("kind", [EndingKind.failed, EndingKind.signal, EndingKind.ended])
+def test_a_soak_goes_on_after_an_interruption_but_not_after_a_failure(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, kind: EndingKind
+) -> None:
+    """Or the next worker's soak would begin behind the step that failed, and pass."""
+    original, files = Verifier._run, set[Path]()
+
+    def dying(self: Verifier, request: Any) -> Ending:
+        if not isinstance(request, RunSoak):
+            return original(self, request)
+        assert request.state is not None
+        request.state.parent.mkdir(parents=True, exist_ok=True)
+        request.state.write_text("{}")
+        files.add(request.state)
+        said = Failed(outcome=Outcome.unstable, reason="step 150 went wrong")
+        ending = Ending(kind, "", said if kind is EndingKind.failed else None)
+        self._check(ending)
+        return ending
+
+    monkeypatch.setattr(Verifier, "_run", dying)
+    if kind is EndingKind.ended:
+        with pytest.raises(AssertionError, match="is not None"):
+            verify()
+    else:
+        found, _ = verify()
+        assert not found.ranking and all("the soak failed" in one.reasons[0] for one in found.verdicts)
+    assert files and all(one.exists() is (kind is EndingKind.ended) for one in files)
 
 
 def test_where_memory_holds_few_they_come_in_groups(verify: Verify) -> None:

@@ -159,5 +159,5 @@ def _run(
             again.stay(Result(measurement=measured), bundle, tell, hear)  # until the worker ends this process
         return Result(measurement=measured)
     if isinstance(request, RunSoak):
-        return Result(soak=soak.run_soak(spec, request.candidate, request.seed, device, place, request.seconds))
+        return Result(soak=soak.run_soak(request, device))
     return again.serve(request, device, tell, hear)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from service.contract.child import Workplace
+from service.contract.child import RunSoak, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Soak
 from service.contract.objective import minimises_memory
@@ -59,8 +59,9 @@ class Evaluation:
 
 @dataclass
 class State:
-    """How far a soak has come; saved in the job's cache, so that an interrupted soak goes on from there."""
+    """How far a soak of `steps` steps has come; saved in a file, so that an interrupted soak goes on from there."""
 
+    steps: int
     done: int = 0
     segments: int = 0
     worst_case_steps: int = 0
@@ -72,11 +73,13 @@ class State:
     last_loss: float | None = None
 
     @classmethod
-    def load(cls, file: Path | None) -> State:
+    def load(cls, file: Path | None, steps: int) -> State:
         """Read the saved state, without the `live` memory of the steps so far: that was another process's."""
         if file is None or not file.exists():
-            return cls()
+            return cls(steps)
         state = cls(**json.loads(file.read_text()))
+        if state.steps != steps:
+            return cls(steps)
         state.live = []
         if state.evaluation is not None:
             state.evaluation = Evaluation(**state.evaluation)  # type: ignore[arg-type]
@@ -131,22 +134,20 @@ def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[S
     return (before + longest + plan[middle:])[:steps], min(len(before), steps - 1)
 
 
-def run_soak(
-    spec: JobSpec, candidate: Measurement, seed: int, device: Device, workplace: Workplace, seconds: float
-) -> Soak:
-    """Soak a candidate until its steps are done or `seconds` have passed. TrainingError and out of memory pass."""
-    bundle, micro = ready(spec, candidate, seed, device, workplace)
+def run_soak(asked: RunSoak, device: Device) -> Soak:
+    """Soak a candidate until its steps are done or its seconds have passed. TrainingError and out of memory pass."""
+    spec, candidate = asked.spec, asked.candidate
+    bundle, micro = ready(spec, candidate, asked.seed, device, asked.workplace)
     steps = spec.search.soak_steps or steps_of(spec, candidate)
-    name = f"soak-{candidate.configuration.key}-{micro}-{steps}.json"
-    file = workplace.job_cache / name if workplace.job_cache else None
-    return soak(bundle, micro, steps, seed, candidate.evaluation_batch_size or micro, seconds, file)
+    evaluation_size = candidate.evaluation_batch_size or micro
+    return soak(bundle, micro, steps, asked.seed, evaluation_size, asked.seconds, asked.state)
 
 
 def soak(
     bundle: Bundle, micro: int, steps: int, seed: int, evaluation_size: int, seconds: float, file: Path | None = None
 ) -> Soak:
     """Run the soak's steps on a bundle that is ready to train, from the state in `file` on, if there is one."""
-    state, started, device = State.load(file), time.perf_counter(), bundle.device
+    state, started, device = State.load(file, steps), time.perf_counter(), bundle.device
     state.segments += 1
     plan, middle = soak_plan(bundle, micro, steps, seed)
     first, rising = state.done, 0
@@ -252,7 +253,7 @@ def confirm_growth(bundle: Bundle, step: Prepared, number: int, pace: float) -> 
     memory also grows while shapes are new. A leak grows without them.
     """
     repeats = min(max(LEAST_REPEATS, math.ceil(3 * NOISE_BYTES / pace)), MOST_REPEATS)
-    repeated = State()
+    repeated = State(repeats)
     for _ in range(repeats):
         _step(bundle, step, number, repeated)
     first, _, last = _thirds(repeated.live)

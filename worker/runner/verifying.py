@@ -273,17 +273,26 @@ class Verifier:
         return asked.model_copy(update={"stays": keeps_process(candidate) and not self._children.keeps_for(asked)})
 
     def _soak(self, candidate: Measurement) -> Soak | str:
-        """The soak's result, or a sentence that says why it failed."""
+        """The soak's result, or a sentence that says why it failed; then nothing is kept of it (see RunSoak)."""
         self._progress(f"soak of {candidate.micro_batch_size}: {candidate.configuration.title(self._against())}")
         seconds = max(LEAST_SOAK_SECONDS, min(self._left(), self._request.seconds_limit * SOAK_SHARE))
-        seed = self._spec.training.seed + 101
-        ending = self._run(
-            RunSoak(workplace=self._workplace, spec=self._spec, candidate=candidate, seed=seed, seconds=seconds)
+        cache = self._workplace.job_cache
+        state = cache / f"soak-{candidate.configuration.key}-{candidate.micro_batch_size}.json" if cache else None
+        asked = RunSoak(
+            workplace=self._workplace,
+            spec=self._spec,
+            candidate=candidate,
+            seed=self._spec.training.seed + 101,
+            seconds=seconds,
+            state=state,
         )
+        ending = self._run(asked)
         unsafe = isinstance(ending.last, Failed) and ending.last.unsafe
         self._unsafe = ending.kind is EndingKind.out_of_memory or unsafe
         if isinstance(ending.last, Result) and ending.last.soak is not None:
             return ending.last.soak
+        if state:
+            state.unlink(missing_ok=True)
         outcome, reason = failure(ending)
         return f"the soak failed ({outcome}): {reason}"
 
