@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, PROCESS_SPREAD, Measurement, Outcome, Verdict
-from service.contract.objective import minimises_memory, score
+from service.contract.objective import least_disturbed, minimises_memory, score
 from service.contract.recommendation import Contribution
 from service.contract.task import TrialRecord
 from service.contract.views import Pareto, ParetoPoint, Waterfall
@@ -28,7 +28,8 @@ def waterfall(
     the objective memory it is how much less memory the best takes, which trials tell, else how much less time.
     """
     in_turns = {one.key: one for one in verdicts if one.slowdown is not None and not minimises_memory(spec)}
-    known = {one.measurement.configuration.key: one.measurement for one in trials}
+    every = [one.measurement for one in trials]
+    known = {one.configuration.key: one for one in (*every, *least_disturbed(every))}
     found: list[Contribution] = []
     by_blocks: set[bool] = set()
     if baseline is not None:

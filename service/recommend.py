@@ -16,6 +16,7 @@ from service.contract.objective import (
     counted_seconds,
     counts_once,
     is_too_slow,
+    least_disturbed,
     minimises_memory,
     proven_peak,
     ranked,
@@ -66,7 +67,7 @@ def recommend(
     best = min(winners.values(), key=lambda winner: (winner.stability.stable is not True, _value(spec, winner)))
     dataset = best.evidence.measurement.dataset
     chosen = {winner.evidence.measurement.configuration.key for winner in winners.values()}
-    good = [record.measurement for record in history if record.measurement.outcome is Outcome.ok]
+    good = least_disturbed(record.measurement for record in history)
     baselines = {method: found for method in spec.method if (found := baseline_of(method, history))}
     others = [one for one in ranked(spec, good, baselines) if one.configuration.key not in chosen]
     unstable = {one.key for found in verifications.values() if found for one in found.verdicts if not one.stable}
@@ -99,7 +100,10 @@ def baseline_of(method: Method, history: tuple[TrialRecord, ...]) -> Measurement
     for record in history:
         asked, found = record.request, record.measurement
         if asked.origin is Origin.baseline and asked.configuration.method == method and found.outcome is Outcome.ok:
-            return found
+            key = found.configuration.key
+            return next(
+                one for one in least_disturbed(one.measurement for one in history) if one.configuration.key == key
+            )
     return None
 
 
@@ -111,11 +115,10 @@ def _winner(
     verification: Verification | None,
 ) -> Winner | None:
     good = [
-        record.measurement
-        for record in history
-        if record.measurement.outcome is Outcome.ok
-        and record.measurement.configuration.method == method
-        and as_fixed(spec, record.measurement.configuration)  # the baseline need not have what is fixed
+        one
+        for one in least_disturbed(record.measurement for record in history)
+        if one.configuration.method == method
+        and as_fixed(spec, one.configuration)  # the baseline need not have what is fixed
     ]
     by_key = {one.configuration.key: one for one in good}
     verdicts = {verdict.key: verdict for verdict in verification.verdicts} if verification else {}

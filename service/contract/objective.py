@@ -5,10 +5,10 @@ Everything is computed from measurements: the seconds of the user's run, its pri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from service.contract.job import JobSpec, Method
-from service.contract.measurement import Measurement, Timing, Verdict
+from service.contract.measurement import Measurement, Outcome, Timing, Verdict
 from service.contract.states import ProbePhase
 
 # A share of the least seconds or bytes. Two configurations that are as close count as equal, and the smaller batch or
@@ -75,6 +75,24 @@ def is_slower(spec: JobSpec, measurement: Measurement, baseline: Measurement | N
 def is_too_slow(speedup: float | None) -> bool:
     """The same of a speed-up over the baseline, as a verification's blocks measure it; None is of no baseline."""
     return speedup is not None and speedup * (1 + SMALLEST_WITHIN) < 1
+
+
+def least_disturbed(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """The successful measurements, one of each configuration: of a repeated one, the one that others disturbed least.
+
+    All who judge trials take these, so that what was verified is what is recommended: the micro batch that was found
+    may differ from one measurement of a configuration to the next.
+    """
+    found: dict[str, Measurement] = {}
+    for one in measurements:
+        before = found.get(one.configuration.key)
+        if one.outcome is Outcome.ok and (before is None or _known_clean(one) >= _known_clean(before)):
+            found[one.configuration.key] = one
+    return list(found.values())
+
+
+def _known_clean(measurement: Measurement) -> float:
+    return (measurement.timing.clean_share or 0.0) if measurement.timing else 0.0
 
 
 def ranked(

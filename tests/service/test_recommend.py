@@ -10,14 +10,15 @@ from rich.console import Console
 from service.cli.display import result_table, whole_run
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Outcome, Probe, Soak, Verification
+from service.contract.measurement import Measurement, Outcome, Probe, Soak, Verification
 from service.contract.recommendation import Recommendation
 from service.contract.replay import Proof
 from service.contract.states import Origin
-from service.contract.task import VerifyRequest
+from service.contract.task import PlanInput, VerifyRequest
 from service.recommend import recommend
 from tests.factory import DATASET, block, configuration, failed, history, measured, record
 from worker.plan.verdicts import judge
+from worker.plan.view import View
 
 Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]
@@ -67,6 +68,25 @@ def test_verification_decides(spec: Spec, facts: Facts) -> None:
     assert best and best.configuration.levers["batching"] == "sorted" and best.stability.stable is True
     assert best.evidence.speedup == pytest.approx(12.0 / 5.0, rel=0.01) and "verification" in best.evidence.speedup_from
     assert any(rejected.outcome == "unstable" for rejected in best.rejected)
+
+
+@pytest.mark.parametrize(("first", "second", "verified"), [(0.4, 0.1, 8), (0.1, 0.4, 2), (None, None, 2)])
+def test_of_a_repeated_trial_the_one_that_was_verified_is_recommended(
+    spec: Spec, facts: Facts, first: float | None, second: float | None, verified: int
+) -> None:
+    """The less disturbed: its micro batch was soaked, and the other one's may be larger."""
+    job, chosen = spec(), configuration(batching="sorted")
+
+    def tried(micro: int, clean: float | None) -> Measurement:
+        made = measured(chosen, 5.0, micro_batch_size=micro, gradient_accumulation_steps=32 // micro)
+        assert made.timing is not None
+        return made.model_copy(update={"timing": made.timing.model_copy(update={"clean_share": clean})})
+
+    records = (history(job)[0], record(tried(8, first)), record(tried(2, second), Origin.repeat))
+    best = recommend("j", job, facts(), records, {})
+    view = View(PlanInput(spec=job, facts=facts(), history=records, next_number=4), "lora")
+    assert best and best.configuration.micro_batch_size == verified == view.good[0].micro_batch_size
+    assert verified * best.configuration.gradient_accumulation_steps == 32
 
 
 def test_what_is_fixed_holds_where_the_baseline_is_the_fastest(spec: Spec, facts: Facts) -> None:

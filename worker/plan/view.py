@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from service.contract.configuration import Configuration
 from service.contract.job import Method
 from service.contract.measurement import Measurement, Outcome
-from service.contract.objective import is_slower, minimises_memory, ranked, run_seconds, score
+from service.contract.objective import is_slower, least_disturbed, minimises_memory, ranked, run_seconds, score
 from service.contract.states import Origin
 from service.contract.task import EarlierTrial, PlanInput, TrialRecord, TrialRequest
 from service.levers import LEVERS, as_fixed
@@ -56,14 +56,10 @@ class View:
         return any(one.weights_dtype in HALF for one in self.history if one.configuration.levers["precision"] in own)
 
     def _good(self) -> list[Measurement]:
-        """The successful measurements, best first, with the baseline; of a repeated one, the less disturbed."""
-        found: dict[str, Measurement] = {}
-        for one in self.history:
-            key, before = one.configuration.key, found.get(one.configuration.key)
-            if one.outcome is Outcome.ok and (before is None or _known_clean(one) >= _known_clean(before)):
-                found[key] = one
-        reference = self._baseline_of(list(found.values()))
-        return ranked(self.spec, list(found.values()), {self.method: reference} if reference else {})
+        """The successful measurements, best first, with the baseline."""
+        found = least_disturbed(self.history)
+        reference = self._baseline_of(found)
+        return ranked(self.spec, found, {self.method: reference} if reference else {})
 
     def _earlier(self) -> list[EarlierTrial]:
         """Trials of earlier jobs that are like this one: of its method, and of a model of about its size.
@@ -208,7 +204,3 @@ def was_given_too_much(failed: Measurement) -> bool:
         return False
     sizes = [probe.micro_batch_size for probe in failed.probes if probe.peak_bytes is None]
     return min(sizes, default=failed.configuration.micro_batch_size or 1) > 1
-
-
-def _known_clean(measurement: Measurement) -> float:
-    return (measurement.timing.clean_share or 0.0) if measurement.timing else 0.0
