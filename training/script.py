@@ -70,7 +70,7 @@ def train(
     seen, since = 0, time.perf_counter()
     bar = tqdm(range(first + 1, total + 1), initial=first, total=total)
     for number in bar:
-        rate, seen = schedule.get_last_lr()[0], seen + tokens
+        rate, seen = float(schedule.get_last_lr()[0]), seen + tokens  # torchao's rates are tensors
         results = optimizer_step(model, optimizer, scaler, batches, terms, device, recipe)
         batches, terms, tokens = next(steps)  # the next step's, made while the device computes
         loss, norm = map(float, results)  # this waits for the device

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import get_scheduler
 
+from service.levers import LEVERS
 from tests.child import tiny
+from tests.levers.test_conformance import CPU, runnable
 from training.errors import TrainingError
 from training.levers import optimizer
 from training.optimization import gradient_norm
@@ -47,6 +50,65 @@ def test_they_update_as_adamw_does(make: Any, clip: float) -> None:
     assert norms == pytest.approx(expected_norms, rel=1e-5)
     for ours, theirs in zip(weights, expected, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-7)
+
+
+# All that run here. The offloaded one does, too, although it is of no use without a GPU.
+HERE = [LEVERS["optimizer"].choice(choice) for name, choice in runnable(CPU) if name == "optimizer"]
+HERE += [LEVERS["optimizer"].choice("adamw-offloaded")]
+
+
+@pytest.mark.parametrize("choice", HERE, ids=lambda choice: choice.name)
+def test_a_run_goes_on_where_it_was_saved(choice: Any, tmp_path: Path) -> None:
+    """As train.py and transformers' Trainer resume: the states, the rate of the schedule, and the weights."""
+    inputs = torch.randn(6, 4, 96, generator=torch.Generator().manual_seed(0))
+
+    class Run:
+        """A layer that is trained with a falling rate, from other weights each time."""
+
+        def __init__(self, seed: int) -> None:
+            torch.manual_seed(seed)
+            self.model = torch.nn.Linear(96, 96).to(torch.bfloat16)
+            groups = [
+                {"params": [self.model.weight], "weight_decay": 0.1, "embeddings": []},
+                {"params": [self.model.bias], "weight_decay": 0.0, "embeddings": []},
+            ]
+            self.optimizer = getattr(optimizer, choice.function)(groups, 1e-2, **choice.options)
+            self.schedule = get_scheduler("linear", self.optimizer, 1, 8)
+
+        def train(self, first: int, last: int) -> list[torch.Tensor]:
+            """The weights after these steps."""
+            for step in range(first, last):
+                self.model(inputs[step].to(torch.bfloat16)).square().mean().backward()
+                self.optimizer.step()
+                self.schedule.step()
+                self.optimizer.zero_grad()
+            return [one.detach().clone() for one in self.model.parameters()]
+
+    without_a_break = Run(1).train(0, 6)
+    run = Run(1)
+    halfway = run.train(0, 3)
+    torch.save([run.optimizer.state_dict(), run.schedule.state_dict(), halfway], tmp_path / "saved.pt")
+    run = Run(2)
+    states, schedule, weights = torch.load(tmp_path / "saved.pt", weights_only=True)
+    run.optimizer.load_state_dict(states)
+    run.schedule.load_state_dict(schedule)
+    for one, weight in zip(run.model.parameters(), weights, strict=True):
+        one.data.copy_(weight)
+    for ours, theirs, before in zip(run.train(3, 6), without_a_break, halfway, strict=True):
+        # Adafactor's states are rounded to the weights' 16 bits as they are loaded, which moves a weight's last bit.
+        moved, away = (float((theirs - one).abs().max()) for one in (before, ours))
+        assert moved > 0 and away <= 0.2 * moved
+
+
+def test_weights_that_are_loaded_before_the_first_step_are_the_hosts_too() -> None:
+    """accelerate loads an optimizer's own states as it wraps it, and a checkpoint's weights may be there by then."""
+    weight = torch.nn.Parameter(torch.zeros(4))
+    made = optimizer.offloaded_adamw([{"params": [weight], "weight_decay": 0.0}], 0.1)
+    weight.data.fill_(7.0)
+    made.load_state_dict(made.state_dict())
+    weight.grad = torch.ones(4)
+    made.step()
+    assert float(weight.detach()[0]) == pytest.approx(7.0 - 0.1)
 
 
 def test_the_hosts_copies_are_in_full_precision() -> None:

@@ -85,7 +85,8 @@ def galore_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optim
 class OffloadedAdamW(torch.optim.Optimizer):  # type: ignore[misc]
     """AdamW in host memory (ZeRO-Offload, Ren et al. 2021): gradients go to the host, updated weights come back.
 
-    The device keeps no optimizer states; the host keeps them, and fp32 copies of the weights.
+    The device keeps no optimizer states; the host keeps them, and fp32 copies of the weights. What is saved are the
+    states of torch's AdamW, and the copies once they have been updated.
     """
 
     def __init__(self, groups: list[dict[str, Any]], rate: float) -> None:
@@ -105,8 +106,7 @@ class OffloadedAdamW(torch.optim.Optimizer):  # type: ignore[misc]
     def step(self, closure: Any = None) -> None:
         """Copy gradients to the host, update there, copy weights back; copies are in order with the device's work."""
         del closure
-        for group, copy in zip(self.param_groups, self._adamw.param_groups, strict=True):
-            copy["lr"] = group["lr"]
+        self._pass_on_settings()
         for ours, theirs in self._pairs:
             if ours.grad is None:
                 theirs.grad = None
@@ -119,6 +119,27 @@ class OffloadedAdamW(torch.optim.Optimizer):  # type: ignore[misc]
         self._adamw.step()
         for ours, theirs in self._pairs:
             ours.copy_(theirs, non_blocking=True)
+
+    def _pass_on_settings(self) -> None:
+        for group, copy in zip(self.param_groups, self._adamw.param_groups, strict=True):
+            copy.update({name: value for name, value in group.items() if name != "params"})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states, the settings that a scheduler has changed, and the copies."""
+        self._pass_on_settings()
+        copies = [theirs for _, theirs in self._pairs] if self.state else []
+        return {**self._adamw.state_dict(), "copies": copies}
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what was saved; without copies, the weights are copied again, as they may have been loaded."""
+        self._adamw.load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        self.state = self._adamw.state
+        for group, copy in zip(self.param_groups, self._adamw.param_groups, strict=True):
+            group.update({name: value for name, value in copy.items() if name != "params"})
+        saved = state_dict["copies"] or [ours for ours, _ in self._pairs]
+        for (ours, theirs), copy in zip(self._pairs, saved, strict=True):
+            ours.copy_(theirs.copy_(copy))
 
 
 def offloaded_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
@@ -134,25 +155,26 @@ class InBackwardAdamW(torch.optim.Optimizer):  # type: ignore[misc]
     """
 
     def __init__(self, groups: list[dict[str, Any]], rate: float) -> None:
-        super().__init__(groups, {"lr": rate})
+        super().__init__(groups, {"lr": rate, "fused": True})  # so that counts of steps are loaded as fused ones
         self._held = False
         self._squares: list[torch.Tensor] = []
         self._hooks = [
-            one.register_post_accumulate_grad_hook(self._updater(one, group))
-            for group in self.param_groups
+            one.register_post_accumulate_grad_hook(self._updater(one, number))
+            for number, group in enumerate(self.param_groups)
             for one in group["params"]
         ]
 
-    def _updater(self, weight: torch.Tensor, group: dict[str, Any]) -> Any:
-        inner = torch.optim.AdamW([weight], lr=group["lr"], weight_decay=group["weight_decay"], fused=True)
-        inner.state = self.state
+    def _updater(self, weight: torch.Tensor, number: int) -> Any:
+        decay = self.param_groups[number]["weight_decay"]
+        inner = torch.optim.AdamW([weight], weight_decay=decay, fused=True)
 
         def update(one: torch.Tensor) -> None:
             if one.grad is None:
                 return
             self._squares.append(torch.linalg.vector_norm(one.grad, dtype=torch.float32).square())
             if not self._held:
-                inner.param_groups[0]["lr"] = group["lr"]
+                inner.state = self.state  # both this and the groups are others once a checkpoint was loaded
+                inner.param_groups[0]["lr"] = self.param_groups[number]["lr"]
                 inner.step()
             one.grad = None
 
