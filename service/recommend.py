@@ -186,7 +186,7 @@ def _build(
     verdicts = verification.verdicts if verification else ()
     return Winner(
         configuration=recommended,
-        **arguments(spec, recommended, on_host),
+        **arguments(spec, recommended, on_host, measurement.weights_dtype),
         evidence=evidence.model_copy(update={"objective": figure(spec, evidence, verdicts)}),
         stability=_stability(spec, verdict, verification),
         verdicts=verdicts,

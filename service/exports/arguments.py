@@ -13,10 +13,13 @@ from service.recipe import SCHEDULES, lora_config
 from service.tasks import TASKS
 
 
-def arguments(spec: JobSpec, configuration: RecommendedConfiguration, on_host: bool = False) -> dict[str, Any]:
+def arguments(
+    spec: JobSpec, configuration: RecommendedConfiguration, on_host: bool = False, weights: str | None = None
+) -> dict[str, Any]:
     """The four argument dictionaries, and what they cannot express, as fields of a Winner.
 
-    `on_host`: it was measured on a CPU, which Trainer has to be told, or it refuses bf16.
+    `on_host`: it was measured on a CPU, which Trainer has to be told, or it refuses bf16. `weights` is the dtype that
+    the weights had, in which a quantised model computes where nothing else is asked for.
     """
     training: dict[str, Any] = {
         "per_device_train_batch_size": configuration.micro_batch_size,
@@ -56,7 +59,7 @@ def arguments(spec: JobSpec, configuration: RecommendedConfiguration, on_host: b
         "LoraConfig": lora_config(spec, configuration.levers, configuration.adapter_excludes)
         if configuration.method != "full"
         else None,
-        "BitsAndBytesConfig": quantization(spec, configuration) if configuration.method == "qlora" else None,
+        "BitsAndBytesConfig": quantization(spec, configuration, weights) if configuration.method == "qlora" else None,
         "from_pretrained": pretrained,
         "not_expressible": tuple(cannot),
     }
@@ -77,14 +80,15 @@ def _unpacked(configuration: RecommendedConfiguration) -> dict[str, int]:
     }
 
 
-def quantization(spec: JobSpec, configuration: RecommendedConfiguration) -> dict[str, Any] | None:
+def quantization(spec: JobSpec, configuration: RecommendedConfiguration, weights: str | None) -> dict[str, Any] | None:
     """transformers' BitsAndBytesConfig arguments, or None where torchao quantises."""
     choice = LEVERS["quantization"].choice(configuration.levers["quantization"])
     if choice.not_expressible:
         return None
-    precision = LEVERS["precision"].choice(configuration.levers["precision"])
+    precision = LEVERS["precision"].choice(configuration.levers["precision"]).options
+    own = weights if precision["weights"] == "auto" and weights else "float32"  # as training/model.py has it
     heads = list(TASKS[spec.task].heads)
     return ({"llm_int8_skip_modules": heads} if heads else {}) | {
         **choice.options,
-        "bnb_4bit_compute_dtype": precision.options.get("autocast", "float32"),
+        "bnb_4bit_compute_dtype": precision.get("autocast", own),
     }

@@ -305,7 +305,7 @@ def write(recommendation: Recommendation) -> str:
             "lora_dropout": spec.lora.dropout,
             **({"lora_target_linear": True} if targets == "all-linear" else {"lora_target_modules": targets}),
         }
-    return yaml_file(TARGET, recommendation, job, unread(recommendation))
+    return yaml_file(TARGET, recommendation, job, unread(recommendation, reads=("split", "revision", "template")))
 
 
 def dataset(recommendation: Recommendation) -> dict[str, Any]:
@@ -315,6 +315,7 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
     place = {
         "path": spec.dataset.source,
         **({"ds_type": loader(data)} if file else {"split": spec.dataset.splits.train}),
+        **({"revision": spec.dataset.revision} if spec.dataset.revision and not data.is_local else {}),
     }
     if "messages" in data.columns:
         template = data.form.chat_template

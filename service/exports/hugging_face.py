@@ -144,8 +144,12 @@ def precision(key: str) -> dict[str, Word]:
         words = [nearest(note, **keys) if note else says(**keys) for keys in (frozen, trained)]
         return words[0].only({"method": ADAPTERS}, words[1])
 
+    # A trainer that quantises takes this for the dtype in which to compute, where `auto` is none.
+    own = says(**{key: "float32"})
+    for dtype in ("float16", "bfloat16"):
+        own = says(**{key: dtype}).only({"weights": (dtype,)}, own)
     return {
-        "checkpoint": says(**{key: "auto"}),
+        "checkpoint": says(**{key: "auto"}).only({"method": ("lora", "full")}, own),
         "fp32": says(**{key: "float32"}),
         "tf32": says(**{key: "float32", "tf32": True}),
         "fp32-medium": nearest("TF32 in place of bf16 pieces", **{key: "float32", "tf32": True}),

@@ -106,8 +106,11 @@ def loader(data: DatasetFacts) -> str:
     return LOADERS.get(data.formats[0] if data.formats else ".jsonl", "json")
 
 
-def unread(recommendation: Recommendation, *names: str) -> list[str]:
-    """Sentences on what of the data another trainer reads in another way; columns are to have one of the `names`."""
+def unread(recommendation: Recommendation, *names: str, reads: tuple[str, ...] = ()) -> list[str]:
+    """Sentences on what of the data another trainer reads in another way; columns are to have one of the `names`.
+
+    `reads` is what its file says of the data: the `split` that trains, the data's `revision`, the chat `template`.
+    """
     spec, data = spec_of(recommendation), data_of(recommendation)
     found = [
         "the trainer reads, cuts and tokenises the data itself, so that samples may differ by a token or a template"
@@ -121,6 +124,15 @@ def unread(recommendation: Recommendation, *names: str) -> list[str]:
         found.append("which files of a folder train and which validate is left to the loader: look at what it took")
     if spec.dataset.splits.validation:
         found.append(f"a share of the training rows validates, not the split {spec.dataset.splits.validation!r}")
+    if not data.is_local and spec.dataset.splits.train != "train" and "split" not in reads:
+        found.append(f"rows are not taken from the split {spec.dataset.splits.train!r}: write them to a file first")
+    if not data.is_local and spec.dataset.revision and "revision" not in reads:
+        found.append(f"the data are of their newest revision, not of {spec.dataset.revision}")
+    if data.form.chat_template and "template" not in reads:
+        found.append(
+            "conversations are not written by dataset.chat_template: set it as the tokenizer's chat_template, save the "
+            "tokenizer with the model's files, and name their folder as the model"
+        )
     wrong = [column for column in data.columns.values() if names and column not in names]
     if wrong:
         found.append(f"it reads columns named {' or '.join(names)}: rename {', '.join(map(repr, wrong))} first")

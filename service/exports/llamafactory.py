@@ -214,14 +214,16 @@ def write(recommendation: Recommendation) -> str:
     told = commented(
         f"Put this into dataset_info.json in the folder {job['dataset_dir']}, or add it to what is there:\n\n{entry}"
     )
-    return yaml_file(TARGET, recommendation, job, unread(recommendation)) + "\n" + told
+    return yaml_file(TARGET, recommendation, job, unread(recommendation, reads=("split",))) + "\n" + told
 
 
 def dataset(recommendation: Recommendation) -> dict[str, Any]:
     """The entry of dataset_info.json."""
     spec, data = spec_of(recommendation), data_of(recommendation)
     place: dict[str, Any] = (
-        {"file_name": PurePath(spec.dataset.source).name} if data.is_local else {"hf_hub_url": spec.dataset.source}
+        {"file_name": PurePath(spec.dataset.source).name}
+        if data.is_local
+        else {"hf_hub_url": spec.dataset.source, "split": spec.dataset.splits.train}
     )
     if "messages" in data.columns:
         plain = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}

@@ -217,7 +217,7 @@ def write(recommendation: Recommendation) -> str:
             "lora_target_modules": [targets] if isinstance(targets, str) else targets,
         }
     names = tuple(data.columns) if "text" not in data.columns else ()
-    return yaml_file(TARGET, recommendation, job, unread(recommendation, *names))
+    return yaml_file(TARGET, recommendation, job, unread(recommendation, *names, reads=("split",)))
 
 
 EXPORT = Export("trl.yaml", "a configuration file for `trl sft`", write, "trl.yaml", "TRL's command line", TARGET)

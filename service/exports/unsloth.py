@@ -221,7 +221,9 @@ def write(recommendation: Recommendation) -> str:
         **trainer_arguments(recommendation, batch(recommendation, packs=was_packed(recommendation))),
     }
     train.pop("use_cpu", None)  # there is no Unsloth without a GPU
-    text = quoted(head(TARGET, recommendation, unread(recommendation))) + SCRIPT
+    read_otherwise = unread(recommendation, reads=("split", "revision", "template"))
+    text = quoted(head(TARGET, recommendation, read_otherwise)) + SCRIPT
+    template = data.form.chat_template
     replaced = {
         "LOAD": assigned([("the job", load), *parts["load"]]),
         "ADAPT": assigned([("the job", adapt), *parts["adapt"]]),
@@ -230,6 +232,7 @@ def write(recommendation: Recommendation) -> str:
         "SOURCE": repr(source(recommendation)),
         "HELD_OUT": repr(spec.dataset.splits.validation_fraction),
         "SEED": repr(spec.training.seed),
+        "TEMPLATE": f"tokenizer.chat_template = {template!r}" if template else "",
         "ADAPTED": "" if recommendation.LoraConfig else "# full finetuning: no adapter\n    # ",
     }
     for name, value in replaced.items():
@@ -262,6 +265,7 @@ COLUMNS = <COLUMNS>  # the data's name of a column -> the name by which TRL know
 def main():
     """Load, adapt, train, save."""
     model, tokenizer = FastLanguageModel.from_pretrained(**LOAD)
+    <TEMPLATE>
     <ADAPTED>model = FastLanguageModel.get_peft_model(model, **ADAPT)
     rows = load_dataset(**<SOURCE>).select_columns(list(COLUMNS))
     rows = rows.rename_columns({name: known for name, known in COLUMNS.items() if name != known})

@@ -25,7 +25,8 @@ class Word:
 
     `keys` are what is written into the target's file for it, on top of the target's neutral ones, and `environment`
     what has to be set before it starts. `note` says in what the nearest differs, or why there is nothing. A word holds
-    where every entry of `when` (lever, circumstance or `dropout` -> values) does, and `otherwise` elsewhere.
+    where every entry of `when` (lever, circumstance, `dropout` or the dtype of the `weights` -> values) does, and
+    `otherwise` elsewhere.
     """
 
     verdict: Verdict
@@ -145,6 +146,7 @@ class Target:
         spec = JobSpec.model_validate(recommendation.spec)
         chosen = recommendation.configuration
         point = {**chosen.levers, **circumstances(spec, chosen.method), "dropout": "on" if spec.lora.dropout else "off"}
+        point["weights"] = recommendation.evidence.measurement.weights_dtype or ""
         return {
             name: self.word(name, choice).at(point)
             for name, choice in chosen.levers.items()

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from packaging.requirements import Requirement
+from transformers import BitsAndBytesConfig
 
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
@@ -65,8 +67,8 @@ KEYS: dict[str, tuple[str, set[str]]] = {
 }
 
 
-def made(facts: Facts, method: str = "lora", **levers: str) -> Recommendation:
-    """A recommendation of these levers."""
+def made(facts: Facts, method: str = "lora", weights: str | None = None, **levers: str) -> Recommendation:
+    """A recommendation of these levers, over weights of that dtype."""
     spec = JobSpec.model_validate(
         {
             "model": {"source": "org/model", "revision": "main"},
@@ -78,7 +80,7 @@ def made(facts: Facts, method: str = "lora", **levers: str) -> Recommendation:
     chosen = configuration(method, 32, 8, **levers)
     trials = (
         record(measured(configuration(method, 32, 8), 20.0), Origin.baseline),
-        record(measured(chosen, 10.0), number=2),
+        record(measured(chosen, 10.0, weights_dtype=weights), number=2),
     )
     found = recommend("job1", spec, facts(), trials, {})
     assert found is not None
@@ -125,7 +127,7 @@ def test_words_are_about_choices_that_exist_and_say_why(export: str) -> None:
         for word in (one for spoken in words.values() for one in spoken.every()):
             assert word.verdict == "says" or word.note, "what is not said has a reason"
             assert not word.note.endswith(".")
-            assert all(lever in LEVERS or lever in ("method", "dropout") for lever in word.when)
+            assert all(lever in LEVERS or lever in ("method", "dropout", "weights") for lever in word.when)
             for lever, choices in word.when.items():
                 assert lever not in LEVERS or set(choices) <= set(LEVERS[lever].names)
 
@@ -231,6 +233,38 @@ def test_the_other_trainers_know_the_data_too(columns: tuple[str, ...], facts: F
     assert set(mixture["datasets"][0]) <= known("trl", "DatasetConfig")
     assert yaml.safe_load(EXPORTS["ms-swift"].write(found))["dataset"] == ["data/rows.jsonl"]
     compile(EXPORTS["unsloth"].write(found), "unsloth_train.py", "exec")
+
+
+def test_what_the_job_says_of_its_data_is_written_or_told_to_be_lost(facts: Facts) -> None:
+    found = made(facts)
+    where = {"source": "org/chats", "revision": "abc123", "splits": {"train": "train_sft"}}
+    template = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    form = found.dataset.form.model_copy(update={"chat_template": template}) if found.dataset else None
+    data = DATASET.model_copy(update={"columns": {"messages": "messages"}, "form": form, "is_local": False})
+    found = found.model_copy(update={"dataset": data, "spec": found.spec | {"dataset": found.spec["dataset"] | where}})
+    told = ("the split 'train_sft'", "not of abc123", "dataset.chat_template")
+    written = ("train_sft", "abc123", template)
+    for export in ("axolotl", "trl.yaml", "llamafactory", "ms-swift", "unsloth"):
+        text = EXPORTS[export].write(found)
+        above, told_of = (text if export == "unsloth" else _of_yaml(text)), " ".join(text.replace("#", " ").split())
+        for lost, value in zip(told, written, strict=True):
+            assert (lost in told_of) is not (value in above), (export, value)
+
+
+def _of_yaml(text: str) -> str:
+    """What a file says to the trainer: its keys, and for LLaMA-Factory the entry of dataset_info.json."""
+    entry = text[text.find("# Put this into dataset_info.json") :] if "# Put this into" in text else ""
+    return str(yaml.safe_load(text)) + entry
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "float16", "float32"])
+def test_a_quantised_model_computes_in_its_checkpoints_dtype(weights: str, facts: Facts) -> None:
+    """As its trial did. Where trl.yaml said `auto`, as it does without quantisation, TRL did not start."""
+    found = made(facts, "qlora", weights, precision="checkpoint")
+    assert BitsAndBytesConfig(**(found.BitsAndBytesConfig or {})).bnb_4bit_compute_dtype is getattr(torch, weights)
+    assert yaml.safe_load(EXPORTS["trl.yaml"].write(found))["dtype"] == weights
+    whole = made(facts, "full", weights, precision="checkpoint")
+    assert yaml.safe_load(EXPORTS["trl.yaml"].write(whole))["dtype"] == "auto"
 
 
 @pytest.mark.parametrize("method", METHODS)
