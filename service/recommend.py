@@ -37,7 +37,7 @@ from service.exports.arguments import arguments
 from service.headline import figure, sentence
 from service.levers import as_fixed
 from service.levers.batching import ACROSS_STEPS, BUDGETED, ROWS
-from service.scaling import larger_batch
+from service.scaling import NOT_ADAPTIVE, asked_batch, larger_batch
 
 MANY_ALTERNATIVES = 5
 NO_TASKS: Mapping[str, float] = {}
@@ -330,10 +330,12 @@ def _notes(spec: JobSpec, best: Winner, pays: str | None) -> tuple[str, ...]:
     notes = [one for one in (sentence(spec, best.evidence), *measurement.notes) if one]
     given = spec.training.effective_batch_size
     if given is None:
+        plain = best.configuration.levers["optimizer"] in NOT_ADAPTIVE
+        rule = "by the ratio of the batches" if plain else "by the square root of the ratio"
         notes.append(
             f"No effective batch was given: {best.configuration.effective_batch_size} is the smallest within 1% of the "
-            f"fastest; the learning rate went from {spec.training.learning_rate:g} (at 8) to "
-            f"{best.configuration.learning_rate:g} by the square root of the ratio."
+            f"fastest; the learning rate went from {spec.training.learning_rate:g} (at {asked_batch(spec)}) to "
+            f"{best.configuration.learning_rate:g}, {rule}."
         )
     if best.configuration.levers["batching"] in ACROSS_STEPS:
         name = best.configuration.levers["batching"]

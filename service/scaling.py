@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import prod
+from typing import Any
+
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Timing, Verdict
 from service.contract.objective import counted_seconds, minimises_memory
@@ -13,6 +16,24 @@ LARGER = 2
 # verification tells speed-ups within 5%, so that less than twice as much may turn out to be nothing.
 CLEARLY_FASTER = 1.1
 NOT_ADAPTIVE = ("sgd",)  # choices of the lever `optimizer`
+TRAINER_BATCH = 8  # TrainingArguments.per_device_train_batch_size
+MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+
+
+def baseline_batch(spec: JobSpec) -> tuple[int, int]:
+    """(samples of a micro batch, micro batches of a step) of the user's own TrainingArguments, or of Trainer's."""
+    mine: dict[str, Any] = spec.baseline if isinstance(spec.baseline, dict) else {}
+    return int(mine.get(MICRO, TRAINER_BATCH)), int(mine.get(ACCUMULATION, 1))
+
+
+def asked_batch(spec: JobSpec) -> int:
+    """The effective batch that the user's learning rate is for: the one they set, else that of the baseline."""
+    return spec.training.effective_batch_size or prod(baseline_batch(spec))
+
+
+def learning_rate(spec: JobSpec, effective: int, optimizer: str) -> float:
+    """The user's learning rate, scaled to another effective batch than the one that it is for."""
+    return scaled(spec.training.learning_rate, effective / asked_batch(spec), optimizer)
 
 
 def scaled(rate: float, ratio: float, optimizer: str = "adamw") -> float:

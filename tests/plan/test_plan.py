@@ -15,10 +15,11 @@ from service.contract.states import Origin
 from service.contract.task import PlanInput, TrialRecord
 from service.levers import LEVERS, excluded, taken_back
 from service.recommend import recommend
+from service.scaling import learning_rate
 from tests.factory import configuration, failed, history, measured, record, timing
 from worker.plan import plan
 from worker.plan.budget import Budget
-from worker.plan.space import learning_rate, point
+from worker.plan.space import point
 from worker.plan.view import View
 
 Facts = Callable[..., HardwareFacts]
@@ -360,8 +361,18 @@ def test_an_unset_effective_batch_is_searched_with_a_scaled_learning_rate(spec: 
     records, _ = run(job, facts(), lambda made: 100.0 / made.effective_batch_size)
     sizes = {one.request.configuration.effective_batch_size for one in records}
     assert sizes > {8} and max(sizes) * 50 <= 1000  # 50 optimizer steps an epoch of 1,000 rows
-    assert learning_rate(job, 32) == pytest.approx(2e-4)
-    assert learning_rate(spec(), 32) == spec().training.learning_rate
+    rates = {one.request.configuration.effective_batch_size: one.request.configuration.learning_rate for one in records}
+    assert rates[8] == 1e-4 and rates[16] == pytest.approx(1e-4 * 2**0.5, rel=1e-5)
+
+
+def test_the_rate_of_the_users_own_batch_is_for_that_batch(spec: Spec, facts: Facts) -> None:
+    mine = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 16, "optim": "sgd"}
+    job = spec(baseline=mine, training={"learning_rate": 1e-4})
+    (request,) = plan(known(job, facts())).trials
+    assert (request.configuration.effective_batch_size, request.configuration.learning_rate) == (64, 1e-4)
+    assert learning_rate(job, 16, "adamw-fused") == pytest.approx(0.5e-4) and learning_rate(job, 16, "sgd") == 0.25e-4
+    best = recommend("j", job, facts(), (record(measured(request.configuration), Origin.baseline),), {})
+    assert best and any("from 0.0001 (at 64) to 0.0001, by the ratio of the batches" in one for one in best.notes)
 
 
 def test_the_users_own_baseline(spec: Spec, facts: Facts) -> None:

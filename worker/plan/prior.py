@@ -11,9 +11,9 @@ from service.contract.measurement import Outcome
 from service.contract.objective import counts_once
 from service.levers import LEVERS
 from service.levers.base import Effect
+from service.scaling import TRAINER_BATCH
 from worker.plan.budget import unmeasured_pace
 from worker.plan.grid import EFFECTIVE, Floats, Grid, Rows, look_up
-from worker.plan.space import TRAINER_BATCH
 from worker.plan.view import View, was_given_too_much
 
 # Expected factor of a choice that a job asks for by name although this hardware lacks what makes it fast: it is

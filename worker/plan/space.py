@@ -8,10 +8,9 @@ from itertools import product
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.levers import LEVERS, circumstances, excluded
-from service.scaling import LEAST_STEPS_AN_EPOCH, scaled
+from service.scaling import LEAST_STEPS_AN_EPOCH, TRAINER_BATCH, learning_rate
 from service.space import Space
 
-TRAINER_BATCH = 8  # TrainingArguments.per_device_train_batch_size
 EFFECTIVE_CHOICES = (8, 16, 32, 64)
 
 
@@ -32,15 +31,6 @@ def effective_choices(spec: JobSpec, rows: int | None) -> tuple[int, ...]:
     return tuple(size for size in EFFECTIVE_CHOICES if size <= most)
 
 
-def learning_rate(spec: JobSpec, effective: int) -> float:
-    """The user's learning rate if they set the effective batch; else it is scaled from Trainer's batch of 8.
-
-    It is scaled by the square root of the ratio (service/scaling.py).
-    """
-    rate = spec.training.learning_rate
-    return rate if spec.training.effective_batch_size is not None else scaled(rate, effective / TRAINER_BATCH)
-
-
 def point(configuration: Configuration, spec: JobSpec) -> dict[str, str]:
     """What exclusions are checked against: the configuration's choice for every lever, and the job's circumstances."""
     return {**configuration.levers, **circumstances(spec, configuration.method)}
@@ -58,7 +48,7 @@ def make(spec: JobSpec, method: Method, levers: dict[str, str], effective: int) 
         method=method,
         levers=chosen,
         effective_batch_size=effective,
-        learning_rate=learning_rate(spec, effective),
+        learning_rate=learning_rate(spec, effective, chosen["optimizer"]),
     )
     return None if excluded(point(made, spec)) else made
 

@@ -10,12 +10,11 @@ from service.contract.job import JobSpec, Method
 from service.contract.states import Origin
 from service.levers import LEVERS
 from service.levers.base import Asked, Lever
+from service.scaling import ACCUMULATION, MICRO, baseline_batch, learning_rate
 from service.space import possible
 from worker.plan.proposers import Proposal
-from worker.plan.space import TRAINER_BATCH, learning_rate
 from worker.plan.view import View
 
-MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 TOO_LARGE = "The baseline did not fit at its micro batch of {micro}, so it is measured at the fastest that fits."
 
 
@@ -45,8 +44,8 @@ def baseline(spec: JobSpec, method: Method, lacks: Mapping[str, str]) -> tuple[C
     does not follow of the user's TrainingArguments.
     """
     mine: dict[str, Any] = spec.baseline if isinstance(spec.baseline, dict) else {}
-    micro = int(mine.get(MICRO, TRAINER_BATCH))
-    wanted = micro * int(mine.get(ACCUMULATION, 1))
+    micro, accumulation = baseline_batch(spec)
+    wanted = micro * accumulation
     effective = spec.training.effective_batch_size or wanted
     levers, notes, read = {}, [], {MICRO, ACCUMULATION}
     for name, lever in LEVERS.items():
@@ -68,7 +67,7 @@ def baseline(spec: JobSpec, method: Method, lacks: Mapping[str, str]) -> tuple[C
         method=method,
         levers=levers,
         effective_batch_size=effective,
-        learning_rate=learning_rate(spec, effective),
+        learning_rate=learning_rate(spec, effective, levers["optimizer"]),
         micro_batch_size=min(micro, effective),
     )
     return configuration, tuple(notes)
