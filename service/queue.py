@@ -43,7 +43,7 @@ from service.enqueue import insert_if_new, queue_plan, queue_task
 from service.errors import Drained, LeaseLost, NotFound
 from service.history import JobHistory
 from service.leases import RUNNING, job_of
-from service.models import WORKERS, Task, Worker
+from service.models import TASKS, WORKERS, Task, Worker
 from service.requests import Requests
 from service.transactions import Made, Written
 from service.tuples import JOB, TASK, WORKER, JobRow, TaskRow, WorkerRow, change, first
@@ -53,7 +53,9 @@ log = logs.logger("dynotune.queue")
 MOST_RETRY_SECONDS = 60.0  # before a task is tried again after a worker's death
 # A sign of life of a worker that is named, and of the one that runs a task.
 SEEN = update(WORKERS).where(WORKERS.c.id == bindparam("worker"))
-BUSY_SEEN = update(WORKERS).where(WORKERS.c.task_id == bindparam("task"))
+BUSY_SEEN = update(WORKERS).where(
+    WORKERS.c.id == select(TASKS.c.worker_id).where(TASKS.c.id == bindparam("task")).scalar_subquery()
+)
 
 
 class Queue(Requests):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,7 @@ from service.enqueue import queue_plan
 from service.errors import LeaseLost, NotFound, NotYet
 from service.history import JobHistory
 from service.leases import job_of
-from service.models import Job, Task, Worker
+from service.models import Job, Task
 from service.queue import Queue
 from tests.factory import configuration, failed, measured
 from tests.over_http import OverHttp
@@ -127,17 +126,6 @@ def test_reaping_leaves_the_living_alone(queue: Queue, engine: Engine, started: 
     with Session(engine) as session:
         assert session.scalars(select(Task.log).where(Task.id == claim.task_id)).one() == "a line\\x00"
     assert queue.reap() == 0
-
-
-def test_a_worker_in_a_long_trial_counts_as_alive(queue: Queue, engine: Engine, started: str) -> None:
-    claim = queue.claim("w", TRIAL)
-    assert isinstance(claim, TrialClaim)
-    with Session(engine) as session, session.begin():
-        session.execute(update(Worker).values(seen_at=1.0))
-    queue.renew(claim)
-    with Session(engine) as session:
-        (worker,) = jobs.workers(session, time.time())
-    assert worker.alive
 
 
 def test_the_third_death_poisons_a_trial(queue: Queue, engine: Engine, started: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, update
 from sqlalchemy.orm import Session
 
 from service import jobs
@@ -14,6 +14,7 @@ from service.contract.job import JobSpec
 from service.contract.states import Origin
 from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialRequest
 from service.db import now
+from service.models import Task, Worker
 from service.queue import Queue
 from tests.factory import configuration
 
@@ -76,3 +77,29 @@ def test_a_begun_job_whose_worker_came_back_changed(engine: Engine, queue: Queue
     assert waits(engine, job_id) is None  # until the reaper says so, its task is under way
     queue.cancel(job_id)
     assert waits(engine, job_id) is None
+
+
+def test_a_worker_counts_as_alive_while_its_own_trial_runs(
+    engine: Engine, queue: Queue, spec: Spec, facts: Facts
+) -> None:
+    """Not while another worker runs what it had been given: its row still names that task."""
+
+    def alive(claim: Any) -> list[str]:
+        """Who does, of workers that were not seen for an hour when the claim was renewed."""
+        with Session(engine) as session, session.begin():
+            session.execute(update(Worker).values(seen_at=now(session) - 3600))
+        queue.renew(claim)
+        with Session(engine) as session:
+            return [one.id for one in jobs.workers(session, now(session)) if one.alive]
+
+    for name in ("w", "v"):
+        queue.register(name, 1, facts())
+    queue.submit(spec())
+    begin(queue, "w")
+    claim = queue.claim("w", (TaskKind.trial,))
+    assert claim is not None and alive(claim) == ["w"]
+    with Session(engine) as session, session.begin():
+        session.execute(update(Task).where(Task.id == claim.task_id).values(lease_until=1.0))
+    assert queue.reap() == 1
+    claim = queue.claim("v", (TaskKind.trial,))
+    assert claim is not None and alive(claim) == ["v"]
