@@ -144,16 +144,19 @@ def submit(
     key: Annotated[
         str | None, typer.Option("--idempotency-key", help="With the same key again, the job is not submitted twice.")
     ] = None,
-    upload: Annotated[bool, typer.Option("--upload", help="Send the dataset's file along.")] = False,
+    upload: Annotated[
+        bool, typer.Option("--upload", help="Send the dataset's file and the chat template along.")
+    ] = False,
     url: Url = LOCAL,
     json_: Json = False,
 ) -> None:
     """Submit a job and print its id."""
-    from service.cli.jobfile import read_job
+    from service.cli.jobfile import read_job, with_template
 
     spec = read_job(job)
     with connect(url) as client:
         if upload:
+            spec = with_template(spec)
             spec["dataset"]["source"] = client.upload(Path(spec["dataset"]["source"]))
         job_id = client.submit(spec, key)
     if json_:

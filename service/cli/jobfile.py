@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,40 @@ def read_job(path: Path) -> dict[str, Any]:
         text = path.read_bytes()
     except OSError as error:
         raise InvalidJob(f"{path} cannot be read: {error.strerror}") from error
-    data = read(text, str(path))
-    if "schema_version" in data and isinstance(data.get("spec"), dict):
-        data = data["spec"]  # a recommendation.json holds the job that led to it
+    data = _measured(text) or read(text, str(path))
     if not {"model", "dataset"} & data.keys():  # whatever it is, its lines are not printed
         raise InvalidJob(f"{path} is no job: it has neither model nor dataset.")
-    spec = check(data, JobSpec).model_dump(mode="json", exclude_defaults=True)
+    job = check(data, JobSpec)
+    spec = job.model_dump(mode="json", exclude_defaults=True)
     for part in ("model", "dataset"):
         source = spec[part]["source"]
         if not source.startswith(UPLOAD) and (looks_local(source) or _is_there(part, source)):
             spec[part]["source"] = str(expanded(source).absolute())
+    if job.dataset.template_file:
+        spec["dataset"]["chat_template"] = str(expanded(job.dataset.template_file).absolute())
     return spec
+
+
+def with_template(spec: dict[str, Any]) -> dict[str, Any]:
+    """The job with its chat template's text in place of the path of a file, which another machine does not have."""
+    file = JobSpec.model_validate(spec).dataset.template_file
+    if file is None:
+        return spec
+    try:
+        text = Path(file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidJob(f"dataset.chat_template: {file} cannot be read: {error}") from error
+    return spec | {"dataset": spec["dataset"] | {"chat_template": text}}
+
+
+def _measured(text: bytes) -> dict[str, Any] | None:
+    """The job that led to a recommendation.json, which has more values than any job; None where the text is none."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    spec = data.get("spec") if isinstance(data, dict) and "schema_version" in data else None
+    return spec if isinstance(spec, dict) else None
 
 
 def _is_there(part: str, source: str) -> bool:

@@ -101,7 +101,8 @@ def run(job: dict[str, Any], console: Console) -> Run:
 def private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
     """Settings with a database for this run only, so that it never meets a worker or a job of another run."""
     # What the job file names may be read, since this control plane serves only the user who named it.
-    sources = [Path(job[part]["source"]) for part in ("model", "dataset") if job[part]["source"][0] == "/"]
+    paths = (job["model"]["source"], job["dataset"]["source"], job["dataset"].get("chat_template") or "")
+    sources = [Path(one) for one in paths if one.startswith("/")]
     named = tuple(end.parent for source in sources for end in (source, source.resolve()))
     with tempfile.TemporaryDirectory(prefix="tune-", dir=settings.home) as folder:
         url = f"sqlite:///{folder}/tune.db"
