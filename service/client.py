@@ -293,7 +293,9 @@ def _last(trials: tuple[views.ListedTrial, ...]) -> int | None:
 
 
 def _part(text: str) -> str:
-    """The text as one part of a path, so that no slash in it leads elsewhere."""
+    """The text as one part of a path, so that no slash in it leads elsewhere; Refused where it is empty."""
+    if not text:
+        raise Refused(_problem("Not found", "An empty text is no id.", 404))
     return quote(text, safe="")
 
 

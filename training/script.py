@@ -42,7 +42,12 @@ def arguments(argv: list[str] | None, recipe: Recipe) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --output")
     parser.add_argument("--log", type=Path, help="file for one JSON line a step")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.max_steps is not None and args.max_steps < 1:
+        parser.error(f"--max-steps is {args.max_steps}, and must be at least 1")
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device is {args.device}, but torch sees no GPU here")
+    return args
 
 
 def train(

@@ -63,13 +63,12 @@ class Guard:
             return ForeignOrigin("Another site's page sent this request, and such requests may not change anything.")
         kinds = headers.getlist("content-type")
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        if scope["path"] == UPLOADS and kinds == [OCTETS]:
-            return None
-        if (kinds or has_body) and not _is_read(kinds):
-            return UnsupportedType(
-                f"The body's Content-Type is {', '.join(kinds)[:200] or 'missing'}; it must be application/json or "
-                "application/yaml."
-            )
+        is_upload = scope["path"] == UPLOADS
+        read = kinds == [OCTETS] if is_upload else _is_read(kinds)
+        if (kinds or has_body) and not read:
+            wanted = OCTETS if is_upload else "application/json or application/yaml"
+            given = ", ".join(kinds)[:200] or "missing"
+            return UnsupportedType(f"The body's Content-Type is {given}; it must be {wanted}.")
         return None
 
     def _is_ours(self, host: str) -> bool:

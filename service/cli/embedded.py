@@ -181,14 +181,29 @@ def _must_have_a_key(settings: Settings, host: str) -> None:
         )
 
 
+def _must_be_free(host: str, port: int) -> None:
+    """Misconfigured where nobody can listen on the port, as where somebody else does."""
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+            tried.listen()
+    except OSError as error:
+        raise Misconfigured(
+            f"Port {port} of {host} cannot be listened on: {error.strerror}; choose others with --host and --port."
+        ) from error
+
+
 def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
     """Run the API in the foreground until SIGTERM or Ctrl-C, with a local worker unless `worker` is false.
 
     Returns False when the API could not start, or when the local worker was given up. Misconfigured where it would
-    listen beyond the loopback address, and there are no API keys.
+    listen beyond the loopback address, and there are no API keys; and where it cannot listen at all.
     """
     upgrade(settings.database_url)
     _must_have_a_key(settings, host)
+    _must_be_free(host, port)
     logs.show(settings.log, settings.log_level)
     # uvicorn raises the signal again after its own shutdown; sys.exit then runs the `finally` that ends the worker.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

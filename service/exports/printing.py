@@ -36,7 +36,7 @@ GUARD = """
 if __name__ == "__main__":
     try:
         main()
-    except (TrainingError, OSError) as problem:
+    except (TrainingError, OSError, ValueError) as problem:
         sys.exit(f"<FILE>: {problem}")
 """
 

@@ -124,6 +124,18 @@ def test_a_full_search_runs_the_worst_case_of_all_that_the_probe_did_not(timing:
     assert ran == [4]
 
 
+@pytest.mark.parametrize(
+    ("most", "sentence"),
+    [(2, "is above search.max_micro_batch_size"), (None, "does not fit or divide the effective batch")],
+)
+def test_why_a_given_size_is_not_used_is_said(timing: Any, most: int | None, sentence: str) -> None:
+    made, _ = timing
+    search = made._bundle.spec.search.model_copy(update={"max_micro_batch_size": most})
+    made._bundle.spec = made._bundle.spec.model_copy(update={"search": search})
+    made._candidates = [1, 2]
+    assert made._fixed(4) == 2 and made.notes == [f"A micro batch of 4 {sentence}; 2 is used."]
+
+
 @pytest.mark.parametrize(("whole", "promised", "tried"), [(True, 9.7, True), (False, 8.1, False), (False, 7.9, True)])
 def test_a_quick_search_times_another_size_for_a_fifth_only(
     curve: Any, whole: bool, promised: float, tried: bool, monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,13 @@ def test_text_of_another_encoding_is_named(tmp_path: Path) -> None:
         assert path.name in refused(read_splits, {}, path)
 
 
+def test_half_of_a_surrogate_pair_is_named_with_its_row(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    good = json.dumps({"prompt": "a", "completion": "b"})
+    path.write_text("\n".join([good] * 4 + [good.replace('"b"', '"\\ud800"')]))
+    assert "the column 'completion' of training row 5 has half of" in refused(load, path, tokenizer)
+
+
 def test_a_csv_row_with_more_fields_than_columns_does_not_break_the_message(tmp_path: Path, tokenizer: Any) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("source,goal\na,b,c\n")

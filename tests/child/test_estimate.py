@@ -64,8 +64,13 @@ def test_all_methods_in_the_order_they_need_memory(llama: Path, tmp_path: Path, 
     assert found.statement.endswith("nothing was run.")
 
 
-def test_too_little_memory_says_what_one_sample_needs(llama: Path, tmp_path: Path, facts: Any) -> None:
-    spec = tiny.job(llama, tmp_path / "none.jsonl", max_length=64)
+def test_no_more_than_asked_for_and_with_too_little_memory_what_one_sample_needs(
+    llama: Path, tmp_path: Path, facts: Any
+) -> None:
+    search = {"max_micro_batch_size": 3}
+    spec = tiny.job(llama, tmp_path / "none.jsonl", max_length=64, search=search)
+    enough = estimate(EstimateRequest(spec=spec, memory_gib=2), facts(), (), workplace(llama))
+    assert {one.largest_micro_batch for one in enough.methods.values()} == {3}
     found = estimate(EstimateRequest(spec=spec, memory_gib=0.01), facts(), (), workplace(llama))
     assert all(one.largest_micro_batch == 0 and "one sample needs" in one.note for one in found.methods.values())
 

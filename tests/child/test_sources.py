@@ -259,6 +259,28 @@ def test_a_tokenizer_that_does_not_load_is_the_users_problem(llama: Path, tmp_pa
     assert "tokenizer" in refused(tiny.bundle, tiny.job(folder, data))
 
 
+@pytest.mark.parametrize("change", [{"num_attention_heads": 7}, {"model_type": "nobody-knows-it"}])
+def test_a_configuration_that_transformers_refuses_is_the_users_problem(
+    llama: Path, functions: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "model"))
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | change))
+    sentence = refused(tiny.bundle, tiny.job(folder, functions))
+    assert sentence.startswith("model.source: ") and not sentence.endswith((".", ":", "upgr"))
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("It is wrong.\nDo another thing.", "It is wrong"),
+        ("It takes one of:\n(1) this\n(2) that", "It takes one of: (1) this (2) that"),
+        ("word " * 100, "word " * 59 + "…"),
+    ],
+)
+def test_a_librarys_error_is_cut_between_words(error: str, line: str) -> None:
+    assert build.first_line(ValueError(error)) == line
+
+
 def test_more_tokens_than_the_model_has_positions_are_refused(llama: Path, functions: Path) -> None:
     assert "256" in refused(tiny.bundle, tiny.job(llama, functions, max_length=512))
 

@@ -115,6 +115,16 @@ def stranger() -> Iterator[str]:
         thread.join()
 
 
+def test_a_port_on_which_somebody_listens(run: Run, stranger: str) -> None:
+    port = stranger.rpartition(":")[2]
+    done = run("service.cli", "serve", "--no-worker", "--port", port)
+    one_sentence(done, 2, f"Port {port} of 127.0.0.1 cannot be listened on: Address already in use")
+
+
+def test_an_empty_id(run: Run, stranger: str) -> None:
+    one_sentence(run("service.cli", "show", "", DYNOTUNE_URL=stranger), 2, "An empty text is no id.")
+
+
 def test_somebody_elses_server(run: Run, stranger: str) -> None:
     one_sentence(run("service.cli", "ls", DYNOTUNE_URL=stranger), 3, "is not a dynotune control plane")
 
@@ -132,6 +142,7 @@ def test_a_worker_without_tables(run: Run, tmp_path: Path, facts: Callable[..., 
     done = run("worker", "--facts", "facts.json", DYNOTUNE_DATABASE_URL=nowhere)
     one_sentence(done, 1, "The database does not answer")
     one_sentence(run("worker", "--facts", "nowhere.json"), 1, "--facts: nowhere.json")
+    one_sentence(run("worker", "--server", "foo"), 1, "--server: 'foo' is no control plane's URL")
 
 
 def test_ctrl_c_while_the_worker_still_looks_at_its_devices(tmp_path: Path) -> None:

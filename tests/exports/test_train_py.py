@@ -294,17 +294,6 @@ def test_a_full_model_is_saved_to_be_used(models: Path, tmp_path: Path, facts: C
     assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
 
 
-def test_a_rate_that_is_a_tensor_is_logged(models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
-    """As it is with torchao's optimizers."""
-    made = configuration(method="full", effective=8, precision="fp32")
-    module = script(EXPORTS["train.py"].write(recommended(job(models, made), made, facts())), tmp_path)
-    module.LEARNING_RATE, log = torch.tensor(0.25), tmp_path / "log.jsonl"  # type: ignore[attr-defined]
-    output = ["--output", str(tmp_path / "out"), "--log", str(log)]
-    module.main(["--max-steps", "2", "--device", "cpu", *output])
-    rates = [json.loads(line).get("learning_rate") for line in log.read_text().splitlines()]
-    assert rates == [0.0, 0.25, None]
-
-
 def test_it_stops_when_numbers_go_wrong(models: Path, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
     """NaN ends the run with a sentence, and nothing is saved."""
     made = configuration(method="full", effective=8, precision="fp32")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from transformers import AutoConfig
 
 from service.contract.child import Workplace
 from service.contract.configuration import Configuration
@@ -124,6 +126,7 @@ def build(spec: JobSpec, configuration: Configuration, device: Device, workplace
     started = time.perf_counter()
     options = {"trust_remote_code": workplace.allow_remote_code}  # no revision: `folder` is that snapshot
     recipe = replace(recipe_of(spec, configuration), source_options=options)
+    check_config(folder, options)
     tokenizer = load_tokenizer(folder, recipe)
     data = job_data.load(spec, recipe, tokenizer, workplace)
     data_seconds = time.perf_counter() - started
@@ -145,6 +148,14 @@ def build(spec: JobSpec, configuration: Configuration, device: Device, workplace
         quantising_seconds=quantising_seconds,
         load_peak_bytes=load_peak,
     )
+
+
+def check_config(folder: Path, options: Mapping[str, Any]) -> None:
+    """TrainingError where the model's folder has no config.json that transformers takes; its tokenizer reads it too."""
+    try:
+        AutoConfig.from_pretrained(folder, **options)
+    except Exception as error:  # transformers' checks of what a configuration says raise errors of many kinds
+        raise TrainingError(f"model.source: its config.json is not one that loads: {first_line(error)}") from error
 
 
 def load_tokenizer(folder: Path, recipe: Recipe) -> Any:
@@ -242,8 +253,10 @@ def check_length(spec: JobSpec, config: Any) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, 300 characters at most."""
-    return str(error).strip().split("\n", 1)[0][:300]
+    """The first line of an error's text, or all of it where that only announces the rest; 300 characters at most."""
+    text = str(error).strip()
+    line = text.split("\n", 1)[0]
+    return textwrap.shorten(text if line.endswith(":") else line, 300, placeholder=" …").rstrip(".")
 
 
 def parameter_counts(model: Any) -> tuple[int, int]:

@@ -130,10 +130,11 @@ class Curve:
 
     def _fixed(self, wanted: int) -> int:
         fitting = [size for size in self._candidates if size <= wanted]
+        most = self._bundle.spec.search.max_micro_batch_size
         if fitting[-1] != wanted:
-            self.notes.append(
-                f"A micro batch of {wanted} does not fit or divide the effective batch; {fitting[-1]} is used."
-            )
+            given = most is not None and wanted > most
+            why = "is above search.max_micro_batch_size" if given else "does not fit or divide the effective batch"
+            self.notes.append(f"A micro batch of {wanted} {why}; {fitting[-1]} is used.")
         return fitting[-1]
 
     def _below_largest(self, largest: int) -> list[int]:

@@ -6,9 +6,11 @@ The work unit is the fixed set of samples that every trial of the job is timed o
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import random
+import re
 from array import array
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from worker.child.rows import read_rows
 
 # Upper bounds, in tokens, of the bins of the histogram of lengths.
 HISTOGRAM_EDGES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 30)
+SURROGATE = re.compile("[\ud800-\udfff]")
 DRAWS = 200  # of a work unit, of which the most typical one is taken
 
 
@@ -74,7 +77,11 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
 
 def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], str]:
     """(the rows' samples in which a token or label counts for the loss, a sentence on the others if there are any)."""
-    samples = task_of(recipe).encode(rows, tokenizer, recipe)
+    try:
+        samples = task_of(recipe).encode(rows, tokenizer, recipe)
+    except (TypeError, UnicodeEncodeError):  # what tokenizers say of text that cannot be written as UTF-8
+        _check_surrogates(rows, part, recipe)
+        raise
     learnt = [is_learnable(sample, recipe) for sample in samples]
     kept = [sample for sample, counts in zip(samples, learnt, strict=True) if counts]
     left_out = [len(ids) for (ids, _), counts in zip(samples, learnt, strict=True) if not counts]
@@ -87,6 +94,15 @@ def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) ->
         reasons.append(f"{len(left_out) - cut} hold nothing to learn, such as an empty completion")
     note = f"{len(left_out)} of {len(rows)} {part} rows were left out: {'; '.join(reasons)}." if left_out else ""
     return kept, note
+
+
+def _check_surrogates(rows: list[Record], part: str, recipe: Recipe) -> None:
+    """TrainingError for the first text that has half of a surrogate pair, such as a lone \\ud800 in JSON."""
+    for number, row in enumerate(rows, start=1):
+        for column in recipe.columns.values():
+            if SURROGATE.search(json.dumps(row[column], ensure_ascii=False, default=str)):
+                where = f"dataset: the column {column!r} of {part} row {number}"
+                raise TrainingError(f"{where} has half of a surrogate pair (\\ud800 to \\udfff), which is no character")
 
 
 def _facts(train: list[Sample], validation: list[Sample], recipe: Recipe, notes: list[str]) -> DatasetFacts:

@@ -114,7 +114,8 @@ class _Estimator:
         near = self._near(method, levers, length, capacity)
         sizes = self._sizes(method, levers, length, near)
         line, corrected = self._corrected(self._line(method, levers, length, near), method, levers, known, near)
-        largest = min(line.largest(capacity), effective or line.largest(capacity))
+        most = [one for one in (effective, self._spec.search.max_micro_batch_size) if one]
+        largest = min([line.largest(capacity), *most])
         saved, dequantised = (sizes.saved, sizes.dequantised) if method == "qlora" else (0.0, 0.0)
         activations = sizes.held[1] - sizes.held[0]
         return MethodEstimate(

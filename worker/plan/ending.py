@@ -15,7 +15,7 @@ def nothing_worked(history: tuple[TrialRecord, ...]) -> str:
         more = "search.trials or search.minutes"
         return f"Only the baseline ran, which does not have what search.fixed asks for; raise {more}."
     if any(one.outcome is not Outcome.infeasible for one in measurements):
-        reasons = list(dict.fromkeys(f"{one.outcome}: {one.reason}" for one in measurements))
+        reasons = list(dict.fromkeys(f"{one.outcome}: {one.reason.rstrip('.')}" for one in measurements))
         return "No configuration ran to its end. " + "; ".join(reasons[:3]) + "."
     peaks = [
         (probe.peak_bytes, one.configuration)

@@ -81,6 +81,8 @@ def work(
     for number in (signal.SIGTERM, signal.SIGINT):  # until `serve` has a loop that can be told to stop
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
+        if server is not None and not server.startswith(("http://", "https://")):
+            raise Misconfigured(f"--server: {server!r} is no control plane's URL; write http://HOST:PORT.")
         ends = moment(until, time.time()) if until is not None else None
         start(devices, facts, entry, lease, lifeline, server, Terms(exit_when_idle, ends, grace))
     except DynotuneError as error:

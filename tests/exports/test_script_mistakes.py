@@ -1,0 +1,68 @@
+"""train.py and its user: mistakes are told in a sentence before anything is trained, and a log has all rates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.contract.hardware import HardwareFacts
+from service.exports import EXPORTS
+from tests.child import tiny
+from tests.exports.test_train_py import recommended, script
+from tests.factory import configuration
+
+
+@pytest.fixture
+def text(tmp_path: Path, facts: Callable[..., HardwareFacts]) -> str:
+    """A script that trains a tiny model in full."""
+    made = configuration(method="full", effective=8, precision="fp32")
+    model = tiny.save("llama", tmp_path / "model", vocabulary=tiny.FEW)
+    data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(40))
+    spec = tiny.job(model, data, method="full", training={"effective_batch_size": 8, "warmup_ratio": 0.1})
+    return EXPORTS["train.py"].write(recommended(spec, made, facts()))
+
+
+def test_a_rate_that_is_a_tensor_is_logged(text: str, tmp_path: Path) -> None:
+    """As it is with torchao's optimizers."""
+    module, log = script(text, tmp_path), tmp_path / "log.jsonl"
+    module.LEARNING_RATE = torch.tensor(0.25)  # type: ignore[attr-defined]
+    module.main(["--max-steps", "2", "--device", "cpu", "--output", str(tmp_path / "out"), "--log", str(log)])
+    assert [json.loads(line).get("learning_rate") for line in log.read_text().splitlines()] == [0.0, 0.25, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--max-steps", "0"], "--max-steps is 0, and must be at least 1"),
+        (["--max-steps", "-5"], "--max-steps is -5, and must be at least 1"),
+        (["--device", "cuda:0"], "--device is cuda:0, but torch sees no GPU here"),
+    ],
+)
+def test_what_no_run_can_have_is_refused(
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        script(text, tmp_path).main(arguments)
+    assert ended.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_other_columns_are_told(text: str, tmp_path: Path) -> None:
+    module = script(text, tmp_path)
+    data = tiny.write(tmp_path / "mine.jsonl", [{"question": "a", "completion": "b"}] * 40)
+    with pytest.raises(module.TrainingError, match="has no column prompt; it has question, completion"):
+        module.main(["--data", str(data), "--device", "cpu", "--output", str(tmp_path / "out")])
+
+
+def test_what_libraries_refuse_is_a_sentence_too(text: str) -> None:
+    """A model without a tokenizer, a model that a lever does not go with: both raise ValueError."""
+    assert "except (TrainingError, OSError, ValueError) as problem:" in text
