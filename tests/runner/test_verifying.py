@@ -12,7 +12,7 @@ import pytest
 from service.comparisons import waterfall
 from service.contract.child import EndingKind, Failed, RunBlock, RunSoak, Workplace
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Outcome, Soak, Verification
+from service.contract.measurement import Measurement, Outcome, Soak, Timing, Verification
 from service.contract.task import VerifyRequest
 from tests.conftest import ROOT
 from tests.factory import configuration, measured
@@ -106,6 +106,28 @@ def test_what_was_not_held_itself_is_never_the_answer(verify: Verify, monkeypatc
     assert len(blocks) == 4 and simpler.configuration.key in blocks[-1]
     assert found.ranking[0] == FASTEST.configuration.key, "what was held before is the answer"
     assert simpler.configuration.key not in found.ranking
+
+
+def test_blocks_that_ran_before_a_stop_put_nothing_first_that_is_not_held(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While levers are taken back the other finalist turns out to be faster, and the job is stopped before its soak."""
+    other = measured(configuration(attention="eager"), 9.0)
+
+    def turned(self: Verifier) -> None:
+        factor = {FASTEST.configuration.key: 3.0}
+        self._blocks = [
+            one.model_copy(update={"timing": scaled(one.timing, factor.get(one.key, 1.0))}) for one in self._blocks
+        ]
+
+    def scaled(timing: Timing | None, factor: float) -> Timing | None:
+        return timing and timing.model_copy(
+            update={name: factor * getattr(timing, name) for name in ("seconds", "low", "high")}
+        )
+
+    monkeypatch.setattr(Verifier, "_take_levers_back", turned)
+    found, _ = verify(finalists=(FASTEST, other))
+    assert found.ranking[0] == FASTEST.configuration.key and found.verdicts[-1].soak is None
 
 
 def test_a_lowered_micro_batch_is_that_of_the_turns(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:

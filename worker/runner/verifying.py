@@ -245,8 +245,12 @@ class Verifier:
                 self._add(lower, number)
 
     def judged(self) -> Verification:
-        """What has run so far comes to; of those without a lever, only what is proved and soaked may be first."""
-        return self._judged(self._tentative - {key for key, soak in self._soaks.items() if isinstance(soak, Soak)})
+        """What has run so far comes to; once something is proved and soaked, only that may be first."""
+        held = {key for key, soak in self._soaks.items() if isinstance(soak, Soak)}
+        found = self._judged(self._tentative - held)
+        if held.isdisjoint(found.ranking[:1]) and held:  # blocks that ran since then, before the job was stopped
+            return self._judged({one.key for one in found.verdicts} - held)
+        return found
 
     def _judged(self, unranked: AbstractSet[str]) -> Verification:
         from worker.plan.verdicts import judge  # imported here because worker.plan imports Optuna, which takes a second
