@@ -45,4 +45,8 @@ def read_only(here: InContext) -> Iterator[Session]:
         yield session
 
 
-Reading = Annotated[Session, Depends(read_only)]
+# As a dependency's session holds its connection while the request waits for a thread, and threads wait for connections,
+# fewer requests than there are connections (db.POOL) may have one; it ends before the answer is sent, as a client may
+# be slow to take that.
+MOST_READING = 15
+Reading = Annotated[Session, Depends(read_only, scope="function", max_concurrency=MOST_READING)]

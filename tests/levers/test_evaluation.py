@@ -38,6 +38,17 @@ def test_an_evaluation_leaves_the_training_as_it_was(made: Callable[..., Bundle]
     assert first == [float(value) for value in steps.optimizer_step(alone, batches, items)]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
+def test_many_compiled_layers_generate(llama: Path, functions: Path, tmp_path: Path) -> None:
+    """More layers than torch keeps code for, where each would be compiled for itself."""
+    spec = tiny.job(tiny.changed(llama, tmp_path / "deep", num_hidden_layers=10), functions)
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"weights": "random"})})
+    bundle = tiny.bundle(spec, "full", evaluation="generation", compile="per-layer-aot-eager")
+    bundle.compile()
+    steps.optimizer_step(bundle, *steps.prepare(bundle, [[[0]]])[:2])
+    assert set(soak.evaluate(bundle, 4).scores) == {"bleu", "rouge_l"}
+
+
 def test_prompts_side_by_side_generate_as_alone(made: Callable[..., Bundle]) -> None:
     bundle = made()
     bundle.model.eval()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine, select, text
@@ -92,3 +94,16 @@ def test_a_transaction_whose_client_is_silent_stops_nobody(
         connection.invalidate()
     for engine in (silent, other):
         engine.dispose()
+
+
+def test_many_who_read_at_once_are_all_answered(api: TestClient, job: Callable[..., dict[str, Any]]) -> None:
+    """More than there are threads and connections: those with a connection waited for a thread, and the other way."""
+    kept = api.post("/v1/jobs", json=job()).json()["id"]
+
+    async def read(path: str, count: int) -> list[int]:
+        transport = httpx.ASGITransport(app=api.app)
+        async with httpx.AsyncClient(transport=transport, base_url=str(api.base_url)) as client:
+            return [one.status_code for one in await asyncio.gather(*(client.get(path) for _ in range(count)))]
+
+    for path in ("/v1/jobs", f"/v1/jobs/{kept}/events"):
+        assert asyncio.run(read(path, 150)) == [200] * 150

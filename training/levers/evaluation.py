@@ -66,11 +66,15 @@ def asked_and_answer(sample: Sample) -> tuple[list[int], list[int]]:
 
 
 def generated_ids(model: Any, prompts: list[list[int]], longest: int, pad: int, shortest: int = 0) -> list[list[int]]:
-    """Greedy completions of at most `longest` tokens, with the KV cache; prompts are padded on the left."""
+    """Greedy completions of at most `longest` tokens, with the KV cache; prompts are padded on the left.
+
+    Uncompiled: a cache tells a layer its number, for which compiled code would be made anew for each layer.
+    """
     width, device = max(map(len, prompts)), next(model.parameters()).device
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     options = {"max_new_tokens": longest, "min_new_tokens": shortest, "num_beams": 1, "do_sample": False}
     options |= {"use_cache": True, "pad_token_id": pad}
-    found: list[list[int]] = model.generate(input_ids=ids, attention_mask=mask, **options)[:, width:].tolist()
+    with torch.compiler.set_stance("force_eager"):
+        found: list[list[int]] = model.generate(input_ids=ids, attention_mask=mask, **options)[:, width:].tolist()
     return found
