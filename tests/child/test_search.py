@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
 from service.contract.measurement import MemoryLine, Probe
@@ -81,10 +82,15 @@ class Machine:
         elif isinstance(message, ProbeDone):
             self.told.append(message.probe)
 
-    def search(self, known: Known = Known(), limit: int = 10**6) -> Search:  # noqa: B008 - it is frozen
+    def search(
+        self,
+        known: Known = Known(),  # noqa: B008 - it is frozen
+        limit: int = 10**6,
+        phase: ProbePhase = ProbePhase.training,
+    ) -> Search:
         bundle: Any = SimpleNamespace(device=self)
         beyond = self.unfreeable is not None
-        return Search(bundle, ProbePhase.training, self.step, (limit, "bound"), self.send, known, beyond)
+        return Search(bundle, phase, self.step, (limit, "bound"), self.send, known, beyond)
 
     def find(self, limit: int = 10**6, line: MemoryLine | None = None) -> tuple[int, str, int]:
         """As a worker does: a child after each shortage. (largest, limited by, shortages)"""
@@ -198,6 +204,14 @@ def test_retries_that_do_not_end_step_down() -> None:
     machine = Machine(memory, 2e8, thrashes_above=80)
     found, limited_by, short = machine.find()
     assert 70 <= found <= 80 and limited_by == "allocator retries" and short == 0
+
+
+@pytest.mark.parametrize("phase", [ProbePhase.training, ProbePhase.compiled])
+def test_one_sample_that_frees_the_cache_in_every_step_has_run_out_of_memory(phase: ProbePhase) -> None:
+    machine = Machine(lambda micro: (9e8, 0.0), 2e8, thrashes_above=0)
+    with pytest.raises(torch.OutOfMemoryError, match="one sample makes the allocator free its cache in every step"):
+        machine.search(phase=phase).search(first=1)
+    assert machine.search(phase=ProbePhase.evaluation).search(first=1).largest == 0, "it evaluates one in any case"
 
 
 def test_a_size_whose_first_steps_alone_retry_fits_and_is_the_last() -> None:

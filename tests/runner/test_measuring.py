@@ -10,7 +10,7 @@ from typing import Any
 from service.contract.child import Built, EndingKind, Failed, OutOfMemory, ProbeStarted, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, MemoryLine, Outcome
-from service.contract.states import Origin
+from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRequest
 from tests.factory import DATASET, configuration
 from worker.runner.measuring import Bench, measure
@@ -42,6 +42,14 @@ def test_one_sample_that_does_not_fit_is_told_with_what_was_known() -> None:
     assert ended(ending, line).reason == (
         "memory ran out at a micro batch of 1, for which configurations that fit suggest 1.25 GiB; 2.40 GiB were held"
     )
+
+
+def test_one_sample_that_does_not_fit_compiled_is_told_so() -> None:
+    last = OutOfMemory(reason="no memory", used_bytes=GIB)
+    begun = [ProbeStarted(micro_batch_size=3), ProbeStarted(micro_batch_size=1, phase=ProbePhase.compiled)]
+    found = ended(Ending(EndingKind.out_of_memory, last.reason, last, [*begun]))
+    assert (found.outcome, found.reason) == (Outcome.infeasible, "not even a micro batch of 1 fits; 1.00 GiB were held")
+    assert len(found.probes) == 1, "no other child has tried it again"
 
 
 def test_what_the_model_lacks_is_in_the_measurement_of_a_failed_trial() -> None:

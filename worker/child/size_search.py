@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
 from service.contract.measurement import MemoryLine, Probe
 from service.contract.states import ProbePhase
@@ -160,6 +162,8 @@ class Search:
         if probe.thrashes:
             # Each step had the allocator free its cache and retry (the signal that MosaicML Composer uses): the size
             # fits now, but would run out of memory in a longer run.
+            if size == 1 and self._phase != ProbePhase.evaluation:  # of which one sample is taken in any case
+                raise torch.OutOfMemoryError("one sample makes the allocator free its cache in every step")
             self._failed += 1
             self._lower(size, THRASHES)
             return

@@ -114,7 +114,7 @@ def measure(
         # An out-of-memory error leaves memory behind in its process, so another child goes on from the known probes.
         probes.append(begun)
         seen = seen.model_copy(update={"probes": tuple(probes)})
-        if begun.micro_batch_size <= 1 and begun.phase is ProbePhase.training:
+        if begun.micro_batch_size <= 1 and begun.phase is not ProbePhase.evaluation:
             return _with_reason(seen, _no_room(trial) + memory_sentence(ending)), log
     sizes = ", ".join(str(probe.micro_batch_size) for probe in probes if probe.peak_bytes is None)
     reason = f"memory ran out {MOST_CHILDREN} times (micro batches {sizes}), so it is not safe at any size tried"
