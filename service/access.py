@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from service.db import now
 from service.errors import BadQuery, NotFound
-from service.models import ApiKey, Webhook
+from service.models import ApiKey, Delivery, Webhook
 
 PREFIX = "dyno"
 KEY = re.compile(rf"{PREFIX}_([0-9a-f]{{8}})_([A-Za-z0-9_-]{{43}})")
@@ -119,6 +119,8 @@ def _disable_webhooks(session: Session, owner: str) -> None:
         return
     ended = update(Webhook).where(Webhook.owner == owner, Webhook.disabled_at.is_(None))
     session.execute((ended.where(Webhook.sees.is_(None)) if left else ended).values(disabled_at=now(session)))
+    theirs = select(Webhook.id).where(Webhook.owner == owner, Webhook.disabled_at.is_not(None))
+    session.execute(update(Delivery).where(Delivery.webhook_id.in_(theirs)).values(due_at=None))
 
 
 def listed(session: Session) -> list[ApiKey]:

@@ -129,10 +129,11 @@ class Webhooks(Transactions):
     def test(self, webhook_id: str, caller: Caller) -> None:
         """Queue a message of the type `webhook.test`; NotFound, or TooMany while another message waits.
 
-        A webhook that was disabled is used again.
+        A webhook that was disabled is used again. One that told of all jobs tells of what the caller may see.
         """
         with self.writing() as (session, now):
             row = _own(session, webhook_id, caller)
+            row.sees = row.sees or caller.sees
             if _count_waiting(session, webhook_id):
                 raise TooMany(f"Another message to the webhook {webhook_id} is still to be delivered.")
             row.disabled_at = None
@@ -160,11 +161,19 @@ class Webhooks(Transactions):
             if session.scalar(select(Delivery.seq).where(Delivery.due_at <= time_of(session)).limit(1)) is None:
                 return []
         with self.writing() as (session, now):
-            firsts = select(func.min(Delivery.seq)).where(Delivery.due_at <= now).group_by(Delivery.webhook_id)
+            first = func.min(Delivery.seq)
+            firsts = (
+                select(first)
+                .join(Webhook, Webhook.id == Delivery.webhook_id)
+                .where(Delivery.due_at <= now, Webhook.disabled_at.is_(None))
+                .group_by(Delivery.webhook_id)
+                .order_by(first)
+                .limit(AT_ONCE)
+            )
             wanted = (
                 select(Delivery, Webhook.url)
                 .join(Webhook, Webhook.id == Delivery.webhook_id)
-                .where(Delivery.seq.in_(firsts.limit(AT_ONCE)), Delivery.due_at <= now, Webhook.disabled_at.is_(None))
+                .where(Delivery.seq.in_(firsts), Delivery.due_at <= now, Webhook.disabled_at.is_(None))
                 .with_for_update(skip_locked=True, of=Delivery)
             )
             found = []

@@ -39,7 +39,7 @@ def list_webhooks(url: Url = LOCAL, json_: Json = False) -> None:
 
     table = Table("id", "url", "state", "waiting", "last tried", "last error", box=None, pad_edge=False)
     for one in found:
-        state = "ended by its receiver" if one.disabled_at else "in use"
+        state = "ended" if one.disabled_at else "in use"
         error = one_line(one.last_error or "")
         table.add_row(one.id, one_line(one.url), state, str(one.waiting), moment(one.last_tried_at), error)
     screen().print(table)

@@ -231,25 +231,6 @@ def test_whatever_goes_wrong_is_noted(hooks: Webhooks, engine: Engine, monkeypat
     assert only(hooks).waiting == 1 and only(hooks).last_error == "a mistake of ours"
 
 
-def test_revoking_keys_ends_what_they_may_no_longer_see(hooks: Webhooks, engine: Engine) -> None:
-    keys = [access.create(engine, "ann", [scope]) for scope in (Scope.admin, Scope.submit)]
-    callers = []
-    for key in keys:
-        with reading(engine) as session:
-            callers.append(access.caller(session, key))
-    admin, submitter = callers
-    assert admin is not None and submitter is not None
-    of_all, of_own = (hooks.create("http://127.0.0.1:1/", one) for one in (admin, submitter))
-
-    def ended() -> dict[str, bool]:
-        return {one.id: one.disabled_at is not None for one in hooks.listed(ANYBODY)}
-
-    access.revoke(engine, admin.id)
-    assert ended() == {of_all: True, of_own: False}
-    access.revoke(engine, submitter.id)
-    assert ended() == {of_all: True, of_own: True}
-
-
 def test_two_control_planes_do_not_send_the_same(hooks: Webhooks, receiver: Receiver, engine: Engine) -> None:
     other = Webhooks(engine, lambda: KEY, private=True, clock=Clock())
     hooks.test(hooks.create(receiver.url, ANYBODY), ANYBODY)
