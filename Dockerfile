@@ -52,7 +52,7 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
  && python -m worker --help > /dev/null
 RUN groupadd --gid 10001 dynotune \
  && useradd --uid 10001 --gid 10001 --create-home dynotune \
- && install -d -o 10001 -g 10001 /var/lib/dynotune /var/cache/huggingface /var/lib/dynotune-locks
+ && install -d -o 10001 -g 10001 /var/lib/dynotune /var/lib/dynotune/uploads /var/cache/huggingface /var/lib/dynotune-locks
 ENV DYNOTUNE_HOME=/var/lib/dynotune \
     DYNOTUNE_LOCKS=/var/lib/dynotune-locks \
     HF_HOME=/var/cache/huggingface \
@@ -75,7 +75,7 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
  && python -c 'import importlib.util as u, service.api; assert u.find_spec("torch") is None'
 RUN groupadd --gid 10001 dynotune \
  && useradd --uid 10001 --gid 10001 --create-home dynotune \
- && install -d -o 10001 -g 10001 /var/lib/dynotune /var/cache/huggingface
+ && install -d -o 10001 -g 10001 /var/lib/dynotune /var/lib/dynotune/uploads /var/cache/huggingface
 ENV DYNOTUNE_HOME=/var/lib/dynotune \
     HF_HOME=/var/cache/huggingface \
     PYTHONUNBUFFERED=1

@@ -14,23 +14,27 @@ from service.errors import NotFound
 from service.levers.batching import ROWS
 from service.models import Job, Task, Worker
 
-MANY_KNOWN = 50
+MANY_JOBS, MANY_KNOWN = 500, 50  # the newest jobs on that hardware that are looked at, and their trials
 
 
 def known(session: Session, spec: JobSpec, worker_id: str) -> tuple[Known, ...]:
     """Memory lines that trials of the same model measured on the worker's hardware, the newest ones."""
     fingerprint = select(Worker.fingerprint).where(Worker.id == worker_id).scalar_subquery()
+    stored = session.execute(
+        select(Job.id, Job.spec).where(Job.fingerprint == fingerprint).order_by(Job.seq.desc()).limit(MANY_JOBS)
+    )
+    specs = {job_id: JobSpec.model_validate(one) for job_id, one in stored}
+    alike = [job_id for job_id, one in specs.items() if _model(one) == _model(spec) and one.task == spec.task]
     rows = session.execute(
-        select(Task.result, Job.spec)
-        .join(Job, Job.id == Task.job_id)
-        .where(Job.fingerprint == fingerprint, Task.kind == TaskKind.trial, Task.outcome == Outcome.ok)
+        select(Task.result, Task.job_id)
+        .where(Task.job_id.in_(alike), Task.kind == TaskKind.trial, Task.outcome == Outcome.ok)
         .order_by(Task.seq.desc())
         .limit(MANY_KNOWN)
     )
     found = []
-    for result, stored in rows:
-        measurement, theirs = Measurement.model_validate(result), JobSpec.model_validate(stored)
-        if measurement.memory_line is None or _model(theirs) != _model(spec) or theirs.task != spec.task:
+    for result, job_id in rows:
+        measurement, theirs = Measurement.model_validate(result), specs[job_id]
+        if measurement.memory_line is None:
             continue
         longest = measurement.dataset.longest if measurement.dataset else theirs.dataset.max_length
         packed = measurement.configuration.levers.get("batching") in ROWS

@@ -35,7 +35,11 @@ async def upload(
         str | None, Query(pattern="^[0-9a-f]{64}$", description="Of the file: what arrives otherwise is refused.")
     ] = None,
 ) -> Upload:
-    """Keep the body as a dataset. Its `source` goes into a job's `dataset.source`; workers fetch it by themselves."""
+    """Keep the body as a dataset, whose `source` goes into a job's `dataset.source`.
+
+    Workers that speak HTTP fetch it by themselves; those with the database's URL read it in `uploads` of the
+    DYNOTUNE_HOME, which they have to share with this server.
+    """
     suffix, most = uploads.suffix_of(name), here.settings.upload_mib << 20
     kept = await uploads.receive(here.settings.uploads, request.stream(), suffix, sha256, most)
     return Upload(source=f"{UPLOAD}{kept.name}", sha256=kept.stem, bytes=kept.stat().st_size)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import fnmatch
 import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,10 @@ import typer
 import yaml
 from jsonschema import Draft202012Validator
 
+from service import db
 from service.cli.app import app
+from service.contract.hardware import HardwareFacts
+from service.queue import Queue
 from service.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -207,6 +212,20 @@ def test_ends_as_a_user_that_is_not_root(target: str) -> None:
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last(target, "USER"))  # a number is what Kubernetes can check
     assert "RUN" not in words[words.index("USER") :]
     assert last(target, "STOPSIGNAL") == "SIGTERM"
+
+
+@pytest.mark.parametrize(("here", "code"), [(True, 0), (False, 1)])
+def test_a_worker_is_healthy_while_its_own_process_is_seen(
+    tmp_path: Path, facts: Callable[..., HardwareFacts], here: bool, code: int
+) -> None:
+    url = f"sqlite:///{tmp_path}/test.db"
+    db.upgrade(url)
+    Queue(db.connect(url)).register("w", os.getpid() if here else 2**22 + 1, facts())
+    _, program, flag, text = SERVICES["worker"]["healthcheck"]["test"]
+    assert (program, flag) == ("python", "-c")
+    around = os.environ | {"DYNOTUNE_DATABASE_URL": url, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", text], env=around, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_the_service_is_healthchecked_by_readiness() -> None:

@@ -119,6 +119,18 @@ def test_a_mistake_in_the_plan_ends_its_task_and_the_worker_goes_on(
     assert ended == {"p": said, "q": said} and "in broken" in capsys.readouterr().err
 
 
+def test_a_cancelled_task_whose_data_do_not_arrive_frees_the_device(work: Callable[..., FakeQueue]) -> None:
+    queue = FakeQueue(TRIAL)
+
+    def fetch(*_: Any) -> None:
+        assert queue.loop._lease is not None
+        queue.loop._lease.over.set()  # as the heartbeat does once the job is cancelled
+        raise BrokerUnavailable("what arrived was damaged")
+
+    queue.fetch = fetch  # type: ignore[method-assign]
+    assert work(queue).ended == {"t": "released"}
+
+
 def test_an_error_of_the_heartbeat_ends_the_task_with_its_reason(
     work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from service import estimates
 from service.conclude import MAX_DEATHS
 from service.contract.estimate import Estimate, MethodEstimate
 from service.contract.hardware import HardwareFacts
@@ -129,17 +130,25 @@ def test_a_job_s_tasks_come_before_estimates(api: TestClient, job: Make, queue: 
 
 
 def test_lines_of_the_same_model_on_the_same_hardware_go_with_it(
-    api: TestClient, job: Make, queue: Queue, facts: Callable[..., HardwareFacts]
+    api: TestClient, job: Make, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api.post("/v1/jobs", json=job())
-    plan = queue.claim("w", (TaskKind.plan,))
-    assert isinstance(plan, PlanClaim)
-    queue.plan_input(plan)
-    request = TrialRequest(configuration=configuration(), origin=Origin.baseline, number=1)
-    queue.finish_plan(plan, PlanDecision(trials=(request,), phase=JobPhase.searching))
-    trial = queue.claim("w", (TaskKind.trial,))
-    assert isinstance(trial, TrialClaim)
-    queue.finish_trial(trial, measured(configuration(), memory_line=LINE), "")
+    def measure(line: MemoryLine) -> None:
+        api.post("/v1/jobs", json=job())
+        plan = queue.claim("w", (TaskKind.plan,))
+        assert isinstance(plan, PlanClaim)
+        queue.plan_input(plan)
+        request = TrialRequest(configuration=configuration(), origin=Origin.baseline, number=1)
+        queue.finish_plan(plan, PlanDecision(trials=(request,), phase=JobPhase.searching))
+        trial = queue.claim("w", (TaskKind.trial,))
+        assert isinstance(trial, TrialClaim)
+        queue.finish_trial(trial, measured(configuration(), memory_line=line), "")
+        queue.cancel(trial.job_id)
+
+    measure(LINE)
+    monkeypatch.setattr(estimates, "MANY_KNOWN", 1)  # which trials of other models do not take
+    measure(
+        MemoryLine(rest_bytes=2e9, slope_bytes=2e8), model={"source": job()["model"]["source"], "weights": "random"}
+    )
     ask(api, job)
     claim = queue.claim("w", (TaskKind.estimate,))
     assert isinstance(claim, EstimateClaim)

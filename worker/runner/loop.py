@@ -220,7 +220,12 @@ class Loop:
         self._incumbent.only_for(claim.job_id if claim.kind is TaskKind.trial else None)
         if (problem := free_disk_problem(self.bench.home, self.least_free_disk)) is not None:
             raise JobFailed(problem)
-        self._persist(lambda: broker.fetch(claim.spec.dataset.source, self.bench.home / "uploads"))
+        try:
+            self._persist(lambda: broker.fetch(claim.spec.dataset.source, self.bench.home / "uploads"), ended)
+        except BrokerUnavailable:
+            if not lease.over.is_set():
+                raise
+            return None
         if claim.kind is TaskKind.trial:
             measurement, log = measure(
                 self.bench,
@@ -240,14 +245,17 @@ class Loop:
     def _fail(self, claim: Claim, reason: str, log: str) -> None:
         self._persist(lambda: self.broker.fail(claim, reason, log))
 
-    def _persist(self, call: Callable[[], Answer]) -> Answer:
-        """Repeat a call to the queue until it answers, so that an outage of the database loses no result."""
+    def _persist(self, call: Callable[[], Answer], over: Callable[[], bool] = lambda: False) -> Answer:
+        """Repeat a call to the queue until it answers, so that an outage of the database loses no result.
+
+        What is `over`, as a task that was cancelled, is not repeated.
+        """
         wait = IDLE_SECONDS[0]
         while True:
             try:
                 return call()
             except (BrokerUnavailable, OtherVersion) as error:
                 self._tell(str(error))
-                if self._now.wait(wait) or self.stay.over():
+                if self._now.wait(wait) or self.stay.over() or over():
                     raise
                 wait = min(wait * 1.6, IDLE_SECONDS[1])

@@ -21,6 +21,7 @@ import typer
 
 from service.contract.task import LEASE_SECONDS, MOST_LEASE_SECONDS
 from service.errors import BrokerUnavailable, DynotuneError, Misconfigured
+from worker.runner.several import Processes
 from worker.runner.stay import Stay, Terms, moment
 
 if TYPE_CHECKING:
@@ -154,18 +155,10 @@ def start(
         return
     command = [sys.executable, "-m", "worker", "--entry", entry, "--lease", str(lease), *terms.options(), "--devices"]
     # The children watch a pipe whose other end only this process has: however this process ends, they end too.
-    theirs, _ours = os.pipe()
+    theirs, _ours = os.pipe()  # kept open here, as a process may have to be started again
     command[-1:-1] = ["--lifeline", str(theirs), *(["--server", server] if server else [])]
-    children = [subprocess.Popen([*command, f"{facts.device}:{facts.index}"], pass_fds=(theirs,)) for facts in served]
-    os.close(theirs)
-
-    def end(*_: object) -> None:
-        for child in children:
-            child.terminate()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    sys.exit(max(child.wait() for child in children))
+    names = [f"{facts.device}:{facts.index}" for facts in served]
+    sys.exit(Processes({name: [*command, name] for name in names}, theirs).run())
 
 
 def serve(

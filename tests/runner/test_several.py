@@ -1,0 +1,53 @@
+"""The processes of several devices: one that dies is started again, and dies for good after a few times."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from worker.runner.several import MAX_DEATHS, Processes
+
+WAITS = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('ready', flush=True); signal.pause()"
+
+
+@pytest.fixture
+def lifeline() -> Iterator[int]:
+    """The end of a pipe that processes are given. The test's own handlers of signals are set again afterwards."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    theirs, ours = os.pipe()
+    yield theirs
+    os.close(theirs)
+    os.close(ours)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def run(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_process_that_was_killed_is_started_again(
+    tmp_path: Path, lifeline: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mark = tmp_path / "mark"
+    dies_once = f"""
+import os, pathlib, signal
+mark = pathlib.Path({str(mark)!r})
+if not mark.exists():
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    commands = {"cuda:0": run(dies_once), "cuda:1": run("pass")}
+    assert Processes(commands, lifeline, pause=0.0).run() == 0 and mark.exists()
+    assert "the process of cuda:0 ended with exit code 137; it is started again." in capfd.readouterr().err
+
+
+def test_one_that_always_dies_ends_all(lifeline: int, capfd: pytest.CaptureFixture[str]) -> None:
+    commands = {"cuda:0": run("exit(3)"), "cuda:1": run(WAITS)}
+    assert Processes(commands, lifeline, pause=0.0).run() in (3, 128 + signal.SIGTERM)  # the other may not be ready yet
+    assert capfd.readouterr().err.count("the process of cuda:0 ended with exit code 3") == MAX_DEATHS

@@ -1,0 +1,64 @@
+"""One process a device: started together, started again where one dies, ended together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+PAUSE_SECONDS = 1.0  # before a process that died is started again
+MAX_DEATHS, DEATHS_SECONDS = 5, 60.0  # of one device's process, after which all are ended
+
+
+class Processes:
+    """The processes of several devices. SIGTERM and Ctrl-C are passed on to all of them."""
+
+    def __init__(self, commands: dict[str, Sequence[str]], lifeline: int, pause: float = PAUSE_SECONDS) -> None:
+        self._commands, self._lifeline, self._pause = commands, lifeline, pause
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._deaths: dict[str, list[float]] = {name: [] for name in commands}
+        self._ending = False
+
+    def run(self) -> int:
+        """Run until all have ended; the highest of their exit codes, with 128 and more for a signal's number."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._end())
+        codes = [0]
+        for name in self._commands:
+            self._start(name)
+        while self._running:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            for name, process in list(self._running.items()):
+                if (code := process.poll()) is None:
+                    continue
+                del self._running[name]
+                code = code if code >= 0 else 128 - code
+                if code == 0 or self._ending or not self._again(name, code):
+                    codes.append(code)
+        return max(codes)
+
+    def _start(self, name: str) -> None:
+        self._running[name] = subprocess.Popen(self._commands[name], pass_fds=(self._lifeline,))
+
+    def _again(self, name: str, code: int) -> bool:
+        """Start a process that died again, or end the others where it dies again and again."""
+        now = time.monotonic()
+        deaths = self._deaths[name] = [one for one in self._deaths[name] if one > now - DEATHS_SECONDS] + [now]
+        said = f"dynotune worker: the process of {name} ended with exit code {code}"
+        if len(deaths) >= MAX_DEATHS:
+            sys.stderr.write(f"{said}, for the {MAX_DEATHS}th time in a minute, so all end.\n")
+            self._end()
+            return False
+        sys.stderr.write(f"{said}; it is started again.\n")
+        time.sleep(self._pause)
+        if not self._ending:
+            self._start(name)
+        return not self._ending
+
+    def _end(self) -> None:
+        self._ending = True
+        for process in self._running.values():
+            process.terminate()
