@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ def lifeline() -> Iterator[int]:
         signal.signal(number, handler)
 
 
-def run(code: str) -> list[str]:
+def run(code: str) -> Sequence[str]:
     return [sys.executable, "-c", code]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from service import estimates
@@ -18,7 +18,7 @@ from service.contract.measurement import MemoryLine
 from service.contract.states import JobPhase, Origin
 from service.contract.task import EstimateClaim, PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
 from service.errors import LeaseLost, NotFound
-from service.models import Task
+from service.models import Job, Task
 from service.queue import Queue
 from tests.factory import configuration, measured, store_best
 
@@ -146,9 +146,10 @@ def test_lines_of_the_same_model_on_the_same_hardware_go_with_it(
 
     measure(LINE)
     monkeypatch.setattr(estimates, "MANY_KNOWN", 1)  # which trials of other models do not take
-    measure(
-        MemoryLine(rest_bytes=2e9, slope_bytes=2e8), model={"source": job()["model"]["source"], "weights": "random"}
-    )
+    measure(MemoryLine(rest_bytes=2e9, slope_bytes=2e8))
+    with Session(queue.engine) as session, session.begin():
+        newest = session.scalars(select(Job).order_by(Job.seq.desc()).limit(1)).one()
+        newest.spec = newest.spec | {"model": newest.spec["model"] | {"source": "org/other"}}
     ask(api, job)
     claim = queue.claim("w", (TaskKind.estimate,))
     assert isinstance(claim, EstimateClaim)
