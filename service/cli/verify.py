@@ -81,7 +81,11 @@ def show(found: Comparison, as_json: bool, console: Console) -> int:
 
 
 def job_of(found: Recommendation, minutes: float) -> dict[str, Any]:
-    """The job that measures a recommendation and its baseline again, and nothing else."""
+    """The job that measures a recommendation and its baseline again, and nothing else.
+
+    Their micro batches are looked for again: a most for the recommendation's would be one for the baseline's, too,
+    which would be slower than it was.
+    """
     made, spec = found.configuration, JobSpec.model_validate(found.spec)
     search = spec.search.model_copy(
         update={
@@ -91,7 +95,6 @@ def job_of(found: Recommendation, minutes: float) -> dict[str, Any]:
             "minutes": minutes,
             "verify": "quick",
             "quality": "allow",  # a choice that the user had allowed then
-            "max_micro_batch_size": made.micro_batch_size,
         }
     )
     training = spec.training.model_copy(
