@@ -49,8 +49,10 @@ def connect(url: str) -> Engine:
         if kind == "sqlite":
             return _sqlite(url)
         if kind == "postgresql":
-            patience = {name: value for name, value in PATIENCE.items() if name not in parsed.query}
-            return _postgresql(create_engine(url, pool_pre_ping=True, connect_args=patience, **POOL))
+            arguments: dict[str, Any] = {name: value for name, value in PATIENCE.items() if name not in parsed.query}
+            if parsed.password is None and (password := os.environ.get("PGPASSWORD")):
+                arguments["password"] = password  # a worker takes it out of its children's environment
+            return _postgresql(create_engine(url, pool_pre_ping=True, connect_args=arguments, **POOL))
         problem = f"dynotune has no {kind}"
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError) as error:
         problem = str(error)

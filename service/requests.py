@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import String, cast, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
-from service import conclude, events, lifecycle
+from service import conclude, events, lifecycle, uploads
 from service.access import ANYBODY, Caller
 from service.contract.estimate import EstimateRequest
 from service.contract.job import JobSpec
@@ -26,6 +28,7 @@ from service.tuples import JobRow, add
 REMEMBERED_SECONDS = 24 * 3600.0  # for which a submission under an Idempotency-Key can be repeated
 ESTIMATES_SECONDS = 7 * 24 * 3600.0  # for which estimates are kept
 MESSAGES_SECONDS = 7 * 24 * 3600.0  # for which messages to webhooks are kept that were delivered or given up
+UPLOADS_SECONDS = 24 * 3600.0  # for which data is kept that was sent and that no job names
 OPEN = (JobStatus.queued, JobStatus.running)
 
 
@@ -116,6 +119,15 @@ class Requests(Transactions):
             session.execute(delete(Delivery).where(*told))
         self._forget_needs()
         return self._delete_old_jobs(keep_seconds) if keep_seconds is not None else 0
+
+    def prune_uploads(self, folder: Path) -> int:
+        """Delete data that was sent more than a day ago and that no job names, and what is left of broken uploads."""
+        with reading(self.engine) as session:
+
+            def is_named(name: str) -> bool:
+                return session.scalar(select(Job.id).where(cast(Job.spec, String).contains(name)).limit(1)) is not None
+
+            return uploads.prune(folder, time.time() - UPLOADS_SECONDS, is_named)
 
     def _delete_old_jobs(self, keep_seconds: float) -> int:
         """Delete some of the jobs that ended longer ago than that, the oldest first; how many."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from service.contract.paths import UPLOAD, UPLOADED
-from service.errors import BadUpload, NotFound
+from service.errors import BadUpload, NotFound, Unavailable
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
@@ -27,9 +28,10 @@ def suffix_of(name: str) -> str:
 async def receive(folder: Path, chunks: AsyncIterator[bytes], suffix: str, wanted: str | None, most: int) -> Path:
     """Store what arrives, and return its file, whose name is its digest.
 
-    BadUpload when it is larger than `most` bytes, empty, or not of the digest that its sender names.
+    BadUpload when it is larger than `most` bytes, empty, or not of the digest that its sender names; Unavailable when
+    the disk is full.
     """
-    with _partial(folder) as (file, path):
+    with _room(), _partial(folder) as (file, path):
         digest, size = hashlib.sha256(), 0
         async for chunk in chunks:
             size += len(chunk)
@@ -60,6 +62,24 @@ def find(folder: Path, name: str) -> Path:
     return path
 
 
+def prune(folder: Path, before: float, is_named: Callable[[str], bool]) -> int:
+    """Delete files that were last sent before that time and that no job names; how many."""
+    old = [file for file in folder.glob("*") if file.stat().st_mtime < before and not is_named(file.name)]
+    for file in old:
+        file.unlink(missing_ok=True)
+    return len(old)
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise Unavailable("The server's disk is full, so the data was not kept.") from error
+
+
 @contextmanager
 def _partial(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
     """A file that nobody finds yet, which is gone afterwards unless it was kept."""
@@ -77,5 +97,5 @@ def _keep(folder: Path, path: Path, digest: str, suffix: str, wanted: str | None
     if wanted is not None and wanted != digest:
         raise BadUpload(f"What arrived has the SHA-256 digest {digest}, not {wanted:.80}; send it again.")
     kept = folder / f"{digest}{suffix}"
-    os.link(path, kept) if not kept.exists() else None
+    os.link(path, kept) if not kept.exists() else os.utime(kept)
     return kept

@@ -68,6 +68,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
         chores: tuple[tuple[float, Callable[[], Awaitable[object]]], ...] = (
             (REAP_SECONDS, lambda: asyncio.to_thread(queue.reap)),
             (PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune, settings.keep_seconds)),
+            (PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune_uploads, settings.uploads)),
             (SEND_SECONDS, hooks.send),
         )
         tasks = [asyncio.create_task(_every(seconds, work, over)) for seconds, work in chores]

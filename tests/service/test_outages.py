@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, event, select, text
 from sqlalchemy.orm import Session
 
 from service import db
@@ -107,3 +107,23 @@ def test_many_who_read_at_once_are_all_answered(api: TestClient, job: Callable[.
 
     for path in ("/v1/jobs", f"/v1/jobs/{kept}/events"):
         assert asyncio.run(read(path, 150)) == [200] * 150
+
+
+def test_the_password_of_the_environment_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker takes it out of the environment, where libpq would look for it at every new connection."""
+    monkeypatch.setenv("PGPASSWORD", "s3cret")
+    engine = db.connect("postgresql+psycopg://dynotune@nowhere/dynotune")
+    monkeypatch.delenv("PGPASSWORD")
+    asked: list[dict[str, Any]] = []
+
+    class Enough(Exception):
+        """The arguments were seen."""
+
+    @event.listens_for(engine, "do_connect")
+    def _look(_dialect: Any, _record: Any, _arguments: Any, options: dict[str, Any]) -> None:
+        asked.append(options)
+        raise Enough
+
+    with pytest.raises(Enough):
+        engine.connect()
+    assert asked[0]["password"] == "s3cret" and asked[0]["connect_timeout"] == 10

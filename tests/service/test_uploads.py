@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from fastapi.testclient import TestClient
 from service import __version__
 from service.contract.internal import VERSION
 from service.errors import BrokerUnavailable
+from service.queue import Queue
 from service.remote import RemoteBroker
 from service.settings import Settings
 from tests.service.conftest import here
@@ -40,6 +43,27 @@ def test_what_was_sent_is_what_a_job_reads(api: TestClient, settings: Settings, 
     for source in (f"upload:{'0' * 64}.jsonl", "upload:../../etc/passwd", "upload:x"):
         refused = api.post("/v1/jobs", json=job(dataset={"source": source, "max_length": 64}))
         assert refused.status_code == 422, source
+
+
+def test_what_no_job_names_is_kept_for_a_day(api: TestClient, settings: Settings, job: Make, queue: Queue) -> None:
+    named, old, new = (send(api, data).json()["source"].removeprefix("upload:") for data in (DATA, DATA * 2, DATA * 3))
+    assert api.post("/v1/jobs", json=job(dataset={"source": f"upload:{named}", "max_length": 64})).status_code == 202
+    (settings.uploads / ".partial-x").touch()
+    for name in (named, old, ".partial-x"):
+        os.utime(settings.uploads / name, (1.0, 1.0))
+    assert queue.prune_uploads(settings.uploads) == 2
+    assert {file.name for file in settings.uploads.iterdir()} == {named, new}
+    os.utime(settings.uploads / new, (1.0, 1.0))
+    assert send(api, DATA * 3).status_code == 201 and queue.prune_uploads(settings.uploads) == 0, "it was sent again"
+
+
+def test_a_full_disk_is_told(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("service.uploads._partial", full)
+    answer = send(api)
+    assert answer.status_code == 503 and "disk is full" in answer.json()["detail"], answer.text
 
 
 def test_what_is_refused_leaves_nothing(settings: Settings) -> None:
