@@ -12,7 +12,7 @@ from rich.console import Console
 from service.cli.output import console as new_console
 from service.cli.tune import run
 from service.contract.base import Contract
-from service.contract.job import JobSpec
+from service.contract.job import Again, JobSpec
 from service.contract.objective import minimises_memory
 from service.contract.recommendation import Recommendation
 from service.errors import Misconfigured
@@ -81,11 +81,7 @@ def show(found: Comparison, as_json: bool, console: Console) -> int:
 
 
 def job_of(found: Recommendation, minutes: float) -> dict[str, Any]:
-    """The job that measures a recommendation and its baseline again, and nothing else.
-
-    Their micro batches are looked for again: a most for the recommendation's would be one for the baseline's, too,
-    which would be slower than it was.
-    """
+    """The job that measures a recommendation at its own sizes and its baseline as it was again, and nothing else."""
     made, spec = found.configuration, JobSpec.model_validate(found.spec)
     search = spec.search.model_copy(
         update={
@@ -95,13 +91,15 @@ def job_of(found: Recommendation, minutes: float) -> dict[str, Any]:
             "minutes": minutes,
             "verify": "quick",
             "quality": "allow",  # a choice that the user had allowed then
+            "again": Again(
+                effective_batch_size=made.effective_batch_size,
+                micro_batch_size=made.micro_batch_size,
+                learning_rate=made.learning_rate,
+            ),
         }
     )
-    training = spec.training.model_copy(
-        update={"effective_batch_size": made.effective_batch_size, "learning_rate": made.learning_rate}
-    )
-    again = spec.model_copy(update={"method": (made.method,), "search": search, "training": training})
-    return again.model_dump(mode="json", exclude_none=True)
+    job = spec.model_copy(update={"method": (made.method,), "search": search})
+    return job.model_dump(mode="json", exclude_none=True)
 
 
 def compare(old: Recommendation, new: Recommendation) -> Comparison:

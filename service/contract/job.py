@@ -174,6 +174,14 @@ class TrainingSpec(Asked):
     )
 
 
+class Again(Asked):
+    """The sizes and the rate at which a recommendation's levers are measured again."""
+
+    effective_batch_size: Positive
+    micro_batch_size: Positive
+    learning_rate: float = Field(gt=0, le=1)
+
+
 class SearchSpec(Asked):
     """What may be tried, for how long, and how thoroughly the answer is verified."""
 
@@ -191,6 +199,10 @@ class SearchSpec(Asked):
         default="standard", description="How deeply the answer is verified: compared steps, blocks, length of the soak."
     )
     max_micro_batch_size: Positive | None = Field(default=None, description="Never probe or use a larger micro batch.")
+    again: Again | None = Field(
+        default=None,
+        description="Measure what is fixed at these sizes, and the baseline as it is; what `dynotune verify` asks for.",
+    )
     soak_steps: Positive | None = Field(
         default=None, description="Steps of the soak; when not given 200, or 40 with verify: quick, 1,000 with strict."
     )

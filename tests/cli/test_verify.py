@@ -15,9 +15,13 @@ from service.cli.app import app
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
+from service.contract.states import Origin
+from service.contract.task import PlanInput
 from service.errors import Misconfigured
 from service.recommend import recommend
-from tests.factory import history
+from tests.factory import history, measured, record
+from worker.plan import plan
+from worker.plan.proposers.baseline import baseline
 
 Make = Callable[..., Recommendation]
 
@@ -67,5 +71,30 @@ def test_the_job_holds_everything_fixed(found: Make) -> None:
     job = verify.job_of(found(), 2.0)
     spec = JobSpec.model_validate(job)
     assert spec.search.fixed == found().configuration.levers and spec.search.trials == 2 and spec.search.minutes == 2.0
-    assert spec.method == ("lora",) and spec.training.effective_batch_size == 32
-    assert spec.search.max_micro_batch_size is None, "it would hold for the baseline, too"
+    assert spec.method == ("lora",) and spec.search.max_micro_batch_size is None
+
+
+@pytest.mark.parametrize("given", [32, None])
+def test_the_baseline_is_as_it_was_and_the_recommendation_at_its_own_sizes(
+    found: Make, facts: Callable[..., HardwareFacts], given: int | None
+) -> None:
+    """A most for its micro batch, and its effective batch, had been the baseline's as well."""
+    old = found()
+    first = JobSpec.model_validate(old.spec)
+    first = first.model_copy(update={"training": first.training.model_copy(update={"effective_batch_size": given})})
+    old = old.model_copy(
+        update={
+            "spec": first.model_dump(mode="json"),
+            "configuration": old.configuration.model_copy(update={"micro_batch_size": 2, "learning_rate": 3e-4}),
+        }
+    )
+    job, usual = JobSpec.model_validate(verify.job_of(old, 2.0)), baseline(first, "lora", {})[0]
+    (request,) = plan(PlanInput(spec=job, facts=facts(), history=(), next_number=1)).trials
+    assert request.configuration == usual and usual.effective_batch_size == (given or 8)
+    ran = record(measured(usual), Origin.baseline)
+    (request,) = plan(PlanInput(spec=job, facts=facts(), history=(ran,), next_number=2)).trials
+    again = request.configuration
+    assert again.levers == old.configuration.levers
+    assert (again.effective_batch_size, again.micro_batch_size, again.learning_rate) == (32, 2, 3e-4)
+    both = (ran, record(measured(again, 5.0), number=2))
+    assert plan(PlanInput(spec=job, facts=facts(), history=both, next_number=3)).verify is not None

@@ -1,0 +1,31 @@
+"""A recommendation's configuration, measured again beside the baseline of its job (`dynotune verify`)."""
+
+from __future__ import annotations
+
+from service.contract.states import Origin
+from service.levers import LEVERS
+from worker.plan.proposers import Proposal, first_affordable
+from worker.plan.space import make
+from worker.plan.view import View
+
+
+class Again:
+    """Proposes what the job fixes at the sizes and the rate of `search.again`, once."""
+
+    order, always = 5, False
+
+    def propose(self, view: View) -> Proposal | None:
+        """The configuration, or None where the job asks for none, or where it was tried."""
+        again = view.spec.search.again
+        if again is None:
+            return None
+        levers = {name: view.spec.search.fixed.get(name, lever.baseline) for name, lever in LEVERS.items()}
+        made = make(view.spec, view.method, levers, again.effective_batch_size)
+        if made is None:
+            return None
+        sizes = {"micro_batch_size": again.micro_batch_size, "learning_rate": again.learning_rate}
+        wanted = made.model_copy(update=sizes)
+        return first_affordable(view, () if wanted.key in view.taken else (wanted,), Origin.search)
+
+
+PROPOSER = Again()
