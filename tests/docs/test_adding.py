@@ -233,7 +233,7 @@ def test_a_proposer(add: Callable[[str], str], spec: Spec, facts: Facts) -> None
     before = _search(job, facts())
     name = add("worker/plan/proposers")
     orders = [proposer.order for proposer in proposers()]
-    assert orders == sorted(orders) and type(proposers()[1]).__name__.lower() == name
+    assert orders == sorted(orders) and type(proposers()[2]).__name__.lower() == name
     known = PlanInput(spec=job, facts=facts(), history=history(job, 6.0), next_number=3)
     assert plan(known) == plan(known), "it is pure"
     after = _search(job, facts())
