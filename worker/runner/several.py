@@ -28,7 +28,8 @@ class Processes:
             signal.signal(number, lambda *_: self._end())
         codes = [0]
         for name in self._commands:
-            self._start(name)
+            if not self._ending:
+                self._start(name)
         while self._running:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             for name, process in list(self._running.items()):
