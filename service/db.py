@@ -50,7 +50,8 @@ def connect(url: str) -> Engine:
             return _sqlite(url)
         if kind == "postgresql":
             arguments: dict[str, Any] = {name: value for name, value in PATIENCE.items() if name not in parsed.query}
-            if parsed.password is None and (password := os.environ.get("PGPASSWORD")):
+            given = parsed.password is not None or not parsed.query.keys().isdisjoint(("password", "service"))
+            if not given and (password := os.environ.get("PGPASSWORD")):
                 arguments["password"] = password  # a worker takes it out of its children's environment
             return _postgresql(create_engine(url, pool_pre_ping=True, connect_args=arguments, **POOL))
         problem = f"dynotune has no {kind}"

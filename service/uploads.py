@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -64,10 +65,13 @@ def find(folder: Path, name: str) -> Path:
 
 def prune(folder: Path, before: float, is_named: Callable[[str], bool]) -> int:
     """Delete files that were last sent before that time and that no job names; how many."""
-    old = [file for file in folder.glob("*") if file.stat().st_mtime < before and not is_named(file.name)]
-    for file in old:
-        file.unlink(missing_ok=True)
-    return len(old)
+    gone = 0
+    for file in folder.glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another control plane's, or one that was not kept
+            if file.stat().st_mtime < before and not is_named(file.name):
+                file.unlink()
+                gone += 1
+    return gone
 
 
 @contextmanager

@@ -129,14 +129,14 @@ class Webhooks(Transactions):
     def test(self, webhook_id: str, caller: Caller) -> None:
         """Queue a message of the type `webhook.test`; NotFound, or TooMany while another message waits.
 
-        A webhook that was disabled is used again. One that told of all jobs tells of what the caller may see.
+        One that was disabled is used again, and tells of no more than the caller may see.
         """
         with self.writing() as (session, now):
             row = _own(session, webhook_id, caller)
-            row.sees = row.sees or caller.sees
             if _count_waiting(session, webhook_id):
                 raise TooMany(f"Another message to the webhook {webhook_id} is still to be delivered.")
-            row.disabled_at = None
+            if row.disabled_at is not None:
+                row.disabled_at, row.sees = None, row.sees or caller.sees
             session.add(messages.message(webhook_id, "webhook.test", {"id": webhook_id}, now))
 
     async def send(self) -> None:

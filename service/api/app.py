@@ -51,11 +51,12 @@ LEAST_ZIPPED_BYTES = 1000
 KEYED = (jobs, datasets, results, events, exports, trials, workers, levers, estimates, webhooks, metrics, internal)
 
 
-def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
+def create_app(settings: Settings, served_on: str = "127.0.0.1", keeps_uploads: bool = False) -> FastAPI:
     """The API on the database of the settings, whose schema must exist already: `service.db.upgrade` creates it.
 
     `served_on` is the host that the server listens on: requests must name it, or one of DYNOTUNE_ALLOWED_HOSTS. Beyond
-    the loopback address, every request needs an API key.
+    the loopback address, every request needs an API key. One that `keeps_uploads` deletes those that no job names; it
+    is the one whose database knows the jobs of its DYNOTUNE_HOME, unlike that of a single `dynotune tune`.
     """
     engine = connect(settings.database_url)
     queue, watch = Queue(engine), EventWatch(engine)
@@ -68,9 +69,10 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1") -> FastAPI:
         chores: tuple[tuple[float, Callable[[], Awaitable[object]]], ...] = (
             (REAP_SECONDS, lambda: asyncio.to_thread(queue.reap)),
             (PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune, settings.keep_seconds)),
-            (PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune_uploads, settings.uploads)),
             (SEND_SECONDS, hooks.send),
         )
+        if keeps_uploads:
+            chores += ((PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune_uploads, settings.uploads)),)
         tasks = [asyncio.create_task(_every(seconds, work, over)) for seconds, work in chores]
         yield
         # A cancelled task leaves its thread alone with a connection that is closed below, so they are waited for.

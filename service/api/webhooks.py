@@ -51,9 +51,9 @@ def listed(here: InContext, who: Called) -> WebhookList:
     summary="Send a test message",
 )
 def test(webhook_id: str, here: InContext, who: Called) -> None:
-    """Queue a message of the type `webhook.test`, also to a webhook that its receiver has ended by answering 410.
+    """Queue a message of the type `webhook.test`, also to a webhook that has ended: by an answer of 410, or with a key.
 
-    Such a webhook is used again from then on.
+    Such a webhook is used again from then on, and tells of no more than the caller may see.
     """
     here.webhooks.test(webhook_id, who)
 

@@ -208,7 +208,7 @@ def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
     # uvicorn raises the signal again after its own shutdown; sys.exit then runs the `finally` that ends the worker.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(
-        create_app(settings, host),
+        create_app(settings, host, keeps_uploads=True),
         host=host,
         port=port,
         http=PatientProtocol,

@@ -14,12 +14,13 @@ from service.cli import verify
 from service.cli.app import app
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
+from service.contract.measurement import Probe
 from service.contract.recommendation import Recommendation
 from service.contract.states import Origin
 from service.contract.task import PlanInput
 from service.errors import Misconfigured
 from service.recommend import recommend
-from tests.factory import history, measured, record
+from tests.factory import failed, history, measured, record
 from worker.plan import plan
 from worker.plan.proposers.baseline import baseline
 
@@ -98,3 +99,33 @@ def test_the_baseline_is_as_it_was_and_the_recommendation_at_its_own_sizes(
     assert (again.effective_batch_size, again.micro_batch_size, again.learning_rate) == (32, 2, 3e-4)
     both = (ran, record(measured(again, 5.0), number=2))
     assert plan(PlanInput(spec=job, facts=facts(), history=both, next_number=3)).verify is not None
+
+
+def test_a_baseline_that_takes_two_trials_leaves_one_for_the_recommendation(
+    found: Make, facts: Callable[..., HardwareFacts]
+) -> None:
+    old = found()
+    job, usual = (
+        JobSpec.model_validate(verify.job_of(old, 2.0)),
+        baseline(JobSpec.model_validate(old.spec), "lora", {})[0],
+    )
+    probes = (Probe(micro_batch_size=8, peak_bytes=None),)
+    ran = (
+        record(failed(usual, probes=probes), Origin.baseline),
+        record(measured(usual.at_micro_batch(None)), Origin.baseline, 2),
+    )
+    (request,) = plan(PlanInput(spec=job, facts=facts(), history=ran, next_number=3)).trials
+    assert request.configuration.levers == old.configuration.levers and request.configuration.micro_batch_size == 8
+
+
+def test_nothing_is_tried_beside_a_recommendation_that_is_the_baseline(
+    found: Make, facts: Callable[..., HardwareFacts]
+) -> None:
+    old = found()
+    usual = baseline(JobSpec.model_validate(old.spec), "lora", {})[0]
+    sizes = {"levers": usual.levers, "micro_batch_size": usual.micro_batch_size}
+    old = old.model_copy(update={"configuration": old.configuration.model_copy(update=sizes)})
+    job = JobSpec.model_validate(verify.job_of(old, 2.0))
+    ran = record(measured(usual), Origin.baseline)
+    decision = plan(PlanInput(spec=job, facts=facts(), history=(ran,), next_number=2))
+    assert not decision.trials and decision.finish and decision.error is None

@@ -119,12 +119,16 @@ def test_a_mistake_in_the_plan_ends_its_task_and_the_worker_goes_on(
     assert ended == {"p": said, "q": said} and "in broken" in capsys.readouterr().err
 
 
-def test_a_cancelled_task_whose_data_do_not_arrive_frees_the_device(work: Callable[..., FakeQueue]) -> None:
+@pytest.mark.parametrize("why", ["the job was cancelled", "the worker's time is up"])
+def test_a_task_that_is_over_stops_fetching_its_data(work: Callable[..., FakeQueue], why: str) -> None:
     queue = FakeQueue(TRIAL)
 
     def fetch(*_: Any) -> None:
         assert queue.loop._lease is not None
-        queue.loop._lease.over.set()  # as the heartbeat does once the job is cancelled
+        if why == "the job was cancelled":
+            queue.loop._lease.over.set()  # as the heartbeat does
+        else:
+            queue.loop.stay._end = 0.0
         raise BrokerUnavailable("what arrived was damaged")
 
     queue.fetch = fetch  # type: ignore[method-assign]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from worker.runner.several import MAX_DEATHS, Processes
 
 WAITS = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('ready', flush=True); signal.pause()"
@@ -51,3 +54,42 @@ def test_one_that_always_dies_ends_all(lifeline: int, capfd: pytest.CaptureFixtu
     commands = {"cuda:0": run("exit(3)"), "cuda:1": run(WAITS)}
     assert Processes(commands, lifeline, pause=0.0).run() in (3, 128 + signal.SIGTERM)  # the other may not be ready yet
     assert capfd.readouterr().err.count("the process of cuda:0 ended with exit code 3") == MAX_DEATHS
+
+
+def test_sigterm_ends_all_also_while_they_are_started(lifeline: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = subprocess.Popen
+    commands = {"cuda:0": run(WAITS), "cuda:1": run(WAITS)}
+
+    def told_meanwhile(*asked: Any, **more: Any) -> Any:
+        made = started(*asked, **more)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return made
+
+    monkeypatch.setattr(subprocess, "Popen", told_meanwhile)
+    assert Processes(commands, lifeline).run() in (0, 128 + signal.SIGTERM), "the second one is not even started"
+
+
+def test_an_orphan_is_laid_to_rest(tmp_path: Path) -> None:
+    """A container's first process inherits the children of a device's process that was killed."""
+    leaves = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'pass'])"
+    waits = "import sys; sys.stdin.read()"  # until the orphan was seen
+    code = f"""
+import ctypes, os, subprocess, sys
+from worker.runner import several
+assert ctypes.CDLL(None).prctl(36, 1) == 0  # PR_SET_CHILD_SUBREAPER, as a container's first process is
+laid, wait = [], os.waitpid
+def waitpid(pid, options):
+    found = wait(pid, options)
+    if options == 0:
+        laid.append(pid)
+        os.close(held)
+    return found
+os.waitpid = waitpid
+theirs, held = os.pipe()
+os.dup2(theirs, 0)
+commands = {{"cuda:0": [sys.executable, "-c", {leaves!r}], "cuda:1": [sys.executable, "-c", {waits!r}]}}
+code = several.Processes(commands, theirs).run()
+print(code, len(laid))
+"""
+    done = subprocess.run(run(code), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["0", "1"], done.stderr

@@ -109,10 +109,13 @@ def test_many_who_read_at_once_are_all_answered(api: TestClient, job: Callable[.
         assert asyncio.run(read(path, 150)) == [200] * 150
 
 
-def test_the_password_of_the_environment_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("query", "password"), [("", "s3cret"), ("?password=url", "url")])
+def test_the_password_of_the_environment_is_taken_at_once(
+    monkeypatch: pytest.MonkeyPatch, query: str, password: str
+) -> None:
     """A worker takes it out of the environment, where libpq would look for it at every new connection."""
     monkeypatch.setenv("PGPASSWORD", "s3cret")
-    engine = db.connect("postgresql+psycopg://dynotune@nowhere/dynotune")
+    engine = db.connect(f"postgresql+psycopg://dynotune@nowhere/dynotune{query}")
     monkeypatch.delenv("PGPASSWORD")
     asked: list[dict[str, Any]] = []
 
@@ -126,4 +129,4 @@ def test_the_password_of_the_environment_is_taken_at_once(monkeypatch: pytest.Mo
 
     with pytest.raises(Enough):
         engine.connect()
-    assert asked[0]["password"] == "s3cret" and asked[0]["connect_timeout"] == 10
+    assert asked[0]["password"] == password and asked[0]["connect_timeout"] == 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service import __version__
+from service.api import create_app
 from service.contract.internal import VERSION
 from service.errors import BrokerUnavailable
 from service.queue import Queue
@@ -55,6 +57,31 @@ def test_what_no_job_names_is_kept_for_a_day(api: TestClient, settings: Settings
     assert {file.name for file in settings.uploads.iterdir()} == {named, new}
     os.utime(settings.uploads / new, (1.0, 1.0))
     assert send(api, DATA * 3).status_code == 201 and queue.prune_uploads(settings.uploads) == 0, "it was sent again"
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_control_plane_of_a_single_tune_deletes_nothing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    """Its database knows no other job, and the folder is that of the user's own control plane."""
+    rounds, pruned, enough = list[int](), list[Path](), threading.Event()
+
+    def prune(*_: Any) -> int:
+        rounds.append(1)
+        if len(rounds) > 2 and (pruned or not keeps):
+            enough.set()
+        return 0
+
+    def prune_uploads(_: Queue, folder: Path) -> int:
+        pruned.append(folder)
+        return 0
+
+    monkeypatch.setattr(Queue, "prune", prune)
+    monkeypatch.setattr(Queue, "prune_uploads", prune_uploads)
+    monkeypatch.setattr("service.api.app.PRUNE_SECONDS", 0.01)
+    with TestClient(create_app(settings, keeps_uploads=keeps)):
+        assert enough.wait(30)
+    assert set(pruned) == ({settings.uploads} if keeps else set())
 
 
 def test_a_full_disk_is_told(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

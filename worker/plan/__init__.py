@@ -95,6 +95,8 @@ def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], note
 
     for method in methods:
         ask(method, always=True)
+    if known.spec.search.again:
+        return  # what it asks for, and nothing else
     budget, waiting = Budget(known), list(methods)
     while waiting and len(known.open_trials) + len(new) < known.workers and budget.allows(len(new)):
         views = [View(known, method, new) for method in waiting]

@@ -223,7 +223,7 @@ class Loop:
         try:
             self._persist(lambda: broker.fetch(claim.spec.dataset.source, self.bench.home / "uploads"), ended)
         except BrokerUnavailable:
-            if not lease.over.is_set():
+            if not ended():
                 raise
             return None
         if claim.kind is TaskKind.trial:

@@ -31,7 +31,10 @@ class Processes:
             if not self._ending:
                 self._start(name)
         while self._running:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if ended is not None and ended.si_pid not in {one.pid for one in self._running.values()}:
+                os.waitpid(ended.si_pid, 0)  # an orphan, which is ours where this is a container's first process
+                continue
             for name, process in list(self._running.items()):
                 if (code := process.poll()) is None:
                     continue
@@ -43,6 +46,8 @@ class Processes:
 
     def _start(self, name: str) -> None:
         self._running[name] = subprocess.Popen(self._commands[name], pass_fds=(self._lifeline,))
+        if self._ending:  # told so while it was started
+            self._running[name].terminate()
 
     def _again(self, name: str, code: int) -> bool:
         """Start a process that died again, or end the others where it dies again and again."""

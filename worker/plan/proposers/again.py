@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from service.contract.states import Origin
 from service.levers import LEVERS
-from worker.plan.proposers import Proposal, first_affordable
+from worker.plan.proposers import Proposal
 from worker.plan.space import make
 from worker.plan.view import View
 
 
 class Again:
-    """Proposes what the job fixes at the sizes and the rate of `search.again`, once."""
+    """Proposes what the job fixes at the sizes and the rate of `search.again`, once the baseline has run or failed.
 
-    order, always = 5, False
+    Whatever the budget is: a baseline that does not fit at its own micro batch takes two trials.
+    """
+
+    order, always = 5, True
 
     def propose(self, view: View) -> Proposal | None:
         """The configuration, or None where the job asks for none, or where it was tried."""
         again = view.spec.search.again
-        if again is None:
+        if again is None or view.baseline_is_open():
             return None
         levers = {name: view.spec.search.fixed.get(name, lever.baseline) for name, lever in LEVERS.items()}
         made = make(view.spec, view.method, levers, again.effective_batch_size)
@@ -25,7 +28,7 @@ class Again:
             return None
         sizes = {"micro_batch_size": again.micro_batch_size, "learning_rate": again.learning_rate}
         wanted = made.model_copy(update=sizes)
-        return first_affordable(view, () if wanted.key in view.taken else (wanted,), Origin.search)
+        return None if wanted.key in view.taken else Proposal(wanted, Origin.search)
 
 
 PROPOSER = Again()
