@@ -57,18 +57,18 @@ def recommend(
 
     `spent` are seconds by the job's tasks, as `history.time_of_tasks` counts them.
     """
-    winners: dict[str, Winner] = {
-        method: winner
-        for method in spec.method
-        if (winner := _winner(spec, not facts.has_own_memory, method, history, verifications.get(method)))
-    }
+    good = least_disturbed(record.measurement for record in history)
+    baselines, winners = baselines_of(history, good), dict[str, Winner]()
+    for method in spec.method:
+        mine = [one for one in good if one.configuration.method == method]
+        verification = verifications.get(method)
+        if winner := _winner(spec, not facts.has_own_memory, mine, baselines.get(method), verification):
+            winners[method] = winner
     if not winners:
         return None
     best = min(winners.values(), key=lambda winner: (winner.stability.stable is not True, _value(spec, winner)))
     dataset = best.evidence.measurement.dataset
     chosen = {winner.evidence.measurement.configuration.key for winner in winners.values()}
-    good = least_disturbed(record.measurement for record in history)
-    baselines = {method: found for method in spec.method if (found := baseline_of(method, history))}
     others = [one for one in ranked(spec, good, baselines) if one.configuration.key not in chosen]
     unstable = {one.key for found in verifications.values() if found for one in found.verdicts if not one.stable}
     sound = [one for one in good if one.configuration.key not in unstable and as_fixed(spec, one.configuration)]
@@ -95,36 +95,30 @@ def recommend(
     )
 
 
-def baseline_of(method: Method, history: tuple[TrialRecord, ...]) -> Measurement | None:
-    """The measurement of the method's baseline, or None when it did not run to its end."""
-    for record in history:
-        asked, found = record.request, record.measurement
-        if asked.origin is Origin.baseline and asked.configuration.method == method and found.outcome is Outcome.ok:
-            key = found.configuration.key
-            return next(
-                one for one in least_disturbed(one.measurement for one in history) if one.configuration.key == key
-            )
-    return None
+def baselines_of(history: tuple[TrialRecord, ...], good: list[Measurement]) -> dict[Method, Measurement]:
+    """Method -> the measurement of its baseline, for those of which one ran to its end."""
+    asked = {one.measurement.configuration.key for one in history if one.request.origin is Origin.baseline}
+    found: dict[Method, Measurement] = {}
+    for one in good:
+        if one.configuration.key in asked:
+            found.setdefault(one.configuration.method, one)
+    return found
 
 
 def _winner(
     spec: JobSpec,
     on_host: bool,
-    method: Method,
-    history: tuple[TrialRecord, ...],
+    good: list[Measurement],
+    baseline: Measurement | None,
     verification: Verification | None,
 ) -> Winner | None:
-    good = [
-        one
-        for one in least_disturbed(record.measurement for record in history)
-        if one.configuration.method == method
-        and as_fixed(spec, one.configuration)  # the baseline need not have what is fixed
-    ]
-    by_key = {one.configuration.key: one for one in good}
+    """The best of a method's good measurements, the verified and stable ones first."""
+    fixed = [one for one in good if as_fixed(spec, one.configuration)]  # the baseline need not have what is fixed
+    by_key = {one.configuration.key: one for one in fixed}
     verdicts = {verdict.key: verdict for verdict in verification.verdicts} if verification else {}
     order = [by_key[key] for key in (verification.ranking if verification else ()) if key in by_key]
-    baseline = baseline_of(method, history)
-    order += [one for one in ranked(spec, good, {method: baseline} if baseline else {}) if one not in order]
+    baselines = {baseline.configuration.method: baseline} if baseline else {}
+    order += [one for one in ranked(spec, fixed, baselines) if one not in order]
     for measurement in order:
         verdict = verdicts.get(measurement.configuration.key)
         if verdict is None or verdict.stable:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -32,7 +31,7 @@ async def receive(folder: Path, chunks: AsyncIterator[bytes], suffix: str, wante
     BadUpload when it is larger than `most` bytes, empty, or not of the digest that its sender names; Unavailable when
     the disk is full.
     """
-    with _room(), _partial(folder) as (file, path):
+    with _full_disk_is_told(), _partial(folder) as (file, path):
         digest, size = hashlib.sha256(), 0
         async for chunk in chunks:
             size += len(chunk)
@@ -67,7 +66,7 @@ def prune(folder: Path, before: float, is_named: Callable[[str], bool]) -> int:
     """Delete files that were last sent before that time and that no job names; how many."""
     gone = 0
     for file in folder.glob("*"):
-        with contextlib.suppress(FileNotFoundError):  # another control plane's, or one that was not kept
+        with suppress(FileNotFoundError):  # another control plane's, or one that was not kept
             if file.stat().st_mtime < before and not is_named(file.name):
                 file.unlink()
                 gone += 1
@@ -75,7 +74,8 @@ def prune(folder: Path, before: float, is_named: Callable[[str], bool]) -> int:
 
 
 @contextmanager
-def _room() -> Iterator[None]:
+def _full_disk_is_told() -> Iterator[None]:
+    """Unavailable in place of the system's error."""
     try:
         yield
     except OSError as error:
@@ -101,5 +101,8 @@ def _keep(folder: Path, path: Path, digest: str, suffix: str, wanted: str | None
     if wanted is not None and wanted != digest:
         raise BadUpload(f"What arrived has the SHA-256 digest {digest}, not {wanted:.80}; send it again.")
     kept = folder / f"{digest}{suffix}"
-    os.link(path, kept) if not kept.exists() else os.utime(kept)
+    if kept.exists():
+        os.utime(kept)  # it was sent again, which counts for how long it is kept
+    else:
+        os.link(path, kept)
     return kept

@@ -51,12 +51,12 @@ LEAST_ZIPPED_BYTES = 1000
 KEYED = (jobs, datasets, results, events, exports, trials, workers, levers, estimates, webhooks, metrics, internal)
 
 
-def create_app(settings: Settings, served_on: str = "127.0.0.1", keeps_uploads: bool = False) -> FastAPI:
+def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads: bool = False) -> FastAPI:
     """The API on the database of the settings, whose schema must exist already: `service.db.upgrade` creates it.
 
     `served_on` is the host that the server listens on: requests must name it, or one of DYNOTUNE_ALLOWED_HOSTS. Beyond
-    the loopback address, every request needs an API key. One that `keeps_uploads` deletes those that no job names; it
-    is the one whose database knows the jobs of its DYNOTUNE_HOME, unlike that of a single `dynotune tune`.
+    the loopback address, every request needs an API key. `prunes_uploads`: delete the uploads that no job names. Only
+    for a database that knows all jobs of its DYNOTUNE_HOME, which that of a single `dynotune tune` does not.
     """
     engine = connect(settings.database_url)
     queue, watch = Queue(engine), EventWatch(engine)
@@ -71,7 +71,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", keeps_uploads: 
             (PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune, settings.keep_seconds)),
             (SEND_SECONDS, hooks.send),
         )
-        if keeps_uploads:
+        if prunes_uploads:
             chores += ((PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune_uploads, settings.uploads)),)
         tasks = [asyncio.create_task(_every(seconds, work, over)) for seconds, work in chores]
         yield

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from service.api.rates import RateLimit
 from service.api.watching import EventWatch
-from service.db import reading
+from service.db import POOL, reading
 from service.queue import Queue
 from service.settings import Settings
 from service.webhooks import Webhooks
@@ -45,8 +45,8 @@ def read_only(here: InContext) -> Iterator[Session]:
         yield session
 
 
-# As a dependency's session holds its connection while the request waits for a thread, and threads wait for connections,
-# fewer requests than there are connections (db.POOL) may have one; it ends before the answer is sent, as a client may
-# be slow to take that.
-MOST_READING = 15
+# A request with such a session holds a connection while it waits for a thread, and a thread may wait for a connection:
+# where requests held all of them, each would wait for the other. So ten connections are left to what takes and gives
+# back one in a single thread. The session ends before the answer is sent, as a client may be slow to read it.
+MOST_READING = sum(POOL.values()) - 10
 Reading = Annotated[Session, Depends(read_only, scope="function", max_concurrency=MOST_READING)]

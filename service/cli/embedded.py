@@ -25,13 +25,12 @@ from service.api.guard import is_loopback
 from service.cli.output import say
 from service.cli.pace import run_for_long
 from service.db import connect, reading, upgrade
+from service.deaths import DEATHS_SECONDS, MAX_DEATHS, Deaths
 from service.errors import Misconfigured
 from service.settings import Settings
 
 WORKER = (sys.executable, "-m", "worker")
 END_SECONDS = 10
-FIRST_PAUSE_SECONDS = 1.0
-MAX_DEATHS, DEATHS_SECONDS = 5, 60.0
 
 
 class Server(uvicorn.Server):
@@ -108,11 +107,9 @@ class Supervisor:
         self._thread.start()
 
     def _watch(self) -> None:
-        deaths: list[float] = []
+        deaths = Deaths()
         while (code := self._worker.process.wait()) != 0 and not self._stopping.is_set():
-            now = time.monotonic()
-            deaths = [*(at for at in deaths if now - at < DEATHS_SECONDS), now]
-            if len(deaths) == MAX_DEATHS:
+            if (pause := deaths.pause()) is None:
                 say(
                     f"{ending(code)}; that was the {MAX_DEATHS}th time within {DEATHS_SECONDS:.0f} s, so the control "
                     "plane ends too: see `dynotune doctor`, or leave the worker out by `dynotune serve --no-worker`"
@@ -120,7 +117,6 @@ class Supervisor:
                 self.gave_up = True
                 self._end()
                 return
-            pause = FIRST_PAUSE_SECONDS * 2 ** (len(deaths) - 1)
             say(f"{ending(code)}; another is started in {pause:g} s")
             self._stopping.wait(pause)
             with self._lock:
@@ -208,7 +204,7 @@ def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
     # uvicorn raises the signal again after its own shutdown; sys.exit then runs the `finally` that ends the worker.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(
-        create_app(settings, host, keeps_uploads=True),
+        create_app(settings, host, prunes_uploads=True),
         host=host,
         port=port,
         http=PatientProtocol,

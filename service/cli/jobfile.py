@@ -19,7 +19,7 @@ def read_job(path: Path) -> dict[str, Any]:
         text = path.read_bytes()
     except OSError as error:
         raise InvalidJob(f"{path} cannot be read: {error.strerror}") from error
-    data = _measured(text) or read(text, str(path))
+    data = _spec_of_recommendation(text) or read(text, str(path))
     if not {"model", "dataset"} & data.keys():  # whatever it is, its lines are not printed
         raise InvalidJob(f"{path} is no job: it has neither model nor dataset.")
     job = check(data, JobSpec)
@@ -45,7 +45,7 @@ def with_template(spec: dict[str, Any]) -> dict[str, Any]:
     return spec | {"dataset": spec["dataset"] | {"chat_template": text}}
 
 
-def _measured(text: bytes) -> dict[str, Any] | None:
+def _spec_of_recommendation(text: bytes) -> dict[str, Any] | None:
     """The job that led to a recommendation.json, which has more values than any job; None where the text is none."""
     try:
         data = json.loads(text)

@@ -81,7 +81,7 @@ def show(found: Comparison, as_json: bool, console: Console) -> int:
 
 
 def job_of(found: Recommendation, minutes: float) -> dict[str, Any]:
-    """The job that measures a recommendation at its own sizes and its baseline as it was again, and nothing else."""
+    """The job that measures two configurations again: the recommended one at its own sizes, and its baseline."""
     made, spec = found.configuration, JobSpec.model_validate(found.spec)
     search = spec.search.model_copy(
         update={

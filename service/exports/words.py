@@ -145,8 +145,12 @@ class Target:
         """Lever -> the word that holds for the recommended choice, of all levers that have an effect."""
         spec = JobSpec.model_validate(recommendation.spec)
         chosen = recommendation.configuration
-        point = {**chosen.levers, **circumstances(spec, chosen.method), "dropout": "on" if spec.lora.dropout else "off"}
-        point["weights"] = recommendation.evidence.measurement.weights_dtype or ""
+        point = {
+            **chosen.levers,
+            **circumstances(spec, chosen.method),
+            "dropout": "on" if spec.lora.dropout else "off",
+            "weights": recommendation.evidence.measurement.weights_dtype or "",
+        }
         return {
             name: self.word(name, choice).at(point)
             for name, choice in chosen.levers.items()

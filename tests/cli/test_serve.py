@@ -19,8 +19,9 @@ def serve(folder: Path, port: int, *worker: str) -> subprocess.Popen[bytes]:
     """`dynotune serve` with another command for its worker, and no pause before it starts another."""
     code = f"""
 import sys
+from service import deaths
 from service.cli import embedded, main
-embedded.WORKER, embedded.FIRST_PAUSE_SECONDS = {(sys.executable, *worker)}, 0.0
+embedded.WORKER, deaths.FIRST_PAUSE_SECONDS = {(sys.executable, *worker)}, 0.0
 sys.argv = ["dynotune", "serve", "--port", "{port}"]
 main()
 """

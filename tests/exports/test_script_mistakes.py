@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +65,13 @@ def test_other_columns_are_told(text: str, tmp_path: Path) -> None:
         module.main(["--data", str(data), "--device", "cpu", "--output", str(tmp_path / "out")])
 
 
-def test_what_libraries_refuse_is_a_sentence_too(text: str) -> None:
-    """A model without a tokenizer, a model that a lever does not go with: both raise ValueError."""
-    assert "except (TrainingError, OSError, ValueError) as problem:" in text
+def test_a_model_without_a_tokenizer_is_told_in_a_sentence(text: str, tmp_path: Path) -> None:
+    """transformers raises a ValueError there, as do levers that do not go with a model."""
+    (tmp_path / "train.py").write_text(text)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "model" / file).unlink()
+    command = [sys.executable, "-I", "train.py", "--device", "cpu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
+    assert len(said) == 1 and "tokenizer" in said[0], done.stderr

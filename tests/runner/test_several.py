@@ -12,15 +12,20 @@ from typing import Any
 
 import pytest
 
+from service import deaths
 from tests.conftest import ROOT
-from worker.runner.several import MAX_DEATHS, Processes
+from worker.runner.several import Processes
 
 WAITS = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('ready', flush=True); signal.pause()"
 
 
 @pytest.fixture
-def lifeline() -> Iterator[int]:
-    """The end of a pipe that processes are given. The test's own handlers of signals are set again afterwards."""
+def lifeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The end of a pipe that processes are given. Nobody waits before he starts one again.
+
+    The test's own handlers of signals are set again afterwards.
+    """
+    monkeypatch.setattr(deaths, "FIRST_PAUSE_SECONDS", 0.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     theirs, ours = os.pipe()
     yield theirs
@@ -46,14 +51,14 @@ if not mark.exists():
     os.kill(os.getpid(), signal.SIGKILL)
 """
     commands = {"cuda:0": run(dies_once), "cuda:1": run("pass")}
-    assert Processes(commands, lifeline, pause=0.0).run() == 0 and mark.exists()
-    assert "the process of cuda:0 ended with exit code 137; it is started again." in capfd.readouterr().err
+    assert Processes(commands, lifeline).run() == 0 and mark.exists()
+    assert "the process of cuda:0 ended with exit code 137; it is started again in 0 s." in capfd.readouterr().err
 
 
 def test_one_that_always_dies_ends_all(lifeline: int, capfd: pytest.CaptureFixture[str]) -> None:
     commands = {"cuda:0": run("exit(3)"), "cuda:1": run(WAITS)}
-    assert Processes(commands, lifeline, pause=0.0).run() in (3, 128 + signal.SIGTERM)  # the other may not be ready yet
-    assert capfd.readouterr().err.count("the process of cuda:0 ended with exit code 3") == MAX_DEATHS
+    assert Processes(commands, lifeline).run() in (3, 128 + signal.SIGTERM)  # the other may not be ready yet
+    assert capfd.readouterr().err.count("the process of cuda:0 ended with exit code 3") == deaths.MAX_DEATHS
 
 
 def test_sigterm_ends_all_also_while_they_are_started(lifeline: int, monkeypatch: pytest.MonkeyPatch) -> None:

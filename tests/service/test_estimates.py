@@ -54,6 +54,18 @@ def claimed(queue: Queue, worker: str = "w") -> EstimateClaim | None:
     return claim
 
 
+def begun(queue: Queue) -> TrialClaim:
+    """The claimed first trial of the oldest job."""
+    plan = queue.claim("w", (TaskKind.plan,))
+    assert isinstance(plan, PlanClaim)
+    queue.plan_input(plan)
+    request = TrialRequest(configuration=configuration(), origin=Origin.baseline, number=1)
+    queue.finish_plan(plan, PlanDecision(trials=(request,), phase=JobPhase.searching))
+    trial = queue.claim("w", (TaskKind.trial,))
+    assert isinstance(trial, TrialClaim)
+    return trial
+
+
 @pytest.fixture(autouse=True)
 def _workers(queue: Queue, facts: Callable[..., HardwareFacts]) -> None:
     queue.register("w", 1, facts())
@@ -134,13 +146,7 @@ def test_lines_of_the_same_model_on_the_same_hardware_go_with_it(
 ) -> None:
     def measure(line: MemoryLine) -> None:
         api.post("/v1/jobs", json=job())
-        plan = queue.claim("w", (TaskKind.plan,))
-        assert isinstance(plan, PlanClaim)
-        queue.plan_input(plan)
-        request = TrialRequest(configuration=configuration(), origin=Origin.baseline, number=1)
-        queue.finish_plan(plan, PlanDecision(trials=(request,), phase=JobPhase.searching))
-        trial = queue.claim("w", (TaskKind.trial,))
-        assert isinstance(trial, TrialClaim)
+        trial = begun(queue)
         queue.finish_trial(trial, measured(configuration(), memory_line=line), "")
         queue.cancel(trial.job_id)
 
@@ -179,13 +185,7 @@ def test_mistakes(api: TestClient, job: Make, body: dict[str, Any], says: str) -
 def test_the_memory_curve_of_the_best(api: TestClient, job: Make, queue: Queue, facts: Any) -> None:
     job_id = api.post("/v1/jobs", json=job()).json()["id"]
     assert api.get(f"/v1/jobs/{job_id}/memory-curve").status_code == 409
-    plan = queue.claim("w", (TaskKind.plan,))
-    assert isinstance(plan, PlanClaim)
-    queue.plan_input(plan)
-    request = TrialRequest(configuration=configuration(), origin=Origin.baseline, number=1)
-    queue.finish_plan(plan, PlanDecision(trials=(request,), phase=JobPhase.searching))
-    trial = queue.claim("w", (TaskKind.trial,))
-    assert isinstance(trial, TrialClaim)
+    trial = begun(queue)
     good = measured(configuration())
     assert good.timing is not None
     probes = [

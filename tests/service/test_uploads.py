@@ -59,16 +59,16 @@ def test_what_no_job_names_is_kept_for_a_day(api: TestClient, settings: Settings
     assert send(api, DATA * 3).status_code == 201 and queue.prune_uploads(settings.uploads) == 0, "it was sent again"
 
 
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("prunes", [True, False])
 def test_a_control_plane_of_a_single_tune_deletes_nothing(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, keeps: bool
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, prunes: bool
 ) -> None:
     """Its database knows no other job, and the folder is that of the user's own control plane."""
     rounds, pruned, enough = list[int](), list[Path](), threading.Event()
 
     def prune(*_: Any) -> int:
         rounds.append(1)
-        if len(rounds) > 2 and (pruned or not keeps):
+        if len(rounds) > 2 and (pruned or not prunes):
             enough.set()
         return 0
 
@@ -79,9 +79,9 @@ def test_a_control_plane_of_a_single_tune_deletes_nothing(
     monkeypatch.setattr(Queue, "prune", prune)
     monkeypatch.setattr(Queue, "prune_uploads", prune_uploads)
     monkeypatch.setattr("service.api.app.PRUNE_SECONDS", 0.01)
-    with TestClient(create_app(settings, keeps_uploads=keeps)):
+    with TestClient(create_app(settings, prunes_uploads=prunes)):
         assert enough.wait(30)
-    assert set(pruned) == ({settings.uploads} if keeps else set())
+    assert set(pruned) == ({settings.uploads} if prunes else set())
 
 
 def test_a_full_disk_is_told(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

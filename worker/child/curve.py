@@ -130,10 +130,10 @@ class Curve:
 
     def _fixed(self, wanted: int) -> int:
         fitting = [size for size in self._candidates if size <= wanted]
-        most = self._bundle.spec.search.max_micro_batch_size
         if fitting[-1] != wanted:
-            given = most is not None and wanted > most
-            why = "is above search.max_micro_batch_size" if given else "does not fit or divide the effective batch"
+            most = self._bundle.spec.search.max_micro_batch_size
+            is_capped = most is not None and wanted > most
+            why = "is above search.max_micro_batch_size" if is_capped else "does not fit or divide the effective batch"
             self.notes.append(f"A micro batch of {wanted} {why}; {fitting[-1]} is used.")
         return fitting[-1]
 

@@ -32,7 +32,7 @@ from worker.child.rows import read_rows
 
 # Upper bounds, in tokens, of the bins of the histogram of lengths.
 HISTOGRAM_EDGES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 30)
-SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair that UTF-16 writes one character with
 DRAWS = 200  # of a work unit, of which the most typical one is taken
 
 

@@ -9,17 +9,17 @@ import sys
 import time
 from collections.abc import Sequence
 
-PAUSE_SECONDS = 1.0  # before a process that died is started again
-MAX_DEATHS, DEATHS_SECONDS = 5, 60.0  # of one device's process, after which all are ended
+from service.deaths import DEATHS_SECONDS, MAX_DEATHS, Deaths
 
 
 class Processes:
     """The processes of several devices. SIGTERM and Ctrl-C are passed on to all of them."""
 
-    def __init__(self, commands: dict[str, Sequence[str]], lifeline: int, pause: float = PAUSE_SECONDS) -> None:
-        self._commands, self._lifeline, self._pause = commands, lifeline, pause
+    def __init__(self, commands: dict[str, Sequence[str]], lifeline: int) -> None:
+        """`commands` are by the device's name; `lifeline` is a file descriptor that all processes inherit."""
+        self._commands, self._lifeline = commands, lifeline
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._deaths: dict[str, list[float]] = {name: [] for name in commands}
+        self._deaths = {name: Deaths() for name in commands}
         self._ending = False
 
     def run(self) -> int:
@@ -51,15 +51,13 @@ class Processes:
 
     def _again(self, name: str, code: int) -> bool:
         """Start a process that died again, or end the others where it dies again and again."""
-        now = time.monotonic()
-        deaths = self._deaths[name] = [one for one in self._deaths[name] if one > now - DEATHS_SECONDS] + [now]
         said = f"dynotune worker: the process of {name} ended with exit code {code}"
-        if len(deaths) >= MAX_DEATHS:
-            sys.stderr.write(f"{said}, for the {MAX_DEATHS}th time in a minute, so all end.\n")
+        if (pause := self._deaths[name].pause()) is None:
+            sys.stderr.write(f"{said}, for the {MAX_DEATHS}th time within {DEATHS_SECONDS:.0f} s, so all end.\n")
             self._end()
             return False
-        sys.stderr.write(f"{said}; it is started again.\n")
-        time.sleep(self._pause)
+        sys.stderr.write(f"{said}; it is started again in {pause:g} s.\n")
+        time.sleep(pause)
         if not self._ending:
             self._start(name)
         return not self._ending

@@ -248,7 +248,8 @@ class Verifier:
         """What has run so far comes to; once something is proved and soaked, only that may be first."""
         held = {key for key, soak in self._soaks.items() if isinstance(soak, Soak)}
         found = self._judged(self._tentative - held)
-        if held.isdisjoint(found.ranking[:1]) and held:  # blocks that ran since then, before the job was stopped
+        if held and held.isdisjoint(found.ranking[:1]):
+            # Blocks that ran afterwards put another one first, and the job was stopped before that was proved.
             return self._judged({one.key for one in found.verdicts} - held)
         return found
 
