@@ -43,6 +43,18 @@ def test_where_minutes_end_the_search_a_trial_costs_what_it_takes(spec: Spec, fa
     assert [begun.cost(one) for one in asked] == [1.0, 1.0], "nothing tells how long a trial takes"
 
 
+def test_workers_share_what_time_is_left(spec: Spec, facts: Facts) -> None:
+    """As many trials as one worker has time for, for each of them, but those that are under way."""
+    job, records = spec(search={"minutes": 20, "trials": 1000}), history(spec(), 5.0)
+    alone = Budget(known(job, facts(), records)).trials_left(0)
+    assert 10 < alone < 1000
+    together = known(job, facts(), records, workers=4)
+    assert Budget(together).trials_left(0) == pytest.approx(4 * alone)
+    assert Budget(together).trials_left(3) == pytest.approx(4 * alone - 3)
+    many = known(spec(search={"minutes": 20, "trials": int(3 * alone)}), facts(), records, workers=4)
+    assert Budget(many).cost(configuration(padding="multiple-8")) == 1.0, "for four workers the count of trials ends it"
+
+
 def test_what_is_as_promising_and_shorter_comes_first(
     spec: Spec, facts: Facts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,3 +125,11 @@ def test_a_block_warms_up_all_of_a_unit_of_which_a_trial_timed_a_part(facts: Fac
     assert warm_seconds(trial, 20.0, gpu) == 16.0
     whole = trial.model_copy(update={"timing": timing(20.0)})
     assert warm_seconds(whole, 20.0, gpu) == 4.0
+
+
+def test_idle_workers_are_shared_between_the_methods(spec: Spec, facts: Facts) -> None:
+    """What is under way counts, or all of them would be given the method with the fewest ended trials."""
+    job = spec(method=["lora", "full"], search={"trials": 30})
+    records = [record(measured(configuration(method, micro=8), 10.0), Origin.baseline) for method in ("lora", "full")]
+    decision = plan(known(job, facts(), tuple(records), workers=4))
+    assert sorted(one.configuration.method for one in decision.trials) == ["full", "full", "lora", "lora"]

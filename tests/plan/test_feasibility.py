@@ -9,12 +9,12 @@ import pytest
 
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import MemoryLine
+from service.contract.measurement import MemoryLine, Probe
 from service.contract.task import PlanInput
 from tests.factory import configuration, failed, measured, record
 from worker.plan.feasibility import Feasibility
 from worker.plan.grid import Grid
-from worker.plan.view import View
+from worker.plan.view import View, was_given_too_much
 
 GIB = 1 << 30
 CAPACITY = 10 * GIB
@@ -64,3 +64,10 @@ def test_what_is_like_a_trial_that_ran_is_judged_by_what_that_took(chances: Call
     """By the catalogue it saves no more memory than what failed, but it differs by one choice from what fits well."""
     *_, like_ran = chances(8.0)
     assert like_ran > 0.6
+
+
+def test_only_what_was_given_its_micro_batch_was_given_too_much() -> None:
+    """A trial that looked for its own, and found none of a few sizes safe, tells that memory is short."""
+    sizes = tuple(Probe(micro_batch_size=size, peak_bytes=None) for size in (16, 8, 4, 2))
+    assert was_given_too_much(failed(configuration(micro=16), probes=sizes))
+    assert not was_given_too_much(failed(configuration(), probes=sizes))

@@ -9,7 +9,8 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from tests.factory import configuration, measured
 from tests.plan.test_surrogate import GPU, grid_of, seen
-from worker.plan.prior import SLOWED, Prior
+from worker.plan.grid import EFFECTIVE
+from worker.plan.prior import DOUBLING, SLOWED, Prior
 
 
 def expected(spec: JobSpec, facts: HardwareFacts, precision: str) -> float:
@@ -28,3 +29,16 @@ def test_what_is_not_searched_is_expected_to_be_slower_only_where_it_is_emulated
     assert math.isclose(expected(asked, new, "fp16-mixed"), expected(asked, new, "bf16-mixed"), rel_tol=0.1)
     assert expected(asked, new, "fp32-medium") == expected(asked, new, "tf32"), "the same arithmetic by another name"
     assert math.isclose(expected(asked, old, "bf16-mixed"), SLOWED)
+
+
+def test_a_baseline_s_own_batch_is_expected_to_do_what_batches_do(
+    spec: Callable[..., JobSpec], facts: Callable[..., HardwareFacts]
+) -> None:
+    """Although it is none of those that are searched; or the levers would be blamed for what it does."""
+    view = seen(spec(), facts(**GPU), measured(configuration(effective=128)), measured(configuration(effective=32)))
+    assert 128 not in view.effectives
+    prior, grid = Prior(view, grid_of(view)), grid_of(view)
+    large, small = (grid.encode(configuration(effective=size))[None, :] for size in (128, 32))
+    assert math.isclose(prior.expected(large)[0] - prior.expected(small)[0], 2 * math.log(DOUBLING))
+    column = grid.names.index(EFFECTIVE)
+    assert prior.spread[column, large[0, column]] > 0 and prior.families[column, large[0, column]] > 0

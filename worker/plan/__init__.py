@@ -102,7 +102,7 @@ def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], note
         views = [View(known, method, new) for method in waiting]
         if any(view.baseline_is_open() for view in views):
             return  # other trials' step 0 is compared with the baseline's, so they wait for it
-        method = min(views, key=lambda view: len(view.history)).method
+        method = min(views, key=lambda view: view.begun()).method
         if not ask(method, always=False):
             waiting.remove(method)
 

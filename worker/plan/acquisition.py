@@ -12,7 +12,7 @@ import numpy as np
 
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome
-from service.contract.objective import counted_seconds, counts_once, training_seconds
+from service.contract.objective import counted_seconds, counts_once, least_disturbed, training_seconds
 from service.levers import as_fixed
 from worker.plan.feasibility import Feasibility
 from worker.plan.grid import Floats, Grid, Rows, look_up
@@ -100,13 +100,14 @@ class Acquisition:
 
     def _best(self, view: View, ran: list[Measurement]) -> list[Rows]:
         """The best rows of those that ran; where none in the space has, the row nearest to the baseline."""
-        mine = [one for one in ran if inside(one.configuration, view.choices, view.spec.task)]
+        mine = [one for one in least_disturbed(ran) if inside(one.configuration, view.choices, view.spec.task)]
         mine = [one for one in mine if as_fixed(view.spec, one.configuration)]
 
         def order(one: Measurement) -> tuple[float, float]:
             return view.score(one), counted_seconds(view.spec, one)
 
-        rows = [self._grid.encode(one.configuration) for one in sorted(mine, key=order)[:BEST]]
+        ordered = {tuple(row): row for row in (self._grid.encode(one.configuration) for one in sorted(mine, key=order))}
+        rows = list(ordered.values())[:BEST]
         self._threshold, self._is_first = 0.0, not rows
         if self._surrogate:
             known = np.array(rows or [self._grid.encode(one.configuration) for one in ran])

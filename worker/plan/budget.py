@@ -74,7 +74,10 @@ class Budget:
     def trials_left(self, planned: int) -> float:
         """About how many more trials fit beside `planned` new ones, by their number and by their median length."""
         by_number = self._trials_left(planned)
-        return min(by_number, self.left() / self._typical) if self._typical else by_number
+        if not self._typical:
+            return by_number
+        begun = len(self._known.open_trials) + planned
+        return min(by_number, self._known.workers * self.left() / self._typical - begun)
 
     def _has_time(self) -> bool:
         return self.left() > self._typical
@@ -94,7 +97,7 @@ class Budget:
 
     def cost(self, configuration: Configuration) -> float:
         """About how many seconds of what limits the search a trial takes; 1 where the count of trials does."""
-        if not self._plain or self._trials_left(0) * self._typical <= self.left():
+        if not self._plain or self._trials_left(0) * self._typical <= self._known.workers * self.left():
             return 1.0
         return self._plain + self.compiling(configuration)
 

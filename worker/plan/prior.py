@@ -51,13 +51,13 @@ class Prior:
         }
         spreads = {of: SLOWED_SPREAD if of in slowed else one.effect.spread for of, one in choices.items()}
         smallest = min(view.effectives)
-        for size in view.effectives:
-            doublings = math.log2(size / smallest)
-            factors[EFFECTIVE, str(size)] = doublings * math.log(DOUBLING)
-            spreads[EFFECTIVE, str(size)] = doublings**0.5 * DOUBLING_SPREAD
+        for size in grid.options[grid.names.index(EFFECTIVE)]:  # with those that were tried beside the space
+            doublings = math.log2(int(size) / smallest)
+            factors[EFFECTIVE, size] = doublings * math.log(DOUBLING)
+            spreads[EFFECTIVE, size] = abs(doublings) ** 0.5 * DOUBLING_SPREAD
         self.mean = grid.table(factors)
         self.spread = grid.table(spreads)
-        self.families = grid.table(_families(view))
+        self.families = grid.table(_families(grid))
         self._together = [
             ([(grid.names.index(name), grid.members(name, options)) for name, options in one.when.items()], one.factor)
             for lever in LEVERS.values()
@@ -78,9 +78,9 @@ class Prior:
         return found
 
 
-def _families(view: View) -> dict[tuple[str, str], float]:
+def _families(grid: Grid) -> dict[tuple[str, str], float]:
     """(lever, choice) -> the number of its family; all effective batches are of one."""
-    found = {(EFFECTIVE, str(size)): 1.0 for size in view.effectives}
+    found = {(EFFECTIVE, size): 1.0 for size in grid.options[grid.names.index(EFFECTIVE)]}
     for name, lever in LEVERS.items():
         for number, family in enumerate(lever.families, start=1):
             found |= {(name, choice): float(number) for choice in family}

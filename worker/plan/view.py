@@ -89,6 +89,10 @@ class View:
         """
         return math.inf if is_slower(self.spec, measurement, self.baseline()) else score(self.spec, measurement)
 
+    def begun(self) -> int:
+        """How many trials of the method have ended or are under way."""
+        return len(self.history) + sum(one.configuration.method == self.method for one in self.under_way)
+
     def trials_left(self) -> float:
         """About how many more trials there is a budget for."""
         return self.budget.trials_left(self._planned)
@@ -200,7 +204,8 @@ def is_lacked(configuration: Configuration, lacks: Mapping[str, str]) -> bool:
 
 def was_given_too_much(failed: Measurement) -> bool:
     """Whether a trial did not fit at a micro batch that it was given, so that a smaller one may."""
-    if failed.outcome is not Outcome.infeasible:
+    given = failed.configuration.micro_batch_size
+    if failed.outcome is not Outcome.infeasible or given is None:
         return False
     sizes = [probe.micro_batch_size for probe in failed.probes if probe.peak_bytes is None]
-    return min(sizes, default=failed.configuration.micro_batch_size or 1) > 1
+    return min(sizes, default=given) > 1
