@@ -42,4 +42,5 @@ def guesses(model: Any, samples: list[Sample], pad: int, device: torch.device, r
         count, (hits, of) = sum(map(task_of(recipe).loss_terms, part)), task_of(recipe).right_guesses(output, batch)
         total, terms = total + float(output.loss) * count, terms + count
         right, guessed = right + hits, guessed + of
+        del output, batch  # or its logits would still be held while the next batch's are made
     return {"loss": total / max(1, terms), "accuracy": right / max(1, guessed)}

@@ -19,11 +19,12 @@ from training.samples import Sample
 def build_model(source: str | Path, tokenizer: Any, samples: list[Sample], device: torch.device, recipe: Recipe) -> Any:
     """The model on the device, in training mode, with its adapter and all levers applied, but not yet compiled."""
     before_loading(recipe)
-    config = model_config(source, tokenizer, samples, recipe)
+    config = model_config(source, samples, recipe)
     torch.manual_seed(recipe.seed)  # for the weights that are initialised at random: all, or those of a new head
     model = (
         random_model(config, device, recipe) if recipe.random_weights else loaded_model(source, config, device, recipe)
     )
+    know_padding(model, tokenizer)
     change_base(model, recipe)
     if recipe.lora is not None:
         model = with_adapter(model, recipe)
@@ -52,16 +53,23 @@ def before_loading(recipe: Recipe) -> None:
         apply(choice)
 
 
-def model_config(source: str | Path, tokenizer: Any, samples: list[Sample], recipe: Recipe) -> Any:
+def model_config(source: str | Path, samples: list[Sample], recipe: Recipe) -> Any:
     """The model's configuration for this task."""
     config = AutoConfig.from_pretrained(source, **recipe.source_options)
     config.use_cache = False  # with a cache, transformers would not see where packed samples begin
-    config.pad_token_id = tokenizer.pad_token_id
     task_of(recipe).set_up(config, samples)
     if recipe.classes:
         config.label2id = recipe.classes
         config.id2label = {number: label for label, number in recipe.classes.items()}
     return config
+
+
+def know_padding(model: Any, tokenizer: Any) -> None:
+    """Tell the model which token pads, as Trainer does: once it is made.
+
+    If it were known before, the embedding of that token would get no gradient, and often it is the end token's too.
+    """
+    model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def loaded_model(source: str | Path, config: Any, device: torch.device, recipe: Recipe) -> Any:

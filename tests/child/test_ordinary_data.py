@@ -57,6 +57,19 @@ def test_conversations_of_sharegpt_are_read_as_messages(tmp_path: Path, tokenize
     assert theirs.facts.form.sharegpt and "ShareGPT" in notes(theirs)
 
 
+def test_an_answer_is_learnt_from_its_beginning_though_it_was_prompted_to_think(tmp_path: Path, tokenizer: Any) -> None:
+    """DeepSeek's templates end their prompt with <think>, which they do not write before an answer."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}[user]{{ m.content }}{% else %}[assistant]{{ m.content }}</s>"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]<think>\n{% endif %}"
+    )
+    talk = [{"role": "user", "content": "name a word"}, {"role": "assistant", "content": "return the list of keys"}]
+    found = load(tiny.write(tmp_path / "a.jsonl", [{"messages": talk}] * 4), tokenizer, chat_template=template)
+    ids, labels = found.train[0]
+    assert tokenizer.decode([one for one in labels if one != -100]) == "return the list of keys</s>"
+    assert tokenizer.decode(ids) == "[user]name a word[assistant]return the list of keys</s>"
+
+
 @pytest.mark.parametrize("odd", [[{"from": "bing", "value": "x"}], [{"from": "gpt", "value": None}], TALK, "hello"])
 def test_a_turn_of_sharegpt_that_cannot_be_read_is_shown(tmp_path: Path, tokenizer: Any, odd: Any) -> None:
     path = tiny.write(tmp_path / "rows.jsonl", [*[{"conversations": SHAREGPT}] * 4, {"conversations": odd}])
@@ -157,7 +170,7 @@ def test_the_model_knows_what_its_classes_are_called(tmp_path: Path, tokenizer: 
     path = classes(tmp_path, "pos", "neg")
     found = load(path, tokenizer, CLASSIFY)
     spec = tiny.job(bert, path, task=CLASSIFY)
-    config = model_config(bert, tokenizer, found.train, recipe_of(spec, configuration(), found.facts))
+    config = model_config(bert, found.train, recipe_of(spec, configuration(), found.facts))
     assert config.id2label == {0: "neg", 1: "pos"} and config.label2id == {"neg": 0, "pos": 1}
     assert config.num_labels == 2
 

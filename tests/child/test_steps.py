@@ -15,13 +15,13 @@ from service.contract.task import TrialRequest
 from service.levers import LEVERS
 from tests.child import tiny
 from training.errors import TrainingError
-from training.samples import Step
+from training.samples import Step, sample_of
 from training.step import MOST_SKIPPED
 from worker.child import steps
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle
 from worker.child.measure import check_reference
-from worker.child.probe import full_step
+from worker.child.probe import full_step, without_learning
 from worker.child.timing import Unit
 from worker.child.worst import worst_case
 
@@ -106,6 +106,30 @@ def test_without_dropout_puts_it_back(bert: Path, reviews: Path) -> None:
     assert first != second, "dropout is on"
     one, other = steps.reference_step(bundle, step), steps.reference_step(bundle, step)
     assert one == other, "dropout is off"
+    assert step_gradients(bundle, step)[0] != step_gradients(bundle, step)[0], "dropout is on again"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rates"),
+    [
+        ("GPTBigCodeConfig", {}),  # attn_dropout, a number of its own
+        ("SeedOssConfig", {"num_key_value_heads": 2, "head_dim": 16}),  # residual_dropout
+        ("FalconConfig", {"attention_dropout": 0.1, "hidden_dropout": 0.1}),  # read from the configuration
+    ],
+)
+def test_without_dropout_finds_it_under_every_name(
+    kind: str, rates: dict[str, Any], tmp_path: Path, functions: Path
+) -> None:
+    import transformers
+
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape |= {"vocab_size": tiny.FEW, "max_position_embeddings": 256}
+    config = getattr(transformers, kind)(**(shape | tiny.IDS | rates), initializer_range=0.3)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    bundle = tiny.bundle(tiny.job(tiny.with_tokenizer(tmp_path, tiny.FEW), functions), "full")
+    (step,) = plan_of(bundle, SAMPLES, micro=16, effective=16)
+    assert step_gradients(bundle, step)[0] != step_gradients(bundle, step)[0], "dropout is on"
+    assert steps.reference_step(bundle, step) == steps.reference_step(bundle, step)
     assert step_gradients(bundle, step)[0] != step_gradients(bundle, step)[0], "dropout is on again"
 
 
@@ -214,6 +238,31 @@ def test_nothing_the_data_can_make_is_larger_than_the_worst_case(made: Callable[
             # Where all rows are as long, transformers drops the mask, and with it the memory that a mask takes.
             masks = "attention_mask" in batch and not batch["attention_mask"].all()
             assert not masks or not most["attention_mask"].all()
+
+
+@pytest.mark.parametrize("batching", ["sorted", "packed"])
+def test_no_batch_has_more_to_learn_than_the_worst_case_where_only_that_has_logits(
+    made: Callable[..., Bundle], batching: str
+) -> None:
+    """Of the longest samples, cut at max_length, often only the first words of the answer are learnt."""
+    bundle = made(batching=batching, head="chunked")
+    at = bundle.data.lengths.index(max(bundle.data.lengths))
+    ids, labels = bundle.data.train[at]
+    bundle.data.train[at] = sample_of(ids, [-100] * (len(ids) - 2) + list(labels[-2:]))
+    most, terms = worst_case(bundle, 4)
+    assert terms == int((most["labels"] != -100).sum()) == len(most["target_positions"])
+    for step in plan_of(bundle, list(range(len(bundle.data.lengths))), micro=4):
+        for batch in steps.prepare(bundle, step)[0]:
+            assert len(batch["target_positions"]) <= terms
+
+
+def test_the_optimizer_s_state_is_there_although_fp16_overflows(made: Callable[..., Bundle]) -> None:
+    """A scaler that skips the first updates would have the probe measure without it."""
+    bundle = made(optimizer="adamw-foreach")
+    bundle.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    with without_learning(bundle):
+        full_step(bundle, 1)
+    assert bundle.optimizer.state and bundle.scaler.get_scale() == 2.0**120
 
 
 def test_a_worst_case_step_at_rate_zero_leaves_the_weights(made: Callable[..., Bundle]) -> None:

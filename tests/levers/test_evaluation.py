@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from tests.child import tiny
+from training.evaluation import guesses
 from training.levers import evaluation
 from training.samples import sample_of
 from worker.child import soak, steps
@@ -111,3 +114,32 @@ def test_where_nothing_is_asked_nothing_is_scored(made: Callable[..., Bundle]) -
     with evaluation.with_generation(bundle.model, 100) as score:
         assert score is not None
         assert score([sample_of([5, 6], [-100, 6]), sample_of([8], [-100])], 2, 64, bundle.tokenizer) == {}
+
+
+@pytest.mark.parametrize("kind", ["regression", "multi_label_classification"])
+def test_a_classifier_made_from_another_kind_is_evaluated_as_it_is_trained(
+    bert: Path, reviews: Path, tmp_path: Path, kind: str
+) -> None:
+    """A checkpoint's `problem_type` says which loss the model computes by itself."""
+    changed = tiny.changed(bert, tmp_path / "bert", problem_type=kind)
+    bundle = tiny.bundle(tiny.job(changed, reviews, task="sequence-classification"), "full")
+    same = tiny.bundle(tiny.job(bert, reviews, task="sequence-classification"), "full")
+    assert soak.evaluate(bundle, 4).loss == soak.evaluate(same, 4).loss
+
+
+def test_an_evaluation_holds_the_logits_of_one_batch(made: Callable[..., Bundle]) -> None:
+    """As the probe's, which runs one batch."""
+    bundle, held = made(), []
+    head = bundle.model.get_output_embeddings()
+    made_before: list[weakref.ref[torch.Tensor]] = []
+
+    def look(_: object, __: object, output: torch.Tensor) -> None:
+        held.append(sum(one() is not None for one in made_before))
+        made_before.append(weakref.ref(output))
+
+    head.register_forward_hook(look)
+    validation = bundle.data.train[:6]
+    recipe = replace(bundle.recipe, evaluation_batch_size=2)
+    with torch.no_grad():
+        guesses(bundle.model, validation, bundle.pad, bundle.device.torch, recipe)
+    assert held == [0, 0, 0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from tests.child import tiny
@@ -101,3 +102,25 @@ def test_siblings_are_computed_once(build: Build, monkeypatch: pytest.MonkeyPatc
 def test_an_adapter_with_dropout_is_not_fused(build: Build) -> None:
     with pytest.raises(TrainingError, match="adapters have dropout"):
         build(projections="fused", dropout=0.1)
+
+
+def test_projections_that_do_not_share_their_input_are_each_computed_alone() -> None:
+    """A MobileBERT's value is made of something wider than its query and key are."""
+
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = (torch.nn.Linear(size, 4) for size in (8, 8, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.query(x) + self.key(x) + self.value(x[:, :6])
+            return found
+
+    model: Any = get_peft_model(Mixed(), LoraConfig(r=2, target_modules=["query", "key", "value"]))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    x = torch.randn(3, 8)
+    expected = model(x)
+    projections.fused_projections(model)
+    assert torch.allclose(model(x), expected, atol=1e-6)

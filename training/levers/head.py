@@ -63,7 +63,8 @@ def liger_cross_entropy(model: Any) -> None:
 def lacking_plain_logits(base: Any) -> str | None:
     """Why a model's logits are not its output layer's product alone; None where they are."""
     config = base.config.get_text_config()
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+    capped = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+    for name in (*capped, "logit_scale", "logits_scaling", "unpadded_vocab_size"):
         if getattr(config, name, None) not in (None, 1.0):
             return f"this model changes its logits ({name}), so its loss cannot be computed without them"
     head = base.get_output_embeddings()

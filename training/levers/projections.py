@@ -38,10 +38,11 @@ def fused_projections(model: Any) -> None:
     """
     fused = 0
     for parent in model.modules():
-        groups = [[getattr(parent, name, None) for name in names] for names in SHARED]
-        done = [one for group in groups if all(map(fits, group)) for one in group]
+        groups: list[list[Any]] = [[getattr(parent, name, None) for name in names] for names in SHARED]
+        groups = [one for one in groups if all(map(fits, one)) and len({each.in_features for each in one}) == 1]
+        done = [one for group in groups for one in group]
         alone = [[child] for child in parent.children() if fits(child) and not any(child is one for one in done)]
-        for group in [group for group in groups if all(map(fits, group))] + alone:
+        for group in groups + alone:
             fuse(group)
             fused += 1
     if not fused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -74,9 +75,12 @@ def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
         learnt, last = [False] * len(whole), len(messages) - 1
         for at in [at for at, turn in enumerate(messages) if turn["role"] == "assistant"] or [last]:
             asked, done = ids_of(messages[:at], add_generation_prompt=True), ids_of(messages[: at + 1])
-            if at == last or (whole[: len(done)] == done and done[: len(asked)] == asked):
+            begin = len(asked)
+            if at == last and done[:begin] != asked:  # it is prompted with what it then does not say, such as <think>
+                begin = len(commonprefix([done, ids_of([*messages[:at], messages[at] | {"content": ""}])]))
+            if at == last or (whole[: len(done)] == done and done[:begin] == asked):
                 said = at >= 0 and messages[at].get("content") != ""  # -1 is the last turn of no turns
-                learnt[len(asked) : len(done)] = [said] * (len(done) - len(asked))
+                learnt[begin : len(done)] = [said] * (len(done) - begin)
     except Exception as error:  # noqa: BLE001 - a template is a program, which may raise whatever it likes
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         shown = f"{str(messages)[:80]!r} does not fit the chat template: {reason}"

@@ -43,8 +43,9 @@ def model_class() -> Any:
 
 
 def set_up(config: Any, samples: list[Sample]) -> None:
-    """Set what the model's configuration has to know about the data: the number of classes."""
+    """Set what the model's configuration has to know about the data: that each text has one class, and how many."""
     config.num_labels = max(number for _, (number,) in samples) + 1
+    config.problem_type = "single_label_classification"  # a checkpoint may come from another kind, with another loss
 
 
 def summed_loss(model: Any, batch: Batch, count: torch.Tensor) -> torch.Tensor:

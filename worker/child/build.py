@@ -26,6 +26,7 @@ from training.model import (
     change_base,
     change_model,
     compile_model,
+    know_padding,
     loaded_model,
     model_config,
     random_model,
@@ -37,11 +38,26 @@ from training.source import tokenizer_of
 from training.step import gradient_scaler
 from worker.child import data as job_data
 from worker.child import quantised, sources
+from worker.child.behaviour import check_behaviour
 from worker.child.lacking import check_attention, class_of
 from worker.child.patterns import check_pattern
 from worker.devices import Device
 from worker.devices.base import is_out_of_memory
 
+# Kinds of models whose tables of positions begin with one for each number up to the padding token's.
+COUNTS_FROM_PADDING = {
+    *(
+        "roberta",
+        "camembert",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "roberta-prelayernorm",
+        "xmod",
+        "ibert",
+        "data2vec-text",
+    ),
+    *("esm", "mpnet", "longformer", "luke", "lilt", "markuplm"),
+}
 MOST_SIZES = 64  # of micro batches, that a trial compiles for; torch's own limit is 8
 
 
@@ -140,6 +156,7 @@ def build(spec: JobSpec, configuration: Configuration, device: Device, workplace
     device.reset_peak()
     model, quantising_seconds = _model(spec, configuration, recipe, folder, tokenizer, data, device, workplace)
     load_peak = device.peak()
+    check_behaviour(model, data.train, int(tokenizer.pad_token_id), device, recipe)
     device.synchronize()
     optimizer, scaler = make_optimizer(model, recipe), gradient_scaler(device.torch, recipe)
     load_seconds = time.perf_counter() - started
@@ -178,7 +195,7 @@ def _model(
 ) -> tuple[Any, float]:
     """(the model, the seconds that quantising it would have taken beyond loading its stored quantised weights)."""
     before_loading(recipe)
-    config = model_config(folder, tokenizer, data.train + data.validation, recipe)
+    config = model_config(folder, data.train + data.validation, recipe)
     check_length(spec, config)
     check_attention(configuration.levers["attention"], config, class_of(config, recipe))
     torch.manual_seed(recipe.seed)
@@ -190,6 +207,7 @@ def _model(
             model, seconds = quantised.load(folder, config, device.torch, recipe, workplace.quantised_weights)
         else:
             model = loaded_model(folder, config, device.torch, recipe)
+    know_padding(model, tokenizer)
     return adapted(model, recipe).train(), seconds
 
 
@@ -244,8 +262,14 @@ def _with_adapter(model: Any, recipe: Recipe) -> Any:
 
 
 def check_length(spec: JobSpec, config: Any) -> None:
-    """TrainingError when the job's max_length is more than the positions that the model has."""
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    """TrainingError when the job's max_length is more than the positions that the model has.
+
+    RoBERTa and its relatives count theirs from after the padding token's number.
+    """
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if limit is not None and text.model_type in COUNTS_FROM_PADDING:
+        limit -= (text.pad_token_id or 0) + 1
     if limit is not None and spec.dataset.max_length > limit:
         raise TrainingError(
             f"dataset.max_length is {spec.dataset.max_length}, but the model has positions for {limit} tokens only"

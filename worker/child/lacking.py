@@ -51,6 +51,8 @@ def attention_dropout(config: Any) -> float:
 def lacking_attention(config: Any, kind: type | None) -> dict[str, str]:
     """`attention=choice` -> why a model of this configuration and class (None: not known) cannot have it."""
     found, rate = {}, attention_dropout(config)
+    if size := getattr(config.get_text_config(), "attention_chunk_size", None):
+        found["attention=varlen"] = f"it does not know of this model's attention within chunks of {size} tokens"
     for choice in LEVERS["attention"].choices:
         if kind is not None and not all(getattr(kind, name, False) for name in choice.supported_by):
             found[f"attention={choice.name}"] = f"transformers' {kind.__name__} does not support it"

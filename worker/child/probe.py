@@ -34,13 +34,20 @@ MOST_EVALUATED = 256  # samples an evaluation batch
 
 @contextlib.contextmanager
 def without_learning(bundle: Bundle) -> Iterator[None]:
-    """A context in which steps leave the weights as they are, because the learning rate is 0."""
-    rates = [float(group["lr"]) for group in bundle.optimizer.param_groups]
+    """A context in which steps leave the weights as they are, because the learning rate is 0.
+
+    Gradients are not scaled up meanwhile: a scaler skips the updates of its first steps, whose gradients overflow, and
+    without an update an optimizer may not allocate its state.
+    """
+    rates, scaler = [float(group["lr"]) for group in bundle.optimizer.param_groups], bundle.scaler
     _set_rates(bundle, [0.0] * len(rates))
+    if scaler:
+        bundle.scaler = torch.amp.GradScaler(bundle.device.torch.type, init_scale=1.0)
     try:
         yield
     finally:
         _set_rates(bundle, rates)
+        bundle.scaler = scaler
 
 
 def _set_rates(bundle: Bundle, rates: list[float]) -> None:

@@ -89,20 +89,24 @@ def check(bundle: Bundle, result: StepResult, step: int) -> None:
 
 @contextlib.contextmanager
 def without_dropout(model: Any) -> Iterator[bool]:
-    """A context without dropout, in which the model stays in training mode; yields whether the model has dropout."""
+    """A context without dropout, in which the model stays in training mode; yields whether the model has dropout.
+
+    Models keep the rates of what they drop without a module under many names, in all of which there is "drop", and some
+    read them from their configuration.
+    """
     saved: list[tuple[Any, str, float]] = []
-    for module in model.modules():
-        names = ("p",) if isinstance(module, torch.nn.Dropout) else ("attention_dropout", "dropout", "dropout_prob")
-        for name in names:
-            value = getattr(module, name, None)
-            if isinstance(value, float) and value > 0:
-                saved.append((module, name, value))
-                setattr(module, name, 0.0)
+    configs = {id(config): config for config in (getattr(one, "config", None) for one in model.modules()) if config}
+    for holder in [*model.modules(), *configs.values()]:
+        is_dropout = isinstance(holder, torch.nn.modules.dropout._DropoutNd)
+        for name, value in list(getattr(holder, "__dict__", {}).items()):
+            if isinstance(value, float) and value > 0 and ("drop" in name or (is_dropout and name == "p")):
+                saved.append((holder, name, value))
+                setattr(holder, name, 0.0)
     try:
         yield bool(saved)
     finally:
-        for module, name, value in saved:
-            setattr(module, name, value)
+        for holder, name, value in saved:
+            setattr(holder, name, value)
 
 
 def reference_step(bundle: Bundle, step: Step) -> StepResult:
