@@ -43,8 +43,9 @@ def arguments(argv: list[str] | None, recipe: Recipe) -> argparse.Namespace:
     parser.add_argument("--log", type=Path, help="file for one JSON line a step")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
-    if args.max_steps is not None and args.max_steps < 1:
-        parser.error(f"--max-steps is {args.max_steps}, and must be at least 1")
+    for name in ("epochs", "max_steps", "save_every"):
+        if (value := getattr(args, name)) is not None and value <= 0:
+            parser.error(f"--{name.replace('_', '-')} is {value:g}, and must be more than 0")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device is {args.device}, but torch sees no GPU here")
     return args
@@ -69,6 +70,8 @@ def train(
     if recipe.loss_scaling:
         kept["scaler"], skipped = scaler, 0
     first = resume(model, kept, args.output / CHECKPOINT) if args.resume else 0
+    if first > total:
+        raise TrainingError(f"--resume: the checkpoint is of step {first}, and this run ends after {total}")
     plan = (step for epoch in itertools.count() for step in epoch_steps(lengths, epoch, recipe))
     steps = prepared(itertools.islice(plan, first, None), samples, pad, recipe)
     batches, terms, tokens = next(steps)

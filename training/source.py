@@ -45,8 +45,9 @@ def load_data(source: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample]
     for rows in read_splits(locate(source, recipe), recipe):
         if not rows:
             raise TrainingError("the dataset has no rows to train on, or none to validate with")
-        if missing := sorted(set(recipe.columns.values()) - rows[0].keys()):
-            raise TrainingError(f"the dataset has no column {', '.join(missing)}; it has {', '.join(rows[0])}")
+        for number, row in enumerate(rows, start=1):
+            if missing := sorted(set(recipe.columns.values()) - row.keys()):
+                raise TrainingError(f"row {number} has no column {', '.join(missing)}; it has {', '.join(row)}")
         encoded = task_of(recipe).encode(rows, tokenizer, recipe)
         parts.append([sample for sample in encoded if is_learnable(sample, recipe)])
     if not parts[0]:

@@ -25,8 +25,22 @@ def arguments(argv: list[str] | None, recipe: Recipe) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("output"), help="folder to save to")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
     parser.add_argument("--log", type=Path, help="file for one JSON line a step")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args(argv)
+    devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+    parser.add_argument("--device", choices=devices, default=devices[0], help="CUDA_VISIBLE_DEVICES says which GPU")
+    args = parser.parse_args(argv)
+    if args.max_steps != -1 and args.max_steps < 1:
+        parser.error(f"--max-steps is {args.max_steps}, and must be more than 0")
+    return args
+
+
+def on_one_device(settings: Any) -> Any:
+    """The TrainingArguments, by which a trainer does not split its batches over all GPUs: one was measured.
+
+    Started by torchrun or accelerate, each process has one GPU anyway.
+    """
+    if settings.n_gpu > 1:
+        settings._n_gpu = 1
+    return settings
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
@@ -81,11 +95,12 @@ class Measured:
 
 
 class Lines(TrainerCallback):  # type: ignore[misc]
-    """Writes what the trainer logs to a file, a JSON line each."""
+    """Writes what the trainer logs to a file, a JSON line each, after those of a run that is resumed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, resumed: bool) -> None:
         self.path = path
-        path.unlink(missing_ok=True)
+        if not resumed:
+            path.unlink(missing_ok=True)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **more: Any) -> None:
         """Add a line."""

@@ -15,7 +15,7 @@ from training.model import build_model, compile_model
 from training.optimization import make_optimizer
 from training.recipe import Recipe, task_of
 from training.source import load_data, tokenizer_of
-from training.trainers import Lines, Measured, Order, arguments, given
+from training.trainers import Lines, Measured, Order, arguments, given, on_one_device
 
 ARGUMENTS: dict[str, Any] = {}  # of TrainingArguments; the export writes those of the recommendation
 
@@ -27,7 +27,7 @@ class Arranged(Measured, Trainer):  # type: ignore[misc]
 def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     """Load, train, save, evaluate."""
     args = arguments(argv, recipe)
-    settings = TrainingArguments(**ARGUMENTS | given(args))
+    settings = on_one_device(TrainingArguments(**ARGUMENTS | given(args)))
     tokenizer = tokenizer_of(args.model, recipe)
     samples, held_out = load_data(args.data, tokenizer, recipe)
     model = build_model(args.model, tokenizer, samples + held_out, torch.device(args.device), recipe)
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
         data_collator=lambda rows: collate([[row] for row in rows], tokenizer.pad_token_id, recipe),
         optimizers=(make_optimizer(model, recipe), None),
         processing_class=tokenizer,
-        callbacks=[Lines(args.log)] if args.log else None,
+        callbacks=[Lines(args.log, args.resume)] if args.log else None,
     )
     trainer.order = Order(lambda epoch: epoch_steps(lengths, epoch, recipe), len(samples))
     trainer.summed_loss = lambda model, batch, count: task_of(recipe).summed_loss(model, batch, count)

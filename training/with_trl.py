@@ -17,7 +17,7 @@ from training.optimization import make_optimizer
 from training.recipe import Recipe, task_of
 from training.samples import Sample, sample_of
 from training.source import load_data, tokenizer_of
-from training.trainers import Lines, Measured, Order, arguments, given
+from training.trainers import Lines, Measured, Order, arguments, given, on_one_device
 
 ARGUMENTS: dict[str, Any] = {}  # of SFTConfig; the export writes those of the recommendation
 
@@ -38,7 +38,7 @@ def rows_of(samples: list[Sample]) -> Any:
 def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     """Load, train, save, evaluate."""
     args = arguments(argv, recipe)
-    settings = SFTConfig(**ARGUMENTS | given(args))
+    settings = on_one_device(SFTConfig(**ARGUMENTS | given(args)))
     tokenizer = tokenizer_of(args.model, recipe)
     samples, held_out = load_data(args.data, tokenizer, recipe)
     model = build_model(args.model, tokenizer, samples + held_out, torch.device(args.device), recipe)
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
         eval_dataset=rows_of(held_out),
         optimizers=(make_optimizer(model, recipe), None),
         processing_class=tokenizer,
-        callbacks=[Lines(args.log)] if args.log else None,
+        callbacks=[Lines(args.log, args.resume)] if args.log else None,
         **own_collator,
     )
     trainer.order = None

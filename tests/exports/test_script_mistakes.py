@@ -39,8 +39,10 @@ def test_a_rate_that_is_a_tensor_is_logged(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--max-steps", "0"], "--max-steps is 0, and must be at least 1"),
-        (["--max-steps", "-5"], "--max-steps is -5, and must be at least 1"),
+        (["--max-steps", "0"], "--max-steps is 0, and must be more than 0"),
+        (["--max-steps", "-5"], "--max-steps is -5, and must be more than 0"),
+        (["--save-every", "0"], "--save-every is 0, and must be more than 0"),
+        (["--epochs", "0"], "--epochs is 0, and must be more than 0"),
         (["--device", "cuda:0"], "--device is cuda:0, but torch sees no GPU here"),
     ],
 )
@@ -60,9 +62,18 @@ def test_what_no_run_can_have_is_refused(
 
 def test_other_columns_are_told(text: str, tmp_path: Path) -> None:
     module = script(text, tmp_path)
-    data = tiny.write(tmp_path / "mine.jsonl", [{"question": "a", "completion": "b"}] * 40)
+    rows = [*tiny.pairs(39), {"question": "a", "completion": "b"}]
+    data = tiny.write(tmp_path / "mine.jsonl", rows)
     with pytest.raises(module.TrainingError, match="has no column prompt; it has question, completion"):
         module.main(["--data", str(data), "--device", "cpu", "--output", str(tmp_path / "out")])
+
+
+def test_a_run_that_is_past_its_end_is_not_resumed(text: str, tmp_path: Path) -> None:
+    module = script(text, tmp_path)
+    to = ["--device", "cpu", "--output", str(tmp_path / "out"), "--save-every", "1"]
+    module.main(["--max-steps", "2", *to])
+    with pytest.raises(module.TrainingError, match="the checkpoint is of step 2, and this run ends after 1"):
+        module.main(["--max-steps", "1", "--resume", *to])
 
 
 def test_a_model_without_a_tokenizer_is_told_in_a_sentence(text: str, tmp_path: Path) -> None:
