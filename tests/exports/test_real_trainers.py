@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib.util
+import json
 import sys
+import typing
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +27,20 @@ from tests.exports.test_trainer_script import still, trained
 from tests.factory import configuration
 
 __all__ = ["_one_thread", "models", "still"]  # fixtures
-AXOLOTL = ROOT / "build" / "export-wheels" / wheels("axolotl")["axolotl"]["wheel"]
+WHEELS = ROOT / "build" / "export-wheels"
+AXOLOTL = WHEELS / wheels("axolotl")["axolotl"]["wheel"]
+SWIFT = WHEELS / wheels("ms-swift")["ms-swift"]["wheel"]
+# The classes of `swift sft`'s arguments by their files, each over those before it.
+ARGUMENTS = {
+    "trainers/arguments.py": "TrainArgumentsMixin",
+    "arguments/base_args/model_args.py": "ModelArguments",
+    "arguments/base_args/template_args.py": "TemplateArguments",
+    "arguments/base_args/data_args.py": "DataArguments",
+    "arguments/base_args/quant_args.py": "QuantizeArguments",
+    "arguments/base_args/base_args.py": "BaseArguments",
+    "arguments/tuner_args.py": "TunerArguments",
+    "arguments/sft_args.py": "SftArguments",
+}
 Facts = Callable[..., HardwareFacts]
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed: make test-exports"),
@@ -95,6 +113,50 @@ def test_trls_parser_takes_the_file(method: str, facts: Facts, tmp_path: Path, m
         assert config.gradient_checkpointing is written["activation_checkpointing"], "TRL checkpoints unasked"
         assert (config.bf16, config.max_length) == (written["bf16"], 512), "TRL computes in bf16 unasked"
         assert model.use_peft is (method != "full") and model.dtype == written["dtype"], point
+
+
+def swift(name: str, wanted: str) -> ast.stmt:
+    """A function or class of a file of ms-swift's wheel."""
+    with zipfile.ZipFile(SWIFT) as archive:
+        body = ast.parse(archive.read(f"swift/{name}")).body
+    (found,) = [one for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name == wanted]
+    return found
+
+
+def fields_over(base: type, node: ast.ClassDef) -> type:
+    """A dataclass of the fields of a class's source, over another one: without its methods and the help of its fields,
+    which need the trainer."""
+    node.bases, node.body = [ast.Name("Base", ast.Load())], [one for one in node.body if isinstance(one, ast.AnnAssign)]
+    for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+        call.keywords = [one for one in call.keywords if one.arg != "metadata"]
+    names = vars(typing) | vars(dataclasses) | {"Base": base, "__name__": __name__}
+    whole = ast.fix_missing_locations(ast.Module([node], []))
+    exec(compile(whole, "fields", "exec", dont_inherit=True), names)  # with annotations that are no text
+    made_of: type = names[node.name]
+    return made_of
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_swifts_parser_takes_the_file(method: str, facts: Facts, tmp_path: Path) -> None:
+    """As `swift sft` reads it: the file becomes a command line, which transformers' parser reads."""
+    from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+
+    reader: dict[str, Any] = {"json": json, "yaml": yaml, "os": SimpleNamespace(environ={})}
+    exec(compile(ast.Module([swift("cli/main.py", "parse_yaml_args")], []), "main", "exec"), reader)
+    known: type = Seq2SeqTrainingArguments
+    for name, wanted in ARGUMENTS.items():
+        node = swift(name, wanted)
+        assert isinstance(node, ast.ClassDef)
+        known = fields_over(known, node)
+    parser, file = HfArgumentParser([known]), tmp_path / "ms-swift.yaml"
+    for point in points(method):
+        file.write_text(EXPORTS["ms-swift"].write(made(facts, method, **point)))
+        arguments = [str(file)]
+        reader["parse_yaml_args"](arguments)
+        seen = vars(parser.parse_args(arguments))
+        for key, value in yaml.safe_load(file.read_text()).items():
+            read = json.loads(seen[key]) if isinstance(value, dict) else seen[key]
+            assert read == value, (point, key)
 
 
 CASES: dict[str, dict[str, str]] = {
