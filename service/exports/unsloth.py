@@ -45,9 +45,18 @@ def under(section: str, words: dict[str, Word]) -> dict[str, Word]:
     }
 
 
+class Dtype(str):
+    """A dtype of torch by its name, printed as Python: of the names as text, Unsloth takes few and those not always."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"torch.{self}"
+
+
 def dtype(name: str, note: str = "", **flags: bool) -> Word:
-    """Weights in a format of 16 bits, with the flag of autocast."""
-    keys = {"load.dtype": name, **{f"train.{flag}": value for flag, value in flags.items()}}
+    """Weights in this format, with the flag of autocast."""
+    keys = {"load.dtype": Dtype(name), **{f"train.{flag}": value for flag, value in flags.items()}}
     return nearest(note, **keys) if note else says(**keys)
 
 
@@ -253,6 +262,7 @@ SCRIPT = '''
 from unsloth import FastLanguageModel  # before transformers and trl, which it changes
 
 # isort: split
+import torch
 from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
 

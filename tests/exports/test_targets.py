@@ -267,14 +267,18 @@ def test_a_quantised_model_computes_in_its_checkpoints_dtype(weights: str, facts
     assert yaml.safe_load(EXPORTS["trl.yaml"].write(whole))["dtype"] == "auto"
 
 
+def constants(text: str) -> dict[str, Any]:
+    """The values that a script for Unsloth gives its constants, made without the rest of it."""
+    found: dict[str, Any] = {"torch": torch}
+    nodes: list[ast.stmt] = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+    exec(compile(ast.Module(nodes, []), "unsloth_train.py", "exec"), found)
+    return found
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_script_for_unsloth_calls_what_there_is(method: str, facts: Facts) -> None:
     text = EXPORTS["unsloth"].write(made(facts, method, checkpointing="offloaded"))
-    values = {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in ast.parse(text).body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
+    values = constants(text)
     assert set(values["LOAD"]) <= known("unsloth", "FastLanguageModel.from_pretrained")
     adapted = known("unsloth", "FastLlamaModel.get_peft_model") | {"use_dora"}  # which it takes among its **kwargs
     assert set(values["ADAPT"]) <= adapted
