@@ -25,8 +25,8 @@ class Word:
 
     `keys` are what is written into the target's file for it, on top of the target's neutral ones, and `environment`
     what has to be set before it starts. `note` says in what the nearest differs, or why there is nothing. A word holds
-    where every entry of `when` (lever, circumstance, `dropout` or the dtype of the `weights` -> values) does, and
-    `otherwise` elsewhere.
+    where every entry of `when` (lever, circumstance, `dropout`, the dtype of the `weights` or the data's `columns`
+    -> values) does, and `otherwise` elsewhere.
     """
 
     verdict: Verdict
@@ -150,6 +150,7 @@ class Target:
             **circumstances(spec, chosen.method),
             "dropout": "on" if spec.lora.dropout else "off",
             "weights": recommendation.evidence.measurement.weights_dtype or "",
+            "columns": "+".join(sorted(recommendation.dataset.columns)) if recommendation.dataset else "",
         }
         return {
             name: self.word(name, choice).at(point)

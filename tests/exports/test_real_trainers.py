@@ -15,13 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from service.contract.hardware import HardwareFacts
 from service.exports import EXPORTS, axolotl
 from service.levers import LEVERS
 from tests.conftest import ROOT
-from tests.exports.test_targets import METHODS, made, points, wheels
+from tests.exports.test_targets import METHODS, made, points, reading, wheels
 from tests.exports.test_train_py import _one_thread, by_worker, job, models
 from tests.exports.test_trainer_script import still, trained
 from tests.factory import configuration
@@ -30,6 +31,7 @@ __all__ = ["_one_thread", "models", "still"]  # fixtures
 WHEELS = ROOT / "build" / "export-wheels"
 AXOLOTL = WHEELS / wheels("axolotl")["axolotl"]["wheel"]
 SWIFT = WHEELS / wheels("ms-swift")["ms-swift"]["wheel"]
+FACTORY = WHEELS / wheels("llamafactory")["llamafactory"]["wheel"]
 # The classes of `swift sft`'s arguments by their files, each over those before it.
 ARGUMENTS = {
     "trainers/arguments.py": "TrainArgumentsMixin",
@@ -157,6 +159,38 @@ def test_swifts_parser_takes_the_file(method: str, facts: Facts, tmp_path: Path)
         for key, value in yaml.safe_load(file.read_text()).items():
             read = json.loads(seen[key]) if isinstance(value, dict) else seen[key]
             assert read == value, (point, key)
+
+
+@pytest.fixture
+def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """LLaMA-Factory's own reader of its file, from the wheel without what the wheel depends on."""
+    with zipfile.ZipFile(FACTORY) as archive:
+        archive.extractall(tmp_path / "factory")
+    monkeypatch.syspath_prepend(str(tmp_path / "factory"))
+    monkeypatch.setitem(sys.modules, "omegaconf", SimpleNamespace(DictConfig=dict, OmegaConf=None))  # for other files
+    monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")
+    place = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    before = set(sys.modules)
+    yield importlib.import_module("llamafactory.hparams.parser").get_train_args
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    for name in set(sys.modules) - before:
+        if name.startswith("llamafactory"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("columns", [("prompt", "completion"), ("messages",), ("text",)])
+def test_llamafactorys_checks_take_the_file(columns: tuple[str, ...], factory: Any, facts: Facts) -> None:
+    """Packed or not, with the loss on answers or on everything: it refuses some of these at some of its stages."""
+    for batching, loss_on in (("padded", "completion"), ("padded", "all"), ("packed", "completion"), ("packed", "all")):
+        found = reading(made(facts, batching=batching), columns)
+        found.spec["training"] |= {"loss_on": loss_on}
+        written = yaml.safe_load(EXPORTS["llamafactory"].write(found))
+        _, data, training, _, _ = factory(dict(written))
+        assert (data.packing, data.neat_packing) == (written["packing"], written["neat_packing"])
+        assert training.per_device_train_batch_size == written["per_device_train_batch_size"]
 
 
 CASES: dict[str, dict[str, str]] = {

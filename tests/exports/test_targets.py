@@ -127,7 +127,7 @@ def test_words_are_about_choices_that_exist_and_say_why(export: str) -> None:
         for word in (one for spoken in words.values() for one in spoken.every()):
             assert word.verdict == "says" or word.note, "what is not said has a reason"
             assert not word.note.endswith(".")
-            assert all(lever in LEVERS or lever in ("method", "dropout", "weights") for lever in word.when)
+            assert all(lever in LEVERS or lever in ("method", "dropout", "weights", "columns") for lever in word.when)
             for lever, choices in word.when.items():
                 assert lever not in LEVERS or set(choices) <= set(LEVERS[lever].names)
 
@@ -366,7 +366,6 @@ def test_packed_rows_are_counted_as_rows(facts: Facts) -> None:
     for export, micro, steps in (
         ("axolotl", "micro_batch_size", 2),
         ("ms-swift", "per_device_train_batch_size", 2),
-        ("llamafactory", "per_device_train_batch_size", 2),
         ("trl.yaml", "per_device_train_batch_size", 2),
     ):
         written = yaml.safe_load(EXPORTS[export].write(found))
