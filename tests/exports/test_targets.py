@@ -6,7 +6,6 @@ import ast
 import json
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +61,7 @@ KEYS: dict[str, tuple[str, set[str]]] = {
     "axolotl": ("axolotl", known("axolotl", *CONFIGURATION)),
     "llamafactory": ("llamafactory", known("llamafactory") - known("llamafactory", "DatasetAttr") | {"packing"}),
     "ms-swift": ("ms-swift", known("ms-swift")),
-    "accelerate": ("accelerate", set()),  # by its own parser: test_accelerate_reads_its_file
+    "accelerate": ("accelerate", set()),  # by its own parser: test_accelerate.py
     "unsloth": ("unsloth", set()),  # by sections: test_the_script_for_unsloth_calls_what_there_is
 }
 
@@ -294,28 +293,6 @@ def test_the_script_for_unsloth_calls_what_there_is(method: str, facts: Facts) -
     for key in {key for words in TARGETS["unsloth"].words.values() for one in words.values() for key in one.keys}:
         section, _, name = key.partition(".")
         assert name in sections[section], key
-
-
-def test_accelerate_reads_its_file(facts: Facts, tmp_path: Path) -> None:
-    """accelerate refuses keys that it does not know, but not inside of a section: those are `accelerate launch`'s."""
-    from accelerate.commands.config.config_args import ClusterConfig
-    from accelerate.commands.launch import launch_command_parser
-
-    actions = launch_command_parser()._actions
-    options = {option for action in actions for option in action.option_strings}
-    backends = {
-        str(one).lower() for action in actions if action.dest == "dynamo_backend" for one in action.choices or ()
-    }
-    said = [point for point in points("full") if any(TARGETS["accelerate"].word(*one).keys for one in point.items())]
-    assert {name for point in said for name in point} == {"precision", "float8", "compile"}
-    for point in said:
-        (tmp_path / "accelerate.yaml").write_text(EXPORTS["accelerate"].write(made(facts, "full", **point)))
-        config = ClusterConfig.from_yaml_file(str(tmp_path / "accelerate.yaml"))
-        assert (config.num_processes, config.use_cpu) == (1, True)
-        for name, value in config.dynamo_config.items():
-            assert f"--{name}" in options
-            assert name != "dynamo_backend" or value.lower() in backends
-        assert {f"--fp8_{name}" for name in config.fp8_config or {}} <= options
 
 
 @pytest.mark.parametrize("export", TARGETS)
