@@ -16,8 +16,8 @@ from service.exports.words import Target, Word, Words, alike, cannot, nearest, s
 
 INDENT = "    "
 OTHERS = (
-    "For a script of your own that leaves this to accelerate, in place of what is above. Not for trainer.py, which does\n"
-    "it itself: accelerate would do it a second time."
+    "For a script of your own that leaves this to accelerate, in place of what is above. Not for trainer.py, which\n"
+    "does it itself: accelerate would do it a second time."
 )
 SCRIPT = cannot("the script that accelerate starts decides on it; the exports train.py and trainer are such scripts")
 MIXED = nearest("autocast keeps the weights that it has cast, which takes memory", mixed_precision="bf16")

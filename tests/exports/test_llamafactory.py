@@ -11,6 +11,7 @@ import yaml
 from service.contract.hardware import HardwareFacts
 from service.contract.recommendation import Recommendation
 from service.exports import EXPORTS
+from service.exports.job_settings import batch
 from tests.exports.test_targets import made, reading
 from tests.factory import DATASET
 
@@ -24,6 +25,13 @@ def written(recommendation: Recommendation) -> dict[str, Any]:
     return found
 
 
+def rows(facts: Facts) -> tuple[int, int]:
+    """(packed rows of a micro batch, micro batches of a step) for a trainer that takes any number of rows at a time."""
+    found = made(facts, batching="packed", attention="flash-attention-2")
+    size = batch(found, packs=True)
+    return size.micro, size.accumulation
+
+
 def flat(recommendation: Recommendation) -> str:
     """The whole file in one line, without the signs of its comments."""
     return " ".join(EXPORTS["llamafactory"].write(recommendation).replace("#", " ").split())
@@ -31,14 +39,16 @@ def flat(recommendation: Recommendation) -> str:
 
 def test_a_flash_packed_micro_batch_is_one_row(facts: Facts) -> None:
     """Its collator demands it, in training and evaluation; with a mask, rows lie side by side as measured."""
+    micro, steps = rows(facts)
+    assert micro > 1
     for attention in ("flash-attention-2", "flash-attention-3"):
         file = written(made(facts, batching="packed", attention=attention))
         assert file["neat_packing"] is True and file["flash_attn"] == "fa2"
-        assert [file[name] for name in BATCHES] == [1, 16, 1], attention
+        assert [file[name] for name in BATCHES] == [1, micro * steps, 1], attention
     for attention in ("sdpa", "flex"):
         file = written(made(facts, batching="packed", attention=attention))
         assert file["neat_packing"] is True and file["flash_attn"] == "sdpa"
-        assert [file[name] for name in BATCHES] == [8, 2, 16], attention
+        assert [file[name] for name in BATCHES] == [micro, steps, 16], attention
 
 
 def test_no_kernel_is_named_that_its_loader_refuses(facts: Facts) -> None:
@@ -53,7 +63,7 @@ def test_texts_are_packed_as_pretraining_packs_them(attention: str, facts: Facts
     found.spec["training"] |= {"loss_on": "all"}
     file = written(found)
     assert (file["stage"], file["packing"], file["neat_packing"]) == ("pt", True, False)
-    assert file["train_on_prompt"] is False and [file[name] for name in BATCHES] == [8, 2, 16]
+    assert file["train_on_prompt"] is False and [file[name] for name in BATCHES] == [*rows(facts), 16]
     assert "attend to those before them in the same row" in flat(found)
     asked = reading(found, ("prompt", "completion"))
     assert written(asked)["train_on_prompt"] is True and "attend to those before" not in flat(asked)

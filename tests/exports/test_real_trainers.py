@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from tests.conftest import ROOT
 from tests.exports.test_targets import METHODS, made, points, reading, wheels
 from tests.exports.test_train_py import _one_thread, by_worker, job, models
 from tests.exports.test_trainer_script import still, trained
-from tests.factory import configuration
+from tests.factory import DATASET, configuration
 
 __all__ = ["_one_thread", "models", "still"]  # fixtures
 WHEELS = ROOT / "build" / "export-wheels"
@@ -191,6 +192,54 @@ def test_llamafactorys_checks_take_the_file(columns: tuple[str, ...], factory: A
         _, data, training, _, _ = factory(dict(written))
         assert (data.packing, data.neat_packing) == (written["packing"], written["neat_packing"])
         assert training.per_device_train_batch_size == written["per_device_train_batch_size"]
+
+
+# What the data's file holds, their columns and form -> what Unsloth's SFTTrainer is given of each row.
+TALK = [{"from": "human", "value": "name"}, {"from": "gpt", "value": "path"}]
+READ: dict[str, tuple[str, str, dict[str, str], dict[str, Any], dict[str, Any]]] = {
+    "csv": (
+        "rows.csv",
+        "\ufeffasked;answer;more\n" + "007;NA;x\n" * 8,
+        {"prompt": "asked", "completion": "answer"},
+        {"csv_options": {"delimiter": ";"}},
+        {"prompt": "007", "completion": "NA"},
+    ),
+    "numbers": (
+        "rows.jsonl",
+        (json.dumps({"prompt": 7, "completion": None, "more": "x"}) + "\n") * 8,
+        {"prompt": "prompt", "completion": "completion"},
+        {"numbers_as_text": True},
+        {"prompt": "7", "completion": ""},
+    ),
+    "sharegpt": (
+        "rows.jsonl",
+        (json.dumps({"messages": TALK, "more": 1}) + "\n") * 8,
+        {"messages": "messages"},
+        {"sharegpt": True},
+        {"messages": [{"role": "user", "content": "name"}, {"role": "assistant", "content": "path"}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_unsloth_is_given_the_rows_as_they_were_measured(
+    case: str, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the library that reads the files there; Unsloth itself needs a GPU."""
+    name, text, columns, form, row = READ[case]
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    found = made(facts)
+    found.spec["dataset"] |= {"source": str(tmp_path / name)}
+    changes = {"columns": columns, "form": DATASET.form.model_copy(update=form), "formats": (Path(name).suffix,)}
+    found = found.model_copy(update={"dataset": DATASET.model_copy(update=changes)})
+    model, trainer = Mock(), Mock()
+    model.from_pretrained.return_value = (Mock(), Mock())
+    monkeypatch.setitem(sys.modules, "unsloth", SimpleNamespace(FastLanguageModel=model))
+    monkeypatch.setitem(sys.modules, "trl", SimpleNamespace(SFTConfig=Mock(), SFTTrainer=trainer))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "unsloth_train.py").write_text(EXPORTS["unsloth"].write(found))
+    _module(tmp_path / "unsloth_train.py").main()
+    assert list(trainer.call_args.kwargs["train_dataset"])[0] == row
 
 
 CASES: dict[str, dict[str, str]] = {
