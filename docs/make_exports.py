@@ -36,8 +36,9 @@ long.
 `make test` holds every key to the fields that the trainers know. `python .ci/export_fields.py` reads these from their
 wheels without running them, and keeps them in `tests/exports/fields` with versions and checksums. Names of optimizers
 and attention kernels are held to the trainers' lists, `accelerate.yaml` to accelerate's own parser, and the script for
-Trainer trains: its losses are those of the trial. `make test-exports` reads the files with TRL's parser and Axolotl's
-schema, trains with the script for TRL, and compares the kept fields with the wheels.
+Trainer trains: its losses are those of the trial. `make test-exports` reads the files with TRL's, ms-swift's and
+LLaMA-Factory's parsers and Axolotl's schema, trains with the script for TRL, has the script for Unsloth read data, and
+compares the kept fields with the wheels.
 """
 
 

@@ -42,8 +42,8 @@ THOUSANDS = (
 NEAT = nearest(THOUSANDS, packing=True, neat_packing=True)
 ONE_ROW = nearest(f"{THOUSANDS}, and a micro batch is one row, as its collator demands", **NEAT.keys)
 JOINED = nearest(
-    "texts are joined, a thousand at a time, and cut into rows of cutoff_len, so that texts go on in the next row and "
-    "attend to those before them in the same row",
+    "data with a column of texts are packed as in pretraining, joined a thousand at a time and cut into rows of "
+    "cutoff_len, so that texts go on in the next row and attend to those before them in the same row",
     packing=True,
     neat_packing=False,
 )
@@ -181,6 +181,7 @@ TARGET = Target(
     words=WORDS,
 )
 NAME = "measured"
+TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "system_tag")
 
 
 def write(recommendation: Recommendation) -> str:
@@ -245,7 +246,7 @@ def read_otherwise(data: DatasetFacts) -> list[str]:
     if data.form.sharegpt:
         return [
             "it skips conversations in which others than human, gpt and system speak: where your data says user and "
-            'assistant, add "tags": {"user_tag": "user", "assistant_tag": "assistant"} to the entry below'
+            "assistant, write these as user_tag and assistant_tag in the entry below"
         ]
     return []
 
@@ -259,9 +260,9 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
         else {"hf_hub_url": spec.dataset.source, "split": spec.dataset.splits.train}
     )
     if "messages" in data.columns:
-        plain = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
-        tags = {} if data.form.sharegpt else {"tags": {**plain, "system_tag": "system"}}
-        return {**place, "formatting": "sharegpt", "columns": {"messages": data.columns["messages"]}, **tags}
+        names = ("from", "value", "human", "gpt") if data.form.sharegpt else ("role", "content", "user", "assistant")
+        tags = dict(zip(TAGS, (*names, "system"), strict=True))  # all of them: with one, the others have no default
+        return {**place, "formatting": "sharegpt", "columns": {"messages": data.columns["messages"]}, "tags": tags}
     if "text" in data.columns:
         return {**place, "columns": {"prompt": data.columns["text"]}}
     return {**place, "columns": {"prompt": data.columns["prompt"], "response": data.columns["completion"]}}

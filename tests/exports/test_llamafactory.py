@@ -12,6 +12,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.recommendation import Recommendation
 from service.exports import EXPORTS
 from service.exports.job_settings import batch
+from service.exports.llamafactory import dataset
 from tests.exports.test_targets import made, reading
 from tests.factory import DATASET
 
@@ -80,3 +81,6 @@ def test_it_tells_which_tokens_and_turns_are_not_learnt(facts: Facts) -> None:
     told = {"does not learn to stop": pairs, "that ends a text is not learnt": texts, "skips conversations": shared}
     for sentence, found in told.items():
         assert [one for one in (texts, pairs, chats, shared) if sentence in flat(one)] == [found], sentence
+    turns = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
+    assert dataset(shared)["tags"] == turns | {"system_tag": "system"}
+    assert set(dataset(chats)["tags"]) == set(dataset(shared)["tags"]), "where one is given, no other has a default"
