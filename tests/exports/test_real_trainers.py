@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -16,8 +17,8 @@ from service.contract.hardware import HardwareFacts
 from service.exports import EXPORTS, axolotl
 from service.levers import LEVERS
 from tests.conftest import ROOT
-from tests.exports.test_targets import METHODS, made, points, wheels
-from tests.exports.test_train_py import _one_thread, by_worker, job, models
+from tests.exports.test_targets import METHODS, made, points, reading, wheels
+from tests.exports.test_train_py import _one_thread, by_worker, job, models, recommended
 from tests.exports.test_trainer_script import still, trained
 from tests.factory import configuration
 
@@ -95,6 +96,48 @@ def test_trls_parser_takes_the_file(method: str, facts: Facts, tmp_path: Path, m
         assert config.gradient_checkpointing is written["activation_checkpointing"], "TRL checkpoints unasked"
         assert (config.bf16, config.max_length) == (written["bf16"], 512), "TRL computes in bf16 unasked"
         assert model.use_peft is (method != "full") and model.dtype == written["dtype"], point
+
+
+TALK = [{"role": "user", "content": "name"}, {"role": "assistant", "content": "path"}]
+MARKED = (
+    "{% for one in messages %}{{ one['role'] }}: {% if one['role'] == 'assistant' %}"
+    "{% generation %}{{ one['content'] }}{% endgeneration %}{% else %}{{ one['content'] }}{% endif %}\n{% endfor %}"
+)
+
+
+def start_trl(still: Path, row: dict[str, Any], columns: tuple[str, ...], facts: HardwareFacts, template: str) -> None:
+    """What `trl sft` does with the exported file for data of such rows, in one step."""
+    from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
+    from trl.scripts.sft import main
+
+    made_of = configuration("lora", 8, 2)
+    spec = job(still, made_of)
+    (still / "data.jsonl").write_text((json.dumps(row) + "\n") * 40)
+    (still / "template.jinja").write_text(template)
+    source = {"source": str(still / "data.jsonl")}
+    spec = spec.model_copy(update={"dataset": spec.dataset.model_copy(update=source)})
+    (still / "trl.yaml").write_text(EXPORTS["trl.yaml"].write(reading(recommended(spec, made_of, facts), columns)))
+    parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
+    more = [
+        "--output_dir",
+        str(still / "out"),
+        "--max_steps",
+        "1",
+        "--chat_template_path",
+        str(still / "template.jinja"),
+    ]
+    main(*parser.parse_args_and_config(["--config", str(still / "trl.yaml"), *more]))
+
+
+@pytest.mark.parametrize("row", [{"text": "return name"}, {"messages": TALK}])
+def test_trl_trains_whatever_other_columns_the_data_has(row: dict[str, Any], still: Path, facts: Facts) -> None:
+    start_trl(still, row | {"prompt": "name", "prompt_id": "7"}, tuple(row), facts(), MARKED)
+    assert (still / "out" / "adapter_config.json").is_file()
+
+
+def test_trl_does_not_start_without_marks_in_the_template(still: Path, facts: Facts) -> None:
+    with pytest.raises(ValueError, match="generation"):
+        start_trl(still, {"messages": TALK}, ("messages",), facts(), "{{ messages[0]['content'] }}")
 
 
 CASES: dict[str, dict[str, str]] = {
