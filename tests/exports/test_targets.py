@@ -332,6 +332,16 @@ def test_the_head_says_versions_and_what_is_lost(export: str, facts: Facts) -> N
     assert target.slower(found) == pytest.approx(1.25 if lost.get("projections") else 1.0) or "batching" in lost
 
 
+@pytest.mark.parametrize("export", TARGETS)
+def test_the_command_keeps_to_the_one_gpu_that_was_measured(export: str, facts: Facts) -> None:
+    """With all that it sees a trainer would multiply the effective batch."""
+    on_cpu, on_gpu = (made(lambda device=device: facts(device=device)) for device in ("cpu", "cuda"))
+    above = EXPORTS[export].write(on_gpu).splitlines()[:4]
+    (started,) = (line for line in above if line.endswith(TARGETS[export].run))
+    assert "CUDA_VISIBLE_DEVICES=0 " in started
+    assert "CUDA_VISIBLE_DEVICES" not in EXPORTS[export].write(on_cpu)
+
+
 def _brings(lever: str, factor: float) -> Contribution:
     return Contribution(lever=lever, baseline="a", choice="b", factor=factor, low=1.0, high=2.0, reason="")
 
