@@ -178,10 +178,8 @@ TARGET = Target(
 
 def size_of(recommendation: Recommendation) -> Batch:
     """Micro batches of samples, or of packed rows: one row at a time where attention has a mask."""
-    found = batch(recommendation, packs=was_packed(recommendation))
-    if was_packed(recommendation) and recommendation.configuration.levers["attention"] not in FLASH:
-        return Batch(1, found.micro * found.accumulation, found.evaluation)
-    return found
+    packed = was_packed(recommendation)
+    return batch(recommendation, packed, row_by_row=recommendation.configuration.levers["attention"] not in FLASH)
 
 
 def write(recommendation: Recommendation) -> str:

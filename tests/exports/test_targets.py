@@ -364,20 +364,3 @@ def test_another_trainers_task_is_refused_in_a_sentence(facts: Facts) -> None:
         if "sequence-classification" not in target.tasks:
             with pytest.raises(NotYet, match="sequence-classification"):
                 EXPORTS[name].write(found)
-
-
-def test_packed_rows_are_counted_as_rows(facts: Facts) -> None:
-    """200,000 tokens in 1,000 samples: a step's 32 samples are 12.5 rows of 512 tokens."""
-    found = made(facts, batching="packed", attention="flash-attention-2")
-    for export, micro, steps in (
-        ("axolotl", "micro_batch_size", 2),
-        ("ms-swift", "per_device_train_batch_size", 2),
-        ("llamafactory", "per_device_train_batch_size", 2),
-        ("trl.yaml", "per_device_train_batch_size", 2),
-    ):
-        written = yaml.safe_load(EXPORTS[export].write(found))
-        assert (written[micro], written["gradient_accumulation_steps"]) == (8, steps), export
-    masked = yaml.safe_load(EXPORTS["trl.yaml"].write(made(facts, batching="packed")))
-    assert (masked["per_device_train_batch_size"], masked["gradient_accumulation_steps"]) == (1, 16)
-    unpacked = yaml.safe_load(EXPORTS["ms-swift"].write(made(facts, batching="packed")))
-    assert (unpacked["packing"], unpacked["per_device_train_batch_size"]) == (False, 8)
