@@ -9,6 +9,7 @@ from typing import Any
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
 from service.contract.recommendation import Recommendation
+from service.contract.rows import SEPARATORS
 from service.errors import NotYet
 from service.levers.batching import PACKED
 from service.recipe import SCHEDULES
@@ -49,7 +50,7 @@ def was_packed(recommendation: Recommendation) -> bool:
 
 
 def batch(recommendation: Recommendation, packs: bool = False, row_by_row: bool = False) -> Batch:
-    """The measured batch for a trainer that counts samples, or packed rows if it `packs`, one at a time if `row_by_row`.
+    """The measured batch for a trainer that counts samples, or packed rows if it `packs` (one a time if `row_by_row`).
 
     Samples: the largest size up to the measured one that divides the step, so that the effective batch holds; a row of
     one sample takes no more memory than one of several. Rows: as many as hold a step's samples by their mean length.
@@ -119,7 +120,8 @@ def loader(data: DatasetFacts) -> str:
 def unread(recommendation: Recommendation, *names: str, reads: tuple[str, ...] = ()) -> list[str]:
     """Sentences on what of the data another trainer reads in another way; columns are to have one of the `names`.
 
-    `reads` is what its file says of the data: the `split` that trains, the data's `revision`, the chat `template`.
+    `reads` is what its file says of the data: the `split` that trains, the data's `revision`, the chat `template`, the
+    separator of `csv` files, and that whole `numbers` are text.
     """
     spec, data = spec_of(recommendation), data_of(recommendation)
     found = [
@@ -143,6 +145,10 @@ def unread(recommendation: Recommendation, *names: str, reads: tuple[str, ...] =
             "conversations are not written by dataset.chat_template: set it as the tokenizer's chat_template, save the "
             "tokenizer with the model's files, and name their folder as the model"
         )
+    if (separator := data.form.csv_options.get("delimiter")) and "csv" not in reads:
+        found.append(f"it reads csv files as separated by commas, not by {SEPARATORS[separator]}: rewrite them first")
+    if data.form.numbers_as_text and "numbers" not in reads:
+        found.append("it wants text where some rows have whole numbers: write these as text, in quotes, first")
     wrong = [column for column in data.columns.values() if names and column not in names]
     if wrong:
         found.append(f"it reads columns named {' or '.join(names)}: rename {', '.join(map(repr, wrong))} first")

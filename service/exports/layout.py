@@ -14,7 +14,7 @@ from service.exports.words import Target, on_gpu, sentences
 WIDTH = 116
 SHOWN = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
 
-KEPT_TO_ONE = "It was measured on one GPU: on all that it sees it would train with that many times the effective batch."
+KEPT_TO_ONE = "It was measured on one GPU. On N GPUs it would train with N times the effective batch."
 
 
 def head(target: Target, recommendation: Recommendation, differs: Sequence[str] = ()) -> str:

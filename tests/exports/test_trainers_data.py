@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import yaml
 
 from service.contract.recommendation import Recommendation
 from service.exports import EXPORTS
+from service.exports.job_settings import unread
 from tests.exports.test_targets import Facts, made, reading
 
 
@@ -68,3 +70,17 @@ def test_trl_needs_marks_in_the_chat_template_to_learn_what_the_assistant_says(f
     everything = found.model_copy(update={"spec": found.spec | {"training": training}})
     assert "{% generation %}" not in told("trl.yaml", everything)
     assert "{% generation %}" not in told("trl.yaml", made(facts))
+
+
+@pytest.mark.parametrize("export", ["axolotl", "llamafactory", "ms-swift", "trl.yaml"])
+def test_separators_and_numbers_that_a_trainer_does_not_read_are_told(export: str, facts: Facts) -> None:
+    """TRL ended at such a number, and found one column in a file with semicolons."""
+    found = made(facts)
+    assert "csv" not in told(export, found) and "whole numbers" not in told(export, found)
+    found = formed(found, csv_options={"delimiter": ";"}, numbers_as_text=True)
+    assert "not by semicolons" in told(export, found) and "write these as text" in told(export, found)
+
+
+def test_what_a_trainer_does_read_is_not_told(facts: Facts) -> None:
+    found = formed(made(facts), csv_options={"delimiter": "\t"}, numbers_as_text=True)
+    assert len(unread(found)) == len(unread(found, reads=("csv",))) + 1 == len(unread(found, reads=("numbers",))) + 1
