@@ -8,6 +8,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,19 @@ def test_axolotls_schema_takes_the_file(
             name = key if key in seen else {"revision_of_model": "model_revision"}.get(key, key)
             if not isinstance(value, dict | list) and value is not None:
                 assert seen[name] == value, (point, key)
+
+
+@pytest.mark.usefixtures("schema")
+def test_axolotls_prompts_are_of_the_jobs_columns_alone(facts: Facts) -> None:
+    """A column `system` that the job does not name is no system prompt, and `input` is not added to the prompt."""
+    module = importlib.import_module("axolotl.prompt_strategies.user_defined")
+    (dataset,) = yaml.safe_load(EXPORTS["axolotl"].write(made(facts)))["datasets"]
+    form = module.UserDefinedDatasetConfig(**dataset["type"])
+    strategy = module.load(SimpleNamespace(), SimpleNamespace(train_on_inputs=False, sequence_len=8), form)
+    row = {"prompt": "P", "completion": "C", "system": "S", "input": "I"}
+    prompt, given, completion, system = strategy.parse_instruction_fields(row)
+    assert completion == "C"
+    assert "".join(strategy.prompter.build_prompt_w_system(system, prompt, given, None)) == "P"
 
 
 @pytest.mark.parametrize("method", METHODS)
