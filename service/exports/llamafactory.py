@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -12,7 +13,6 @@ from service.errors import NotYet
 from service.exports import hugging_face as hf
 from service.exports.base import Export
 from service.exports.job_settings import (
-    Batch,
     batch,
     data_of,
     lora_targets,
@@ -190,9 +190,9 @@ def write(recommendation: Recommendation) -> str:
         raise NotYet(why)
     spec, data = spec_of(recommendation), data_of(recommendation)
     settings = TARGET.keys(recommendation)
-    size = batch(recommendation, packs=settings["packing"] and was_packed(recommendation))
-    if settings["neat_packing"] and settings["flash_attn"] == "fa2":
-        size = Batch(1, size.micro * size.accumulation, 1)
+    single = settings["neat_packing"] and settings["flash_attn"] == "fa2"
+    size = batch(recommendation, settings["packing"] and was_packed(recommendation), row_by_row=single)
+    size = replace(size, evaluation=1) if single else size
     texts, chats = "text" in data.columns, "messages" in data.columns
     job: dict[str, Any] = {
         "model_name_or_path": spec.model.source,

@@ -24,7 +24,7 @@ from service.exports import EXPORTS, axolotl
 from service.levers import LEVERS
 from tests.conftest import ROOT
 from tests.exports.test_targets import METHODS, made, points, reading, wheels
-from tests.exports.test_train_py import _one_thread, by_worker, job, models
+from tests.exports.test_train_py import _one_thread, by_worker, job, models, recommended
 from tests.exports.test_trainer_script import still, trained
 from tests.factory import DATASET, configuration
 
@@ -94,6 +94,19 @@ def test_axolotls_schema_takes_the_file(
             name = key if key in seen else {"revision_of_model": "model_revision"}.get(key, key)
             if not isinstance(value, dict | list) and value is not None:
                 assert seen[name] == value, (point, key)
+
+
+@pytest.mark.usefixtures("schema")
+def test_axolotls_prompts_are_of_the_jobs_columns_alone(facts: Facts) -> None:
+    """A column `system` that the job does not name is no system prompt, and `input` is not added to the prompt."""
+    module = importlib.import_module("axolotl.prompt_strategies.user_defined")
+    (dataset,) = yaml.safe_load(EXPORTS["axolotl"].write(made(facts)))["datasets"]
+    form = module.UserDefinedDatasetConfig(**dataset["type"])
+    strategy = module.load(SimpleNamespace(), SimpleNamespace(train_on_inputs=False, sequence_len=8), form)
+    row = {"prompt": "P", "completion": "C", "system": "S", "input": "I"}
+    prompt, given, completion, system = strategy.parse_instruction_fields(row)
+    assert completion == "C"
+    assert "".join(strategy.prompter.build_prompt_w_system(system, prompt, given, None)) == "P"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -195,7 +208,7 @@ def test_llamafactorys_checks_take_the_file(columns: tuple[str, ...], factory: A
 
 
 # What the data's file holds, their columns and form -> what Unsloth's SFTTrainer is given of each row.
-TALK = [{"from": "human", "value": "name"}, {"from": "gpt", "value": "path"}]
+SHARED = [{"from": "human", "value": "name"}, {"from": "gpt", "value": "path"}]
 READ: dict[str, tuple[str, str, dict[str, str], dict[str, Any], dict[str, Any]]] = {
     "csv": (
         "rows.csv",
@@ -213,7 +226,7 @@ READ: dict[str, tuple[str, str, dict[str, str], dict[str, Any], dict[str, Any]]]
     ),
     "sharegpt": (
         "rows.jsonl",
-        (json.dumps({"messages": TALK, "more": 1}) + "\n") * 8,
+        (json.dumps({"messages": SHARED, "more": 1}) + "\n") * 8,
         {"messages": "messages"},
         {"sharegpt": True},
         {"messages": [{"role": "user", "content": "name"}, {"role": "assistant", "content": "path"}]},
@@ -240,6 +253,48 @@ def test_unsloth_is_given_the_rows_as_they_were_measured(
     (tmp_path / "unsloth_train.py").write_text(EXPORTS["unsloth"].write(found))
     _module(tmp_path / "unsloth_train.py").main()
     assert list(trainer.call_args.kwargs["train_dataset"])[0] == row
+
+
+TALK = [{"role": "user", "content": "name"}, {"role": "assistant", "content": "path"}]
+MARKED = (
+    "{% for one in messages %}{{ one['role'] }}: {% if one['role'] == 'assistant' %}"
+    "{% generation %}{{ one['content'] }}{% endgeneration %}{% else %}{{ one['content'] }}{% endif %}\n{% endfor %}"
+)
+
+
+def start_trl(still: Path, row: dict[str, Any], columns: tuple[str, ...], facts: HardwareFacts, template: str) -> None:
+    """What `trl sft` does with the exported file for data of such rows, in one step."""
+    from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
+    from trl.scripts.sft import main
+
+    made_of = configuration("lora", 8, 2)
+    spec = job(still, made_of)
+    (still / "data.jsonl").write_text((json.dumps(row) + "\n") * 40)
+    (still / "template.jinja").write_text(template)
+    source = {"source": str(still / "data.jsonl")}
+    spec = spec.model_copy(update={"dataset": spec.dataset.model_copy(update=source)})
+    (still / "trl.yaml").write_text(EXPORTS["trl.yaml"].write(reading(recommended(spec, made_of, facts), columns)))
+    parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
+    more = [
+        "--output_dir",
+        str(still / "out"),
+        "--max_steps",
+        "1",
+        "--chat_template_path",
+        str(still / "template.jinja"),
+    ]
+    main(*parser.parse_args_and_config(["--config", str(still / "trl.yaml"), *more]))
+
+
+@pytest.mark.parametrize("row", [{"text": "return name"}, {"messages": TALK}])
+def test_trl_trains_whatever_other_columns_the_data_has(row: dict[str, Any], still: Path, facts: Facts) -> None:
+    start_trl(still, row | {"prompt": "name", "prompt_id": "7"}, tuple(row), facts(), MARKED)
+    assert (still / "out" / "adapter_config.json").is_file()
+
+
+def test_trl_does_not_start_without_marks_in_the_template(still: Path, facts: Facts) -> None:
+    with pytest.raises(ValueError, match="generation"):
+        start_trl(still, {"messages": TALK}, ("messages",), facts(), "{{ messages[0]['content'] }}")
 
 
 CASES: dict[str, dict[str, str]] = {

@@ -313,6 +313,16 @@ def test_the_head_says_versions_and_what_is_lost(export: str, facts: Facts) -> N
     assert target.slower(found) == pytest.approx(1.25 if lost.get("projections") else 1.0) or "batching" in lost
 
 
+@pytest.mark.parametrize("export", TARGETS)
+def test_the_command_keeps_to_the_one_gpu_that_was_measured(export: str, facts: Facts) -> None:
+    """With all that it sees a trainer would multiply the effective batch."""
+    on_cpu, on_gpu = (made(lambda device=device: facts(device=device)) for device in ("cpu", "cuda"))
+    above = EXPORTS[export].write(on_gpu).splitlines()[:4]
+    (started,) = (line for line in above if line.endswith(TARGETS[export].run))
+    assert "CUDA_VISIBLE_DEVICES=0 " in started
+    assert "CUDA_VISIBLE_DEVICES" not in EXPORTS[export].write(on_cpu)
+
+
 def _brings(lever: str, factor: float) -> Contribution:
     return Contribution(lever=lever, baseline="a", choice="b", factor=factor, low=1.0, high=2.0, reason="")
 
@@ -335,19 +345,3 @@ def test_another_trainers_task_is_refused_in_a_sentence(facts: Facts) -> None:
         if "sequence-classification" not in target.tasks:
             with pytest.raises(NotYet, match="sequence-classification"):
                 EXPORTS[name].write(found)
-
-
-def test_packed_rows_are_counted_as_rows(facts: Facts) -> None:
-    """200,000 tokens in 1,000 samples: a step's 32 samples are 12.5 rows of 512 tokens."""
-    found = made(facts, batching="packed", attention="flash-attention-2")
-    for export, micro, steps in (
-        ("axolotl", "micro_batch_size", 2),
-        ("ms-swift", "per_device_train_batch_size", 2),
-        ("trl.yaml", "per_device_train_batch_size", 2),
-    ):
-        written = yaml.safe_load(EXPORTS[export].write(found))
-        assert (written[micro], written["gradient_accumulation_steps"]) == (8, steps), export
-    masked = yaml.safe_load(EXPORTS["trl.yaml"].write(made(facts, batching="packed")))
-    assert (masked["per_device_train_batch_size"], masked["gradient_accumulation_steps"]) == (1, 16)
-    unpacked = yaml.safe_load(EXPORTS["ms-swift"].write(made(facts, batching="packed")))
-    assert (unpacked["packing"], unpacked["per_device_train_batch_size"]) == (False, 8)
