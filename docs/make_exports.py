@@ -31,13 +31,15 @@ HELD = """
 A file names the versions that were measured and those that its trainer pins: speed and stability were measured with
 `train.py`, not there. Every lever is written, as unset keys are not neutral: TRL and ms-swift checkpoint unasked,
 LLaMA-Factory does so reentrantly, Axolotl computes in bf16 and TF32 where the device can and drops rows that are too
-long.
+long. What was measured on a GPU is started with `CUDA_VISIBLE_DEVICES=0`: on all GPUs that they see, trainers would
+train with that many times the effective batch.
 
 `make test` holds every key to the fields that the trainers know. `python .ci/export_fields.py` reads these from their
 wheels without running them, and keeps them in `tests/exports/fields` with versions and checksums. Names of optimizers
 and attention kernels are held to the trainers' lists, `accelerate.yaml` to accelerate's own parser, and the script for
-Trainer trains: its losses are those of the trial. `make test-exports` reads the files with TRL's parser and Axolotl's
-schema, trains with the script for TRL, and compares the kept fields with the wheels.
+Trainer trains: its losses are those of the trial. `make test-exports` reads the files with TRL's, ms-swift's and
+LLaMA-Factory's parsers and Axolotl's schema, trains with the script for TRL, has the script for Unsloth read data, and
+compares the kept fields with the wheels.
 """
 
 

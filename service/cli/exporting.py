@@ -71,7 +71,8 @@ def listing(recommendation: Recommendation, place: str) -> list[str]:
         if target is not None and (why := target.refuses(recommendation)):
             lines += [f"    {why}", ""]
             continue
-        lines += [f"    {command(export, place)}", f"    {target.run if target else f'python {export.file}'}"]
+        run = target.command(recommendation) if target else f"python {export.file}"
+        lines += [f"    {command(export, place)}", f"    {run}"]
         lost = sentences(target.losses(recommendation)) if target else []
         lines += [f"    - {one}" for one in lost] or ["    It says every lever as it was measured."]
         if target is not None and (slower := target.slower(recommendation)) > 1:

@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from textwrap import fill, indent
 from typing import Any
+
+import yaml
 
 from service.contract.recommendation import Recommendation
 from service.exports.base import Export
 from service.exports.hugging_face import ALLOCATOR, NO_ACCUMULATION
 from service.exports.job_settings import on_cpu
-from service.exports.layout import yaml_file
+from service.exports.layout import WIDTH, commented, yaml_file
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
 
+INDENT = "    "
+OTHERS = (
+    "For a script of your own that leaves this to accelerate, in place of what is above. Not for trainer.py, which\n"
+    "does it itself: accelerate would do it a second time."
+)
 SCRIPT = cannot("the script that accelerate starts decides on it; the exports train.py and trainer are such scripts")
 MIXED = nearest("autocast keeps the weights that it has cast, which takes memory", mixed_precision="bf16")
 FP8 = says(mixed_precision="fp8", fp8_config={"backend": "AO", "pad_inner_dim": True})
+REGIONAL = {"dynamo_use_dynamic": True, "dynamo_use_fullgraph": False, "dynamo_use_regional_compilation": True}
+WHOLE = REGIONAL | {"dynamo_use_regional_compilation": False}
+STATIC = WHOLE | {"dynamo_use_dynamic": False}
 
 
-def compiled(word: Word, **options: Any) -> Word:
+def compiled(how: Mapping[str, bool], note: str = "", mode: str = "default", backend: str = "INDUCTOR") -> Word:
     """A word for compiling: dynamo's configuration."""
-    return Word(word.verdict, word.note, {"dynamo_config": {"dynamo_backend": "INDUCTOR", **options}})
+    keys = {"dynamo_config": {"dynamo_backend": backend, "dynamo_mode": mode, **how}}
+    return nearest(note, **keys) if note else says(**keys)
 
 
-LAYERS = compiled(
-    says(),
-    dynamo_mode="default",
-    dynamo_use_dynamic=True,
-    dynamo_use_fullgraph=False,
-    dynamo_use_regional_compilation=True,
-)
+# What trainer.py does itself, and accelerate would do a second time if the file said it: for a script that does not.
+FOR_OTHERS: Words = {
+    "float8": {
+        "tensorwise": FP8,
+        **alike(nearest("one scale a tensor, not a row", **FP8.keys), "rowwise", "rowwise-high-precision-gradients"),
+    },
+    "compile": {
+        "per-layer": compiled(REGIONAL),
+        "per-layer-max-autotune": compiled(REGIONAL, mode="max-autotune-no-cudagraphs"),
+        "per-layer-aot-eager": compiled(REGIONAL, backend="AOT_EAGER"),
+        "whole": compiled(WHOLE),
+        "whole-reduce-overhead": compiled(STATIC, NO_ACCUMULATION, "reduce-overhead"),
+        "whole-max-autotune": compiled(WHOLE, mode="max-autotune-no-cudagraphs"),
+        "whole-cudagraphs": compiled(STATIC, NO_ACCUMULATION, backend="CUDAGRAPHS"),
+    },
+}
 # Baselines that are what happens unasked; all else is the script's.
 AS_IT_IS: Words = {
+    "float8": {"off": says()},
     "kernels": {"off": says()},
     "experts": {"as-is": says()},
     "normalisation": {"as-is": says()},
     "head": {"logits": says()},
     "vocabulary": {"as-is": says()},
     "checkpointing": {"off": says()},
+    "compile": {"off": says()},
     "activations": {"all": says()},
     "padding": {"longest": says()},
     "projections": {"peft": says()},
     "cache": {"kept": says()},
 }
-WHOLE = {"dynamo_use_dynamic": True, "dynamo_use_fullgraph": False, "dynamo_use_regional_compilation": False}
 WORDS: Words = {
     "precision": {
         **alike(says(mixed_precision="no"), "checkpoint", "fp32", "bf16", "fp16", "fp64"),
@@ -54,36 +77,11 @@ WORDS: Words = {
         "bf16-mixed-uncached": MIXED,
         "fp16-mixed": says(mixed_precision="fp16"),
     },
-    "float8": {
-        "off": says(fp8_config={}),
-        "tensorwise": FP8,
-        **alike(nearest("one scale a tensor, not a row", **FP8.keys), "rowwise", "rowwise-high-precision-gradients"),
-    },
     "attention": {"sdpa": says("it is what transformers does unasked")},
     **AS_IT_IS,
-    "compile": {
-        "off": says(dynamo_config={}),
-        "per-layer": LAYERS,
-        "per-layer-max-autotune": compiled(
-            says(), **{**LAYERS.keys["dynamo_config"], "dynamo_mode": "max-autotune-no-cudagraphs"}
-        ),
-        "per-layer-aot-eager": Word(
-            "says", "", {"dynamo_config": {**LAYERS.keys["dynamo_config"], "dynamo_backend": "AOT_EAGER"}}
-        ),
-        "whole": compiled(says(), dynamo_mode="default", **WHOLE),
-        "whole-reduce-overhead": compiled(
-            nearest(NO_ACCUMULATION), dynamo_mode="reduce-overhead", **{**WHOLE, "dynamo_use_dynamic": False}
-        ),
-        "whole-max-autotune": compiled(says(), dynamo_mode="max-autotune-no-cudagraphs", **WHOLE),
-        "whole-cudagraphs": Word(
-            "nearest",
-            NO_ACCUMULATION,
-            {"dynamo_config": {"dynamo_backend": "CUDAGRAPHS", **WHOLE, "dynamo_use_dynamic": False}},
-        ),
-    },
     "allocator": ALLOCATOR,
 }
-NEUTRAL: dict[str, Any] = {"mixed_precision": "no", "dynamo_config": {}, "fp8_config": {}}
+NEUTRAL: dict[str, Any] = {"mixed_precision": "no"}
 TARGET = Target(
     title="accelerate",
     package="accelerate",
@@ -97,6 +95,8 @@ TARGET = Target(
     differs=(
         "it says where a script runs and in which precision; everything else is in the script, as in the export "
         "trainer, so that nothing is lost where that script is started with it",
+        "for a script that leaves compiling and float8 to accelerate, the keys stand at the end as comments: with "
+        "trainer.py, accelerate would do both a second time",
     ),
 )
 
@@ -112,7 +112,21 @@ def write(recommendation: Recommendation) -> str:
         "use_cpu": on_cpu(recommendation),
         "debug": False,
     }
-    return yaml_file(TARGET, recommendation, job)
+    return yaml_file(TARGET, recommendation, job) + for_others(recommendation)
+
+
+def for_others(recommendation: Recommendation) -> str:
+    """As comments, the keys of what trainer.py does itself; nothing where it does nothing of the kind."""
+    parts = []
+    for lever, words in FOR_OTHERS.items():
+        choice = recommendation.configuration.levers.get(lever, "")
+        if word := words.get(choice):
+            nearly = f", the nearest: {word.note}" if word.note else ""
+            keys = yaml.safe_dump(dict(word.keys), sort_keys=False)
+            parts += [fill(f"{lever}={choice}{nearly}", WIDTH), "", indent(keys, INDENT)]
+    if not parts:
+        return ""
+    return "\n" + commented("\n".join([OTHERS, "", *parts]))
 
 
 EXPORT = Export(

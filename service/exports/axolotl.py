@@ -13,7 +13,6 @@ from service.exports.layout import yaml_file
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
 from service.levers.attention import FLASH
 from service.levers.batching import PACKED
-from service.levers.precision import AUTOCAST
 from service.recipe import SCHEDULES
 
 LIGER = "axolotl.integrations.liger.LigerPlugin"
@@ -29,6 +28,7 @@ KEYS_OF = {
 KEPT: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
 EVERY = nearest("every layer is checkpointed, not every second or fourth", **KEPT)
 HALF_MASTERS = "full finetuning keeps its weights in 16 bits, without fp32 master weights"
+FP16_WEIGHTS = "full finetuning would load weights in fp16, whose gradients the scaler refuses, so that all is in fp32"
 BY_LENGTH = nearest("samples are grouped by length over many batches, which changes their order", group_by_length=True)
 PACKS = {"sample_packing": True, "eval_sample_packing": False}
 EPOCHS = nearest(
@@ -37,10 +37,15 @@ EPOCHS = nearest(
 )
 
 
-def mixed(flag: str, note: str = "") -> Word:
+def bf16_mixed(frozen: Word) -> Word:
     """Autocast; where nothing is frozen the weights themselves have 16 bits."""
-    frozen = nearest(note, **{flag: True}) if note else says(**{flag: True})
-    return frozen.only({"method": hf.ADAPTERS}, nearest(HALF_MASTERS, **{flag: True}))
+    return frozen.only({"method": hf.ADAPTERS}, nearest(HALF_MASTERS, **frozen.keys))
+
+
+def in_32_bits(word: Word) -> Word:
+    """This word, but over a base of 8 bits, with which Axolotl loads fp16 unless it is asked for bf16."""
+    rest_in_fp16 = nearest("over a base of 8 bits what is not quantised is loaded in fp16", **word.keys)
+    return word.only({"method": ("lora", "full")}, word.only({"quantization": ("nf4-double", "nf4")}, rest_in_fp16))
 
 
 def liger(*keys: str) -> Word:
@@ -60,17 +65,33 @@ def four_bits(double: bool) -> Word:
     return says(load_in_4bit=True, bnb_config_kwargs=options)
 
 
+CUT_HEAD = says(plugins={CUT: True}, cut_cross_entropy=True)
+CUT_BY_PRECISION = CUT_HEAD.only(
+    {"precision": ("bf16-mixed", "bf16-mixed-uncached")},
+    CUT_HEAD.only(
+        {"precision": ("fp16-mixed",), "method": hf.ADAPTERS}, cannot("its plugin is for bf16 and fp16 only")
+    ),
+)
 WORDS: Words = {
     **hf.CODE,
     "precision": {
-        "checkpoint": nearest("weights are loaded in fp32; if the checkpoint has bf16, set bfloat16: true instead"),
-        "fp32": says(float32=True),
-        "tf32": says(float32=True, tf32=True),
-        "fp32-medium": nearest("TF32 in place of bf16 pieces", float32=True, tf32=True),
-        "bf16-mixed": mixed("bf16"),
-        "bf16-mixed-uncached": mixed("bf16", "autocast keeps the weights that it has cast, which takes memory"),
-        "fp16-mixed": mixed("fp16"),
-        "bf16": says(bfloat16=True),
+        "checkpoint": in_32_bits(
+            nearest(
+                "weights are loaded in fp32; if the checkpoint has bf16, set bfloat16: true instead (under autocast)"
+            )
+        ),
+        "fp32": in_32_bits(says(float32=True)),
+        "tf32": in_32_bits(says(float32=True, tf32=True)),
+        "fp32-medium": in_32_bits(nearest("TF32 in place of bf16 pieces", float32=True, tf32=True)),
+        "bf16-mixed": bf16_mixed(says(bf16=True)),
+        "bf16-mixed-uncached": bf16_mixed(
+            nearest("autocast keeps the weights that it has cast, which takes memory", bf16=True)
+        ),
+        "fp16-mixed": says(fp16=True).only(
+            {"method": hf.ADAPTERS},
+            cannot(FP16_WEIGHTS, float32=True),
+        ),
+        "bf16": nearest("under autocast, which computes layer norms and softmax in fp32", bfloat16=True),
         "fp16": says(float16=True),
         "fp64": cannot("it loads weights in 32 bits at most", float32=True),
     },
@@ -108,9 +129,7 @@ WORDS: Words = {
     "head": {
         "logits": says(chunked_cross_entropy=False),
         "chunked": nearest("all logits are computed, and their cross-entropy in chunks", chunked_cross_entropy=True),
-        "cut-cross-entropy": says(plugins={CUT: True}, cut_cross_entropy=True).only(
-            {"precision": AUTOCAST}, cannot("its plugin is for bf16 and fp16 only")
-        ),
+        "cut-cross-entropy": CUT_BY_PRECISION,
         "liger": liger("liger_fused_linear_cross_entropy"),
     },
     "optimizer": hf.optimizers(
@@ -292,7 +311,7 @@ def write(recommendation: Recommendation) -> str:
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
         "seed": training.seed,
-        **({"eval_steps": training.evaluation_steps} if training.evaluation_steps else {"evals_per_epoch": 1}),
+        **({"eval_steps": training.evaluation_steps} if training.evaluation_steps else {"eval_strategy": "epoch"}),
         "logging_steps": 10,
     }
     settings = TARGET.keys(recommendation)
@@ -305,7 +324,20 @@ def write(recommendation: Recommendation) -> str:
             "lora_dropout": spec.lora.dropout,
             **({"lora_target_linear": True} if targets == "all-linear" else {"lora_target_modules": targets}),
         }
-    return yaml_file(TARGET, recommendation, job, unread(recommendation, reads=("split", "revision", "template")))
+    told = [*unread(recommendation, reads=("split", "revision", "template")), *about_rows(recommendation)]
+    return yaml_file(TARGET, recommendation, job, told)
+
+
+def about_rows(recommendation: Recommendation) -> list[str]:
+    """Sentences on what Axolotl makes of the rows beside what it is told."""
+    data = data_of(recommendation)
+    if "text" in data.columns and data.at_max_length:
+        return ["texts longer than sequence_len are split, not cut: all of their pieces are trained on"]
+    if "messages" in data.columns:
+        return [
+            "a column 'system', if the data has one, is put before conversations that do not begin with a system turn"
+        ]
+    return []
 
 
 def dataset(recommendation: Recommendation) -> dict[str, Any]:
@@ -332,6 +364,7 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
         return place | {"type": "completion", "field": data.columns["text"]}
     form = {
         "system_prompt": "",
+        "field_system": "no such column",  # unset, it is `system`, and a column of that name is put before each prompt
         "field_instruction": data.columns["prompt"],
         "field_output": data.columns["completion"],
         "format": "{instruction}",

@@ -9,9 +9,13 @@ from typing import Any
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
 from service.contract.recommendation import Recommendation
+from service.contract.rows import SEPARATORS
 from service.errors import NotYet
 from service.levers.batching import PACKED
 from service.recipe import SCHEDULES
+
+# By what share of its rows a step of packed rows may be larger or smaller than the effective batch asks for.
+NEARLY = 0.15
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ def was_packed(recommendation: Recommendation) -> bool:
     return recommendation.configuration.levers["batching"] in PACKED
 
 
-def batch(recommendation: Recommendation, packs: bool = False) -> Batch:
-    """The measured batch for a trainer that counts samples, or packed rows if it `packs`.
+def batch(recommendation: Recommendation, packs: bool = False, row_by_row: bool = False) -> Batch:
+    """The measured batch for a trainer that counts samples, or packed rows if it `packs` (one a time if `row_by_row`).
 
     Samples: the largest size up to the measured one that divides the step, so that the effective batch holds; a row of
     one sample takes no more memory than one of several. Rows: as many as hold a step's samples by their mean length.
@@ -55,12 +59,19 @@ def batch(recommendation: Recommendation, packs: bool = False) -> Batch:
     effective, most = chosen.effective_batch_size, chosen.micro_batch_size
     if packs:
         data, length = data_of(recommendation), spec_of(recommendation).dataset.max_length
-        micro = most if chosen.rows_are_packed else max(1, (chosen.token_budget or 0) // length)
-        rows = effective * data.tokens / max(1, data.rows) / length
-        micro = min(micro, max(1, math.ceil(rows)))
-        return Batch(micro, max(1, round(rows / micro)), chosen.evaluation_batch_size)
+        most = most if chosen.rows_are_packed else max(1, (chosen.token_budget or 0) // length)
+        rows = max(1, round(effective * data.tokens / max(1, data.rows) / length))
+        return Batch(*split(rows, 1 if row_by_row else most), chosen.evaluation_batch_size)
     micro = max(size for size in range(1, min(most, effective) + 1) if effective % size == 0)
     return Batch(micro, effective // micro, chosen.evaluation_batch_size)
+
+
+def split(rows: int, most: int) -> tuple[int, int]:
+    """(rows of a micro batch, micro batches of a step): the fewest that together have nearly as many rows."""
+    for steps in range(math.ceil(rows / most), rows):
+        if abs(steps * round(rows / steps) - rows) <= NEARLY * rows:
+            return round(rows / steps), steps
+    return 1, rows
 
 
 def lora_targets(recommendation: Recommendation) -> str | list[str]:
@@ -109,7 +120,8 @@ def loader(data: DatasetFacts) -> str:
 def unread(recommendation: Recommendation, *names: str, reads: tuple[str, ...] = ()) -> list[str]:
     """Sentences on what of the data another trainer reads in another way; columns are to have one of the `names`.
 
-    `reads` is what its file says of the data: the `split` that trains, the data's `revision`, the chat `template`.
+    `reads` is what its file says of the data: the `split` that trains, the data's `revision`, the chat `template`, the
+    separator of `csv` files, and that whole `numbers` are text.
     """
     spec, data = spec_of(recommendation), data_of(recommendation)
     found = [
@@ -133,6 +145,10 @@ def unread(recommendation: Recommendation, *names: str, reads: tuple[str, ...] =
             "conversations are not written by dataset.chat_template: set it as the tokenizer's chat_template, save the "
             "tokenizer with the model's files, and name their folder as the model"
         )
+    if (separator := data.form.csv_options.get("delimiter")) and "csv" not in reads:
+        found.append(f"it reads csv files as separated by commas, not by {SEPARATORS[separator]}: rewrite them first")
+    if data.form.numbers_as_text and "numbers" not in reads:
+        found.append("it wants text where some rows have whole numbers: write these as text, in quotes, first")
     wrong = [column for column in data.columns.values() if names and column not in names]
     if wrong:
         found.append(f"it reads columns named {' or '.join(names)}: rename {', '.join(map(repr, wrong))} first")

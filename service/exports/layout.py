@@ -9,10 +9,12 @@ from typing import Any
 import yaml
 
 from service.contract.recommendation import Recommendation
-from service.exports.words import Target, sentences
+from service.exports.words import Target, on_gpu, sentences
 
 WIDTH = 116
 SHOWN = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
+
+KEPT_TO_ONE = "It was measured on one GPU. On N GPUs it would train with N times the effective batch."
 
 
 def head(target: Target, recommendation: Recommendation, differs: Sequence[str] = ()) -> str:
@@ -22,12 +24,12 @@ def head(target: Target, recommendation: Recommendation, differs: Sequence[str] 
     measured = ", ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions)
     faster = f", {evidence.speedup:.2f}x the baseline" if evidence.speedup else ""
     unsure = "" if recommendation.stability.stable else ", not verified"
-    given = "".join(f"{name}={value} " for name, value in target.environment(recommendation).items())
     text = [
         f"Finetune with {target.title} as dynotune measured it best. This file is yours: change it.",
         "",
-        f"    {given}{target.run}",
+        f"    {target.command(recommendation)}",
         "",
+        *([KEPT_TO_ONE, ""] if on_gpu(recommendation) else ()),
         f"Measured with train.py: {evidence.tokens_per_second:,.0f} non-padding tokens/s{faster}{unsure}, "
         f"on {environment.get('name', 'an unnamed device')}" + (f" ({measured})." if measured else "."),
         f"Written for {target.package} {target.version}, which pins {', '.join(target.pins)}. Speed and stability "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+from service.contract.measurement import DatasetFacts
 from service.contract.recommendation import Recommendation
 from service.errors import NotYet
 from service.exports import hugging_face as hf
@@ -33,16 +35,19 @@ BY_LENGTH = nearest(
     "samples are grouped by length over 50 batches, which changes their order",
     train_sampling_strategy="group_by_length",
 )
-NEAT = nearest(
+THOUSANDS = (
     "samples are packed a thousand at a time, not a step's, so that a step's samples only nearly number the effective "
-    "batch",
+    "batch"
+)
+NEAT = nearest(THOUSANDS, packing=True, neat_packing=True)
+ONE_ROW = nearest(f"{THOUSANDS}, and a micro batch is one row, as its collator demands", **NEAT.keys)
+JOINED = nearest(
+    "data with a column of texts are packed as in pretraining, joined a thousand at a time and cut into rows of "
+    "cutoff_len, so that texts go on in the next row and attend to those before them in the same row",
     packing=True,
-    neat_packing=True,
+    neat_packing=False,
 )
-PACKING = NEAT.only(
-    {"attention": ("eager", "sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math", "varlen", *FLASH)},
-    cannot("its packing keeps samples apart with eager attention, sdpa and FlashAttention only"),
-)
+PACKING = JOINED.only({"columns": ("text",)}, ONE_ROW.only({"attention": FLASH}, NEAT))
 EIGHT = nearest("its collator always pads to a multiple of 8")
 
 
@@ -78,7 +83,10 @@ WORDS: Words = {
             "the gradient of the weights in fp8 too", fp8=True, fp8_backend="torchao"
         ),
     },
-    "attention": hf.attention("flash_attn", "disabled", "sdpa", "fa2", "fa3", None),
+    "attention": {
+        **hf.attention("flash_attn", "disabled", "sdpa", "fa2", None, None),
+        "flash-attention-3": nearest("FlashAttention 2 in place of 3, which its loader refuses", flash_attn="fa2"),
+    },
     "kernels": {
         "off": says(enable_liger_kernel=False),
         **alike(LIGER, "liger", "liger-rope", "liger-rms-norm", "liger-swiglu"),
@@ -173,6 +181,7 @@ TARGET = Target(
     words=WORDS,
 )
 NAME = "measured"
+TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "system_tag")
 
 
 def write(recommendation: Recommendation) -> str:
@@ -180,23 +189,26 @@ def write(recommendation: Recommendation) -> str:
     if why := TARGET.refuses(recommendation):
         raise NotYet(why)
     spec, data = spec_of(recommendation), data_of(recommendation)
-    packs = TARGET.keys(recommendation)["packing"] and was_packed(recommendation)
-    chats = "messages" in data.columns
+    settings = TARGET.keys(recommendation)
+    single = settings["neat_packing"] and settings["flash_attn"] == "fa2"
+    size = batch(recommendation, settings["packing"] and was_packed(recommendation), row_by_row=single)
+    size = replace(size, evaluation=1) if single else size
+    texts, chats = "text" in data.columns, "messages" in data.columns
     job: dict[str, Any] = {
         "model_name_or_path": spec.model.source,
         **({"model_revision": spec.model.revision} if spec.model.revision else {}),
         **({"trust_remote_code": True} if recommendation.evidence.measurement.remote_code else {}),
-        "stage": "pt" if "text" in data.columns else "sft",
+        "stage": "pt" if texts else "sft",
         "do_train": True,
         "finetuning_type": "lora" if recommendation.LoraConfig else "full",
         "dataset_dir": str(PurePath(spec.dataset.source).parent) if data.is_local else ".",
         "dataset": NAME,
         "template": None if chats else "empty",
         "cutoff_len": spec.dataset.max_length,
-        "train_on_prompt": spec.training.loss_on == "all",
+        "train_on_prompt": spec.training.loss_on == "all" and not texts,  # of texts everything is learnt
         "val_size": spec.dataset.splits.validation_fraction,
         "output_dir": "output",
-        **trainer_arguments(recommendation, batch(recommendation, packs=packs)),
+        **trainer_arguments(recommendation, size),
     }
     if recommendation.LoraConfig:
         targets = lora_targets(recommendation)
@@ -214,7 +226,29 @@ def write(recommendation: Recommendation) -> str:
     told = commented(
         f"Put this into dataset_info.json in the folder {job['dataset_dir']}, or add it to what is there:\n\n{entry}"
     )
-    return yaml_file(TARGET, recommendation, job, unread(recommendation, reads=("split",))) + "\n" + told
+    differs = [*unread(recommendation, reads=("split",)), *read_otherwise(data)]
+    return yaml_file(TARGET, recommendation, job, differs) + "\n" + told
+
+
+def read_otherwise(data: DatasetFacts) -> list[str]:
+    """Sentences on what LLaMA-Factory makes of the data's rows in another way than the measurement."""
+    if "text" in data.columns:
+        return [
+            "the token that ends a text is not learnt where the tokenizer pads with it, which it does where it has no "
+            "padding token of its own"
+        ]
+    if "messages" not in data.columns:
+        return [
+            "the template `empty` writes neither the token that begins a text nor the one that ends it, so that the "
+            "model does not learn to stop: write the tokenizer's bos_token before every prompt and its eos_token after "
+            "every completion in the data first"
+        ]
+    if data.form.sharegpt:
+        return [
+            "it skips conversations in which others than human, gpt and system speak: where your data says user and "
+            "assistant, write these as user_tag and assistant_tag in the entry below"
+        ]
+    return []
 
 
 def dataset(recommendation: Recommendation) -> dict[str, Any]:
@@ -226,9 +260,9 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
         else {"hf_hub_url": spec.dataset.source, "split": spec.dataset.splits.train}
     )
     if "messages" in data.columns:
-        plain = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
-        tags = {} if data.form.sharegpt else {"tags": {**plain, "system_tag": "system"}}
-        return {**place, "formatting": "sharegpt", "columns": {"messages": data.columns["messages"]}, **tags}
+        names = ("from", "value", "human", "gpt") if data.form.sharegpt else ("role", "content", "user", "assistant")
+        tags = dict(zip(TAGS, (*names, "system"), strict=True))  # all of them: with one, the others have no default
+        return {**place, "formatting": "sharegpt", "columns": {"messages": data.columns["messages"]}, "tags": tags}
     if "text" in data.columns:
         return {**place, "columns": {"prompt": data.columns["text"]}}
     return {**place, "columns": {"prompt": data.columns["prompt"], "response": data.columns["completion"]}}

@@ -94,13 +94,13 @@ WORDS: Words = {
         ),
     },
     "adapter": {
-        "as-asked": says(lora_dtype="fp32"),
-        "base-dtype": says(lora_dtype="bf16").only(
-            {"precision": ("bf16-mixed", "bf16-mixed-uncached", "bf16")}, says(lora_dtype="fp32")
+        "as-asked": says(lora_dtype="float32"),
+        "base-dtype": says(lora_dtype="bfloat16").only(
+            {"precision": ("bf16-mixed", "bf16-mixed-uncached", "bf16")}, says(lora_dtype="float32")
         ),
-        "attention-only": says("by its target modules", lora_dtype="fp32"),
-        "rslora": says(use_rslora=True, lora_dtype="fp32"),
-        "dora": says(use_dora=True, lora_dtype="fp32"),
+        "attention-only": says("by its target modules", lora_dtype="float32"),
+        "rslora": says(use_rslora=True, lora_dtype="float32"),
+        "dora": says(use_dora=True, lora_dtype="float32"),
     },
     "loading": hf.LOADING,
     "cache": hf.CACHE,
@@ -127,7 +127,7 @@ NEUTRAL: dict[str, Any] = {
     "group_by_length": False,
     "quant_method": None,
     "quant_bits": None,
-    "lora_dtype": "fp32",
+    "lora_dtype": "float32",
     "use_rslora": False,
     "use_dora": False,
     "dataloader_num_workers": 0,
@@ -138,6 +138,13 @@ NEUTRAL: dict[str, Any] = {
     "bf16_full_eval": False,
     "truncation_strategy": "right",
 }
+
+
+def shaped(settings: dict[str, Any]) -> dict[str, Any]:
+    """The keys as the file has them: its reader turns null into the text `None`, so that such keys stay unset."""
+    return {key: value for key, value in settings.items() if value is not None}
+
+
 TARGET = Target(
     title="ms-swift",
     package="ms-swift",
@@ -146,6 +153,7 @@ TARGET = Target(
     run="swift sft ms-swift.yaml",
     neutral=NEUTRAL,
     words=WORDS,
+    shaped=shaped,
 )
 COLUMNS = {"prompt": "query", "completion": "response", "messages": "messages", "text": "response"}
 

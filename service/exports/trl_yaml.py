@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from service.contract.measurement import DatasetFacts
 from service.contract.recommendation import Recommendation
 from service.errors import NotYet
 from service.exports import hugging_face as hf
@@ -177,10 +178,8 @@ TARGET = Target(
 
 def size_of(recommendation: Recommendation) -> Batch:
     """Micro batches of samples, or of packed rows: one row at a time where attention has a mask."""
-    found = batch(recommendation, packs=was_packed(recommendation))
-    if was_packed(recommendation) and recommendation.configuration.levers["attention"] not in FLASH:
-        return Batch(1, found.micro * found.accumulation, found.evaluation)
-    return found
+    packed = was_packed(recommendation)
+    return batch(recommendation, packed, row_by_row=recommendation.configuration.levers["attention"] not in FLASH)
 
 
 def write(recommendation: Recommendation) -> str:
@@ -189,20 +188,15 @@ def write(recommendation: Recommendation) -> str:
         raise NotYet(why)
     spec, data = spec_of(recommendation), data_of(recommendation)
     learns_all = spec.training.loss_on == "all"
-    source: dict[str, Any] = (
-        {"path": loader(data), "data_files": spec.dataset.source}
-        if data.is_local and not data.is_folder
-        else {"path": spec.dataset.source}
-    )
     job: dict[str, Any] = {
         "model_name_or_path": spec.model.source,
         **({"model_revision": spec.model.revision} if spec.model.revision else {}),
         **({"trust_remote_code": True} if recommendation.evidence.measurement.remote_code else {}),
-        "datasets": [{**source, "split": spec.dataset.splits.train if not data.is_local else "train"}],
+        "datasets": [dataset(recommendation)],
         "test_split_size": spec.dataset.splits.validation_fraction,
         "output_dir": "output",
         "max_length": spec.dataset.max_length,
-        "dataset_text_field": data.columns.get("text", "text"),
+        "dataset_text_field": columns_of(data)[0] if "text" in data.columns else "text",
         "completion_only_loss": "completion" in data.columns and not learns_all,
         "assistant_only_loss": "messages" in data.columns and not learns_all,
         **trainer_arguments(recommendation, size_of(recommendation)),
@@ -216,8 +210,46 @@ def write(recommendation: Recommendation) -> str:
             "lora_dropout": spec.lora.dropout,
             "lora_target_modules": [targets] if isinstance(targets, str) else targets,
         }
-    names = tuple(data.columns) if "text" not in data.columns else ()
-    return yaml_file(TARGET, recommendation, job, unread(recommendation, *names, reads=("split",)))
+    names = () if data.form.sharegpt else columns_of(data)
+    told = [*unread(recommendation, *names, reads=("split",)), *about_chats(recommendation)]
+    return yaml_file(TARGET, recommendation, job, told)
+
+
+def columns_of(data: DatasetFacts) -> tuple[str, ...]:
+    """The columns that TRL is to read, by the names that it wants: it takes `prompt` for the start of a completion."""
+    text = data.columns.get("text")
+    return (text,) if text and text != "prompt" else tuple(data.columns)
+
+
+def dataset(recommendation: Recommendation) -> dict[str, Any]:
+    """Where the data is, and which of its columns are read: TRL guesses the form of a row from all that it has."""
+    spec, data = spec_of(recommendation), data_of(recommendation)
+    source = spec.dataset.source
+    place = {"path": loader(data), "data_files": source} if data.is_local and not data.is_folder else {"path": source}
+    split = "train" if data.is_local else spec.dataset.splits.train
+    return {**place, "split": split, "columns": list(columns_of(data))}
+
+
+def about_chats(recommendation: Recommendation) -> list[str]:
+    """Sentences on what has to be done before TRL can train on conversations."""
+    data = data_of(recommendation)
+    found: list[str] = []
+    if "messages" not in data.columns:
+        return found
+    if data.form.sharegpt:
+        found.append(
+            "conversations in ShareGPT's form cannot be trained on: write them to a column 'messages' first, whose "
+            "turns have `role` (user, assistant or system) and `content` in place of `from` (human, gpt or system) "
+            "and `value`"
+        )
+    if spec_of(recommendation).training.loss_on == "completion":
+        found.append(
+            "the chat template has to mark what the assistant says, as only that is learnt: TRL does not start with a "
+            "template without {% generation %} and {% endgeneration %}, unless it is one of those that TRL completes "
+            "itself. Put the marks around the assistant's words and the token that ends them, write the template to a "
+            "file, and add the line chat_template_path: FILE.jinja"
+        )
+    return found
 
 
 EXPORT = Export("trl.yaml", "a configuration file for `trl sft`", write, "trl.yaml", "TRL's command line", TARGET)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
+from service.contract.measurement import DatasetFacts
 from service.contract.recommendation import Recommendation
 from service.errors import NotYet
 from service.exports import hugging_face as hf
@@ -45,9 +47,18 @@ def under(section: str, words: dict[str, Word]) -> dict[str, Word]:
     }
 
 
+class Dtype(str):
+    """A dtype of torch by its name, printed as Python: of the names as text, Unsloth takes few and those not always."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"torch.{self}"
+
+
 def dtype(name: str, note: str = "", **flags: bool) -> Word:
-    """Weights in a format of 16 bits, with the flag of autocast."""
-    keys = {"load.dtype": name, **{f"train.{flag}": value for flag, value in flags.items()}}
+    """Weights in this format, with the flag of autocast."""
+    keys = {"load.dtype": Dtype(name), **{f"train.{flag}": value for flag, value in flags.items()}}
     return nearest(note, **keys) if note else says(**keys)
 
 
@@ -211,49 +222,65 @@ def write(recommendation: Recommendation) -> str:
         "bias": "none",
         "random_state": spec.training.seed,
     }
-    learns_all = spec.training.loss_on == "all"
+    chats, learns_all = "messages" in data.columns, spec.training.loss_on == "all"
     train = {
         "output_dir": "output",
         "max_length": spec.dataset.max_length,
         "dataset_text_field": "text",
         "completion_only_loss": "completion" in data.columns and not learns_all,
-        "assistant_only_loss": "messages" in data.columns and not learns_all,
+        "assistant_only_loss": chats and not learns_all,
         **trainer_arguments(recommendation, batch(recommendation, packs=was_packed(recommendation))),
     }
     train.pop("use_cpu", None)  # there is no Unsloth without a GPU
-    read_otherwise = unread(recommendation, reads=("split", "revision", "template"))
-    text = quoted(head(TARGET, recommendation, read_otherwise)) + SCRIPT
+    read_otherwise = unread(recommendation, reads=("split", "revision", "template", "csv", "numbers"))
     template = data.form.chat_template
     replaced = {
         "LOAD": assigned([("the job", load), *parts["load"]]),
         "ADAPT": assigned([("the job", adapt), *parts["adapt"]]),
         "TRAIN": assigned([("the job", train), *parts["train"]]),
         "COLUMNS": json.dumps({column: kind for kind, column in data.columns.items()}),
-        "SOURCE": repr(source(recommendation)),
+        "SOURCE": source(recommendation),
+        "VALUE": value(data),
+        "FEATURES": "None" if chats else 'Features(dict.fromkeys(COLUMNS.values(), Value("string")))',
         "HELD_OUT": repr(spec.dataset.splits.validation_fraction),
         "SEED": repr(spec.training.seed),
         "TEMPLATE": f"tokenizer.chat_template = {template!r}" if template else "",
         "ADAPTED": "" if recommendation.LoraConfig else "# full finetuning: no adapter\n    # ",
     }
-    for name, value in replaced.items():
-        text = text.replace(f"<{name}>", value)
-    return formatted(text)
+    filled = re.sub(r"<([A-Z_]+)>", lambda found: replaced[found[1]], SCRIPT)
+    return formatted(quoted(head(TARGET, recommendation, read_otherwise)) + filled)
 
 
-def source(recommendation: Recommendation) -> dict[str, Any]:
-    """The arguments of `datasets.load_dataset`."""
+def source(recommendation: Recommendation) -> str:
+    """The arguments of `datasets.load_dataset`. Columns of csv files are text, as they were when it was measured."""
     spec, data = spec_of(recommendation), data_of(recommendation)
-    if not data.is_local:
-        return {"path": spec.dataset.source, "split": spec.dataset.splits.train, "revision": spec.dataset.revision}
     place = "data_dir" if data.is_folder else "data_files"
-    return {"path": loader(data), place: spec.dataset.source, "split": "train"}
+    found = (
+        {"path": loader(data), place: spec.dataset.source, "split": "train"}
+        if data.is_local
+        else {"path": spec.dataset.source, "split": spec.dataset.splits.train, "revision": spec.dataset.revision}
+    )
+    if loader(data) != "csv":
+        return f"**{found!r}"
+    return f"**{found | data.form.csv_options!r}, converters=dict.fromkeys(COLUMNS, str), keep_default_na=False"
+
+
+def value(data: DatasetFacts) -> str:
+    """What becomes of a column's value in a row: text as it was measured, or turns with `role` and `content`."""
+    if "messages" not in data.columns:
+        return '"" if row[name] is None else str(row[name])'
+    if not data.form.sharegpt:
+        return "row[name]"
+    role = '{"human": "user", "gpt": "assistant"}.get(turn["from"], turn["from"])'
+    return f'[{{"role": {role}, "content": turn["value"]}} for turn in row[name]]'
 
 
 SCRIPT = '''
 from unsloth import FastLanguageModel  # before transformers and trl, which it changes
 
 # isort: split
-from datasets import load_dataset
+import torch
+from datasets import Features, Value, load_dataset
 from trl import SFTConfig, SFTTrainer
 
 LOAD = <LOAD>
@@ -262,13 +289,18 @@ TRAIN = <TRAIN>
 COLUMNS = <COLUMNS>  # the data's name of a column -> the name by which TRL knows it
 
 
+def read(row):
+    """A row as it was measured, its columns named as TRL knows them."""
+    return {known: <VALUE> for name, known in COLUMNS.items()}
+
+
 def main():
     """Load, adapt, train, save."""
     model, tokenizer = FastLanguageModel.from_pretrained(**LOAD)
     <TEMPLATE>
     <ADAPTED>model = FastLanguageModel.get_peft_model(model, **ADAPT)
-    rows = load_dataset(**<SOURCE>).select_columns(list(COLUMNS))
-    rows = rows.rename_columns({name: known for name, known in COLUMNS.items() if name != known})
+    rows = load_dataset(<SOURCE>).select_columns(list(COLUMNS))
+    rows = rows.map(read, remove_columns=rows.column_names, features=<FEATURES>)
     parts = rows.train_test_split(test_size=<HELD_OUT>, seed=<SEED>)
     trainer = SFTTrainer(
         model=model,

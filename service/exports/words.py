@@ -25,8 +25,8 @@ class Word:
 
     `keys` are what is written into the target's file for it, on top of the target's neutral ones, and `environment`
     what has to be set before it starts. `note` says in what the nearest differs, or why there is nothing. A word holds
-    where every entry of `when` (lever, circumstance, `dropout` or the dtype of the `weights` -> values) does, and
-    `otherwise` elsewhere.
+    where every entry of `when` (lever, circumstance, `dropout`, the dtype of the `weights` or the data's `columns`
+    -> values) does, and `otherwise` elsewhere.
     """
 
     verdict: Verdict
@@ -75,6 +75,13 @@ def alike(word: Word, *choices: str) -> dict[str, Word]:
 
 Words = Mapping[str, Mapping[str, Word]]
 NOBODY = cannot("nobody has told this export how to say it")
+# Trainers take all GPUs that they see, each with the measured micro batches: N times the effective batch.
+ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
+
+
+def on_gpu(recommendation: Recommendation) -> bool:
+    """Whether it was measured on a GPU: on one, as all trials are."""
+    return recommendation.environment.get("device") == "cuda"
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,7 @@ class Target:
             **circumstances(spec, chosen.method),
             "dropout": "on" if spec.lora.dropout else "off",
             "weights": recommendation.evidence.measurement.weights_dtype or "",
+            "columns": "+".join(sorted(recommendation.dataset.columns)) if recommendation.dataset else "",
         }
         return {
             name: self.word(name, choice).at(point)
@@ -164,11 +172,12 @@ class Target:
             found = merged(found, word.keys)
         return self.shaped(found)
 
-    def environment(self, recommendation: Recommendation) -> dict[str, str]:
-        """What has to be in the environment of the training."""
-        return {
-            name: value for word in self.spoken(recommendation).values() for name, value in word.environment.items()
-        }
+    def command(self, recommendation: Recommendation) -> str:
+        """What starts the training, with what has to be in its environment."""
+        given = dict(ONE_GPU) if on_gpu(recommendation) else {}
+        for word in self.spoken(recommendation).values():
+            given |= word.environment
+        return " ".join([*(f"{name}={value}" for name, value in given.items()), self.run])
 
     def losses(self, recommendation: Recommendation) -> list[Loss]:
         """What the target does not say as it was measured, the dearest first."""

@@ -45,6 +45,11 @@ def test_every_export_that_trains_is_listed_with_its_command(best: Recommendatio
     assert any("json (" in line and "spec (" in line for line in lines[-1:])
 
 
+def test_the_listing_keeps_trainers_to_one_gpu(facts: Facts) -> None:
+    lines = exporting.listing(made(lambda: facts(device="cuda")), "job1")
+    assert "    CUDA_VISIBLE_DEVICES=0 trl sft --config trl.yaml" in lines
+
+
 def test_in_short(best: Recommendation) -> None:
     assert exporting.in_short(None, best) == "nothing"
     assert exporting.in_short(TARGETS["llamafactory"], best) == (

@@ -6,7 +6,6 @@ import ast
 import json
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +61,7 @@ KEYS: dict[str, tuple[str, set[str]]] = {
     "axolotl": ("axolotl", known("axolotl", *CONFIGURATION)),
     "llamafactory": ("llamafactory", known("llamafactory") - known("llamafactory", "DatasetAttr") | {"packing"}),
     "ms-swift": ("ms-swift", known("ms-swift")),
-    "accelerate": ("accelerate", set()),  # by its own parser: test_accelerate_reads_its_file
+    "accelerate": ("accelerate", set()),  # by its own parser: test_accelerate.py
     "unsloth": ("unsloth", set()),  # by sections: test_the_script_for_unsloth_calls_what_there_is
 }
 
@@ -127,7 +126,7 @@ def test_words_are_about_choices_that_exist_and_say_why(export: str) -> None:
         for word in (one for spoken in words.values() for one in spoken.every()):
             assert word.verdict == "says" or word.note, "what is not said has a reason"
             assert not word.note.endswith(".")
-            assert all(lever in LEVERS or lever in ("method", "dropout", "weights") for lever in word.when)
+            assert all(lever in LEVERS or lever in ("method", "dropout", "weights", "columns") for lever in word.when)
             for lever, choices in word.when.items():
                 assert lever not in LEVERS or set(choices) <= set(LEVERS[lever].names)
 
@@ -267,14 +266,18 @@ def test_a_quantised_model_computes_in_its_checkpoints_dtype(weights: str, facts
     assert yaml.safe_load(EXPORTS["trl.yaml"].write(whole))["dtype"] == "auto"
 
 
+def constants(text: str) -> dict[str, Any]:
+    """The values that a script for Unsloth gives its constants, made without the rest of it."""
+    found: dict[str, Any] = {"torch": torch}
+    nodes: list[ast.stmt] = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+    exec(compile(ast.Module(nodes, []), "unsloth_train.py", "exec"), found)
+    return found
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_script_for_unsloth_calls_what_there_is(method: str, facts: Facts) -> None:
     text = EXPORTS["unsloth"].write(made(facts, method, checkpointing="offloaded"))
-    values = {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in ast.parse(text).body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
+    values = constants(text)
     assert set(values["LOAD"]) <= known("unsloth", "FastLanguageModel.from_pretrained")
     adapted = known("unsloth", "FastLlamaModel.get_peft_model") | {"use_dora"}  # which it takes among its **kwargs
     assert set(values["ADAPT"]) <= adapted
@@ -290,28 +293,6 @@ def test_the_script_for_unsloth_calls_what_there_is(method: str, facts: Facts) -
     for key in {key for words in TARGETS["unsloth"].words.values() for one in words.values() for key in one.keys}:
         section, _, name = key.partition(".")
         assert name in sections[section], key
-
-
-def test_accelerate_reads_its_file(facts: Facts, tmp_path: Path) -> None:
-    """accelerate refuses keys that it does not know, but not inside of a section: those are `accelerate launch`'s."""
-    from accelerate.commands.config.config_args import ClusterConfig
-    from accelerate.commands.launch import launch_command_parser
-
-    actions = launch_command_parser()._actions
-    options = {option for action in actions for option in action.option_strings}
-    backends = {
-        str(one).lower() for action in actions if action.dest == "dynamo_backend" for one in action.choices or ()
-    }
-    said = [point for point in points("full") if any(TARGETS["accelerate"].word(*one).keys for one in point.items())]
-    assert {name for point in said for name in point} == {"precision", "float8", "compile"}
-    for point in said:
-        (tmp_path / "accelerate.yaml").write_text(EXPORTS["accelerate"].write(made(facts, "full", **point)))
-        config = ClusterConfig.from_yaml_file(str(tmp_path / "accelerate.yaml"))
-        assert (config.num_processes, config.use_cpu) == (1, True)
-        for name, value in config.dynamo_config.items():
-            assert f"--{name}" in options
-            assert name != "dynamo_backend" or value.lower() in backends
-        assert {f"--fp8_{name}" for name in config.fp8_config or {}} <= options
 
 
 @pytest.mark.parametrize("export", TARGETS)
@@ -330,6 +311,16 @@ def test_the_head_says_versions_and_what_is_lost(export: str, facts: Facts) -> N
     assert "1.40 times as long" in flat
     lost = {one.lever: one.factor for one in losses if one.word.verdict == "cannot"}
     assert target.slower(found) == pytest.approx(1.25 if lost.get("projections") else 1.0) or "batching" in lost
+
+
+@pytest.mark.parametrize("export", TARGETS)
+def test_the_command_keeps_to_the_one_gpu_that_was_measured(export: str, facts: Facts) -> None:
+    """With all that it sees a trainer would multiply the effective batch."""
+    on_cpu, on_gpu = (made(lambda device=device: facts(device=device)) for device in ("cpu", "cuda"))
+    above = EXPORTS[export].write(on_gpu).splitlines()[:4]
+    (started,) = (line for line in above if line.endswith(TARGETS[export].run))
+    assert "CUDA_VISIBLE_DEVICES=0 " in started
+    assert "CUDA_VISIBLE_DEVICES" not in EXPORTS[export].write(on_cpu)
 
 
 def _brings(lever: str, factor: float) -> Contribution:
@@ -354,20 +345,3 @@ def test_another_trainers_task_is_refused_in_a_sentence(facts: Facts) -> None:
         if "sequence-classification" not in target.tasks:
             with pytest.raises(NotYet, match="sequence-classification"):
                 EXPORTS[name].write(found)
-
-
-def test_packed_rows_are_counted_as_rows(facts: Facts) -> None:
-    """200,000 tokens in 1,000 samples: a step's 32 samples are 12.5 rows of 512 tokens."""
-    found = made(facts, batching="packed", attention="flash-attention-2")
-    for export, micro, steps in (
-        ("axolotl", "micro_batch_size", 2),
-        ("ms-swift", "per_device_train_batch_size", 2),
-        ("llamafactory", "per_device_train_batch_size", 2),
-        ("trl.yaml", "per_device_train_batch_size", 2),
-    ):
-        written = yaml.safe_load(EXPORTS[export].write(found))
-        assert (written[micro], written["gradient_accumulation_steps"]) == (8, steps), export
-    masked = yaml.safe_load(EXPORTS["trl.yaml"].write(made(facts, batching="packed")))
-    assert (masked["per_device_train_batch_size"], masked["gradient_accumulation_steps"]) == (1, 16)
-    unpacked = yaml.safe_load(EXPORTS["ms-swift"].write(made(facts, batching="packed")))
-    assert (unpacked["packing"], unpacked["per_device_train_batch_size"]) == (False, 8)

@@ -1,0 +1,26 @@
+"""ms-swift's file holds what its reader and its parser take: nothing that is null, and dtypes by torch's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+from service.contract.hardware import HardwareFacts
+from service.exports import EXPORTS
+from tests.exports.test_targets import METHODS, made, points
+
+Facts = Callable[..., HardwareFacts]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_value_is_null(method: str, facts: Facts) -> None:
+    """swift's reader makes the text `None` of it, which a parser of numbers and choices refuses."""
+    usual = made(facts, method)
+    chosen = usual.configuration
+    for point in points(method):
+        changed = chosen.model_copy(update={"levers": chosen.levers | point})
+        written = yaml.safe_load(EXPORTS["ms-swift"].write(usual.model_copy(update={"configuration": changed})))
+        assert [key for key, value in written.items() if value is None] == [], point
+        assert written["lora_dtype"] in ("float32", "bfloat16"), point

@@ -1,0 +1,86 @@
+"""What an exported file says of the job's data: where they are, how a row is read, and what is to be done first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from service.contract.recommendation import Recommendation
+from service.exports import EXPORTS
+from service.exports.job_settings import unread
+from tests.exports.test_targets import Facts, made, reading
+
+
+def told(export: str, found: Recommendation) -> str:
+    """The words of an exported file in one line."""
+    return " ".join(EXPORTS[export].write(found).replace("#", " ").split())
+
+
+def formed(found: Recommendation, **form: Any) -> Recommendation:
+    """The recommendation for data in another form."""
+    assert found.dataset is not None
+    data = found.dataset.model_copy(update={"form": found.dataset.form.model_copy(update=form)})
+    return found.model_copy(update={"dataset": data})
+
+
+def named(found: Recommendation, **columns: str) -> Recommendation:
+    """The recommendation for data whose columns have these names."""
+    assert found.dataset is not None
+    return found.model_copy(update={"dataset": found.dataset.model_copy(update={"columns": columns})})
+
+
+def columns_read(found: Recommendation) -> list[str]:
+    """The columns that trl.yaml has TRL read."""
+    (dataset,) = yaml.safe_load(EXPORTS["trl.yaml"].write(found))["datasets"]
+    columns: list[str] = dataset["columns"]
+    return columns
+
+
+def test_trl_reads_the_columns_of_the_job_only(facts: Facts) -> None:
+    """It takes a row with a further column `prompt` for the start of a completion that is not there."""
+    found = made(facts)
+    assert columns_read(named(found, text="body")) == ["body"]
+    assert columns_read(reading(found, ("messages",))) == ["messages"]
+    assert columns_read(named(found, prompt="question", completion="answer")) == ["prompt", "completion"]
+    assert "rename 'question', 'answer' first" in told("trl.yaml", named(found, prompt="question", completion="answer"))
+
+
+def test_a_text_called_prompt_is_renamed_for_trl(facts: Facts) -> None:
+    found = named(made(facts), text="prompt")
+    assert columns_read(found) == ["text"]
+    assert yaml.safe_load(EXPORTS["trl.yaml"].write(found))["dataset_text_field"] == "text"
+    assert "rename 'prompt' first" in told("trl.yaml", found)
+
+
+def test_trl_is_told_to_have_no_conversations_in_sharegpts_form(facts: Facts) -> None:
+    """A new name for the column alone would not do."""
+    found = named(made(facts), messages="conversations")
+    assert "rename 'conversations' first" in told("trl.yaml", found) and "ShareGPT" not in told("trl.yaml", found)
+    text = told("trl.yaml", formed(found, sharegpt=True))
+    assert "rename" not in text and "`role` (user, assistant or system) and `content` in place of `from`" in text
+    assert columns_read(formed(found, sharegpt=True)) == ["messages"]
+
+
+def test_trl_needs_marks_in_the_chat_template_to_learn_what_the_assistant_says(facts: Facts) -> None:
+    found = reading(made(facts), ("messages",))
+    assert "{% generation %}" in told("trl.yaml", found) and "chat_template_path: FILE.jinja" in told("trl.yaml", found)
+    training = found.spec["training"] | {"loss_on": "all"}
+    everything = found.model_copy(update={"spec": found.spec | {"training": training}})
+    assert "{% generation %}" not in told("trl.yaml", everything)
+    assert "{% generation %}" not in told("trl.yaml", made(facts))
+
+
+@pytest.mark.parametrize("export", ["axolotl", "llamafactory", "ms-swift", "trl.yaml"])
+def test_separators_and_numbers_that_a_trainer_does_not_read_are_told(export: str, facts: Facts) -> None:
+    """TRL ended at such a number, and found one column in a file with semicolons."""
+    found = made(facts)
+    assert "csv" not in told(export, found) and "whole numbers" not in told(export, found)
+    found = formed(found, csv_options={"delimiter": ";"}, numbers_as_text=True)
+    assert "not by semicolons" in told(export, found) and "write these as text" in told(export, found)
+
+
+def test_what_a_trainer_does_read_is_not_told(facts: Facts) -> None:
+    found = formed(made(facts), csv_options={"delimiter": "\t"}, numbers_as_text=True)
+    assert len(unread(found)) == len(unread(found, reads=("csv",))) + 1 == len(unread(found, reads=("numbers",))) + 1
