@@ -44,6 +44,11 @@ def on_cpu(recommendation: Recommendation) -> bool:
     return recommendation.environment.get("device") == "cpu"
 
 
+def on_gpu(recommendation: Recommendation) -> bool:
+    """Whether it was measured on a GPU: on one, as all trials are."""
+    return recommendation.environment.get("device") == "cuda"
+
+
 def was_packed(recommendation: Recommendation) -> bool:
     """Whether rows of several samples were measured."""
     return recommendation.configuration.levers["batching"] in PACKED

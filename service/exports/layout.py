@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from service.contract.recommendation import Recommendation
-from service.exports.words import Target, on_gpu, sentences
+from service.exports.job_settings import on_gpu
+from service.exports.words import Target, sentences
 
 WIDTH = 116
 SHOWN = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from service.contract.job import JobSpec
 from service.contract.recommendation import Contribution, Recommendation
+from service.exports.job_settings import on_gpu
 from service.exports.merging import merged
 from service.levers import LEVERS, circumstances
 
@@ -77,11 +78,6 @@ Words = Mapping[str, Mapping[str, Word]]
 NOBODY = cannot("nobody has told this export how to say it")
 # Trainers take all GPUs that they see, each with the measured micro batches: N times the effective batch.
 ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
-
-
-def on_gpu(recommendation: Recommendation) -> bool:
-    """Whether it was measured on a GPU: on one, as all trials are."""
-    return recommendation.environment.get("device") == "cuda"
 
 
 @dataclass(frozen=True)
