@@ -107,7 +107,7 @@ def test_an_adapter_with_dropout_is_not_fused(build: Build) -> None:
 def test_projections_that_do_not_share_their_input_are_each_computed_alone() -> None:
     """A MobileBERT's value is made of something wider than its query and key are."""
 
-    class Mixed(torch.nn.Module):
+    class Mixed(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.query, self.key, self.value = (torch.nn.Linear(size, 4) for size in (8, 8, 6))
