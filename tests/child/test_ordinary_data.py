@@ -63,11 +63,15 @@ def test_an_answer_is_learnt_from_its_beginning_though_it_was_prompted_to_think(
         "{% for m in messages %}{% if m.role == 'user' %}[user]{{ m.content }}{% else %}[assistant]{{ m.content }}</s>"
         "{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]<think>\n{% endif %}"
     )
-    talk = [{"role": "user", "content": "name a word"}, {"role": "assistant", "content": "return the list of keys"}]
+    talk = [
+        {"role": "user", "content": "name a word"},
+        {"role": "assistant", "content": "return"},
+        {"role": "user", "content": "and another"},
+        {"role": "assistant", "content": "the list of keys"},
+    ]
     found = load(tiny.write(tmp_path / "a.jsonl", [{"messages": talk}] * 4), tokenizer, chat_template=template)
-    ids, labels = found.train[0]
-    assert tokenizer.decode([one for one in labels if one != -100]) == "return the list of keys</s>"
-    assert tokenizer.decode(ids) == "[user]name a word[assistant]return the list of keys</s>"
+    _, labels = found.train[0]
+    assert tokenizer.decode([one for one in labels if one != -100]) == "return</s>the list of keys</s>"
 
 
 @pytest.mark.parametrize("odd", [[{"from": "bing", "value": "x"}], [{"from": "gpt", "value": None}], TALK, "hello"])

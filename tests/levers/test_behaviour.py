@@ -25,6 +25,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2Config", HEADS | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
     "llama-capped": ("RecurrentGemmaConfig", {"num_attention_heads": 4, "lru_width": 32, "logits_soft_cap": 3.0}),
     "bert": ("BertConfig", {"num_attention_heads": 4, "is_decoder": False}),
+    "gpt-neox": ("GPTNeoXConfig", {"num_attention_heads": 4}),
     "bert-decoder": ("BertConfig", {"num_attention_heads": 4, "is_decoder": True}),
 }
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "attention_dropout": 0.0}
@@ -34,13 +35,13 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "
 def build(tmp_path: Path, functions: Path) -> Any:
     """Builds the bundle of a model and some levers."""
 
-    def of(kind: str, method: str = "full", **levers: Any) -> Any:
+    def of(kind: str, method: str = "full", spread: float = 0.3, **levers: Any) -> Any:
         import transformers
 
         name, more = MODELS[kind]
         shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
         config = getattr(transformers, name)(
-            **(shape | {"vocab_size": tiny.FEW} | NO_DROPOUT | tiny.IDS | more), initializer_range=0.3
+            **(shape | {"vocab_size": tiny.FEW} | NO_DROPOUT | tiny.IDS | more), initializer_range=spread
         )
         torch.manual_seed(0)
         transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / kind)
@@ -52,14 +53,14 @@ def build(tmp_path: Path, functions: Path) -> Any:
 def test_a_model_that_gives_its_mask_no_positions_is_not_packed(build: Any) -> None:
     """An OPT finds its positions in the attention mask, so attention does not know where samples begin."""
     assert build("opt", batching="sorted").model.training
-    with pytest.raises(TrainingError, match="samples of one row see one another in a opt model with") as refused:
+    with pytest.raises(TrainingError, match="samples of one row see one another in models of kind opt with") as refused:
         build("opt", batching="packed")
     assert refused.value.blame == "configuration" and not isinstance(refused.value, Lacking)
 
 
 def test_a_model_with_a_state_across_samples_is_packed_in_no_way(build: Any) -> None:
     """A convolution over the tokens does not know of samples either, whichever kernel attention takes."""
-    with pytest.raises(Lacking, match="in a lfm2 model, so it cannot be packed") as refused:
+    with pytest.raises(Lacking, match="in models of kind lfm2, so it cannot be packed") as refused:
         build("lfm2", batching="padding-free", attention="varlen")
     assert set(refused.value.lacks) == {f"batching={choice}" for choice in PACKED}
 
@@ -68,6 +69,18 @@ def test_a_model_with_a_state_across_samples_is_packed_in_no_way(build: Any) -> 
 def test_samples_that_are_kept_apart_may_be_packed(build: Any, batching: str) -> None:
     attention = "varlen" if batching == "padding-free" else "sdpa"
     assert build("llama", batching=batching, attention=attention, head="chunked").model.training
+
+
+def test_a_state_is_seen_through_small_weights_as_well(build: Any) -> None:
+    with pytest.raises(Lacking):
+        build("lfm2", spread=0.05, batching="padding-free", attention="varlen")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt-neox"])
+def test_what_8_bits_round_together_is_not_taken_for_tokens_that_are_seen(build: Any, kind: str) -> None:
+    """A GPT-NeoX's configuration says that it is no decoder, although it is one."""
+    for levers in ({"quantization": "int8"}, {"quantization": "nf4"}):
+        assert build(kind, "qlora", batching="packed", head="chunked", **levers).model.training
 
 
 def test_logits_that_are_changed_after_the_output_layer_are_seen(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:

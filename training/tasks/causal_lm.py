@@ -75,10 +75,10 @@ def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
         learnt, last = [False] * len(whole), len(messages) - 1
         for at in [at for at, turn in enumerate(messages) if turn["role"] == "assistant"] or [last]:
             asked, done = ids_of(messages[:at], add_generation_prompt=True), ids_of(messages[: at + 1])
-            begin = len(asked)
-            if at == last and done[:begin] != asked:  # it is prompted with what it then does not say, such as <think>
-                begin = len(commonprefix([done, ids_of([*messages[:at], messages[at] | {"content": ""}])]))
-            if at == last or (whole[: len(done)] == done and done[:begin] == asked):
+            begin, before = len(asked), ids_of(messages[:at])
+            if done[:begin] != asked and done[: len(before)] == before:
+                begin = len(commonprefix([done, asked]))  # prompted with what is not written then, such as <think>
+            if at == last or (whole[: len(done)] == done and done[:begin] == asked[:begin]):
                 said = at >= 0 and messages[at].get("content") != ""  # -1 is the last turn of no turns
                 learnt[begin : len(done)] = [said] * (len(done) - begin)
     except Exception as error:  # noqa: BLE001 - a template is a program, which may raise whatever it likes

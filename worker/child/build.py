@@ -45,19 +45,10 @@ from worker.devices import Device
 from worker.devices.base import is_out_of_memory
 
 # Kinds of models whose tables of positions begin with one for each number up to the padding token's.
-COUNTS_FROM_PADDING = {
-    *(
-        "roberta",
-        "camembert",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "roberta-prelayernorm",
-        "xmod",
-        "ibert",
-        "data2vec-text",
-    ),
-    *("esm", "mpnet", "longformer", "luke", "lilt", "markuplm"),
-}
+COUNTS_FROM_PADDING = (
+    *("roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "xmod", "ibert"),
+    *("data2vec-text", "mpnet", "longformer", "luke", "lilt", "markuplm", "layoutlmv3"),
+)
 MOST_SIZES = 64  # of micro batches, that a trial compiles for; torch's own limit is 8
 
 
@@ -156,10 +147,10 @@ def build(spec: JobSpec, configuration: Configuration, device: Device, workplace
     device.reset_peak()
     model, quantising_seconds = _model(spec, configuration, recipe, folder, tokenizer, data, device, workplace)
     load_peak = device.peak()
-    check_behaviour(model, data.train, int(tokenizer.pad_token_id), device, recipe)
     device.synchronize()
     optimizer, scaler = make_optimizer(model, recipe), gradient_scaler(device.torch, recipe)
     load_seconds = time.perf_counter() - started
+    check_behaviour(model, data.train, int(tokenizer.pad_token_id), device, recipe)
     return Bundle(
         *(spec, configuration, recipe, device, tokenizer, data, model, optimizer, scaler, load_seconds, data_seconds),
         quantising_seconds=quantising_seconds,

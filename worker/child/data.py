@@ -13,6 +13,7 @@ import random
 import re
 from array import array
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from service.contract.measurement import DatasetFacts
 from training.errors import TrainingError
 from training.reading import Record
 from training.recipe import Recipe, task_of
-from training.samples import Sample
+from training.samples import IGNORED, Sample
 from training.source import is_learnable
 from worker.child import sources
 from worker.child.rows import read_rows
@@ -44,6 +45,13 @@ class Data:
     validation: list[Sample]
     lengths: list[int]
     facts: DatasetFacts
+
+    @cached_property
+    def most_learnt(self) -> tuple[int, float]:
+        """(the most tokens that are learnt of a training sample, the largest share of a training sample's tokens)."""
+        counts = [len(labels) - labels.count(IGNORED) for _, labels in self.train]
+        shares = (count / len(labels) for count, (_, labels) in zip(counts, self.train, strict=True))
+        return max(counts), max(shares)
 
 
 def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) -> Data:

@@ -65,7 +65,8 @@ def load(folder: Path, config: Any, device: torch.device, recipe: Recipe, store:
 def _kept(kept: Path, config: Any, device: torch.device, recipe: Recipe) -> Any:
     """The model from its stored quantised weights, with this recipe's compute dtype."""
     stored = type(config).from_pretrained(kept)  # says how the weights are quantised
-    stored.use_cache = config.use_cache
+    for name in ("use_cache", "problem_type"):
+        setattr(stored, name, getattr(config, name))
     model = loaded_model(kept, stored, device, replace(recipe, quantization=None))
     keep_layout(model)
     compute = getattr(quantization(config, recipe), "bnb_4bit_compute_dtype", None)  # torchao has none

@@ -18,6 +18,8 @@ from training.optimization import gradient_norm
 from training.samples import Batch, Step
 from worker.child.build import Bundle
 
+OF_HEADS = ("classifier_", "summary_", "seq_classif_")  # rates in a configuration, by how their names begin
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -92,14 +94,14 @@ def without_dropout(model: Any) -> Iterator[bool]:
     """A context without dropout, in which the model stays in training mode; yields whether the model has dropout.
 
     Models keep the rates of what they drop without a module under many names, in all of which there is "drop", and some
-    read them from their configuration.
+    read them from their configuration. That also has the rates of heads, which are modules where there are any.
     """
     saved: list[tuple[Any, str, float]] = []
     configs = {id(config): config for config in (getattr(one, "config", None) for one in model.modules()) if config}
     for holder in [*model.modules(), *configs.values()]:
         is_dropout = isinstance(holder, torch.nn.modules.dropout._DropoutNd)
         for name, value in list(getattr(holder, "__dict__", {}).items()):
-            if isinstance(value, float) and value > 0 and ("drop" in name or (is_dropout and name == "p")):
+            if isinstance(value, float) and value > 0 and _is_rate(name, is_dropout):
                 saved.append((holder, name, value))
                 setattr(holder, name, 0.0)
     try:
@@ -107,6 +109,11 @@ def without_dropout(model: Any) -> Iterator[bool]:
     finally:
         for holder, name, value in saved:
             setattr(holder, name, value)
+
+
+def _is_rate(name: str, of_dropout: bool) -> bool:
+    """Whether an attribute of that name is a dropout rate that a model may use."""
+    return name == "p" if of_dropout else "drop" in name and not name.startswith(OF_HEADS)
 
 
 def reference_step(bundle: Bundle, step: Step) -> StepResult:

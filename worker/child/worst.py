@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 from training.batches import collate
 from training.recipe import task_of
@@ -14,30 +15,28 @@ def worst_case(bundle: Bundle, micro: int) -> tuple[Batch, int]:
     """(a batch of `micro` times the longest sample, or of `micro` full rows where rows are packed, its loss terms)."""
     data, recipe = bundle.data, bundle.recipe
     longest = data.train[max(range(len(data.lengths)), key=lambda sample: data.lengths[sample])]
-    if recipe.tells_what_is_learnt:
-        longest = _most_learnt(longest, data.train, recipe.rows_are_packed)
     if not recipe.rows_are_packed:
+        if recipe.tells_what_is_learnt:
+            longest = _learnt_at_its_end(longest[0], data.most_learnt[0])
         # Where samples are laid side by side they share one row; otherwise each has its own.
         rows = [[longest] * micro] if recipe.packed else [[longest]] * micro
         batch = _ragged(collate(rows, bundle.pad, recipe), min(data.lengths))
         return batch, micro * max(1, task_of(recipe).loss_terms(longest))
-    batch = collate([_full_row(longest, recipe.max_length)] * micro, bundle.pad, recipe)
+    row = _full_row(longest, recipe.max_length)
+    if recipe.tells_what_is_learnt:
+        row = [_learnt_at_its_end(ids, math.ceil(data.most_learnt[1] * len(ids))) for ids, _ in row]
+    batch = collate([row] * micro, bundle.pad, recipe)
     return batch, max(1, int((batch["labels"] != IGNORED).sum()))
 
 
-def _most_learnt(longest: Sample, samples: list[Sample], fills_rows: bool) -> Sample:
-    """The longest sample, in which as many tokens are learnt as in any sample; where it fills rows, as large a share.
+def _learnt_at_its_end(ids: array[int], tokens: int) -> Sample:
+    """A sample of which the last so many tokens are learnt, but not its first.
 
     A loss that makes logits for learnt positions only needs memory for these. Of the longest samples, which were cut at
     max_length, often only a few are.
     """
-    counts = [len(labels) - labels.count(IGNORED) for _, labels in samples]
-    ids, _ = longest
-    most = max(counts)
-    if fills_rows:
-        share = max(count / len(labels) for count, (_, labels) in zip(counts, samples, strict=True))
-        most = max(most, min(len(ids) - 1, math.ceil(share * len(ids))))
-    return sample_of(ids, [IGNORED] * (len(ids) - most) + list(ids[len(ids) - most :]))
+    tokens = min(tokens, len(ids) - 1)
+    return sample_of(ids, [IGNORED] * (len(ids) - tokens) + list(ids[len(ids) - tokens :]))
 
 
 def _ragged(batch: Batch, shortest: int) -> Batch:
