@@ -16,7 +16,7 @@ RUN mkdir /requirements && python -c 'import pathlib, re, tomllib; \
     pathlib.Path("/requirements/service.txt").write_text("\n".join(service) + "\n"); \
     pathlib.Path("/requirements/worker.txt").write_text("\n".join(service + worker) + "\n")'
 COPY constraints.txt /requirements/
-COPY README.md ./
+COPY README.md LICENSE ./
 COPY migrations ./migrations
 COPY service ./service
 COPY training ./training

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -284,6 +285,9 @@ def _body(job: JobSpec | dict[str, Any] | str, idempotency_key: str | None = Non
         job = job.model_dump(mode="json")
     headers = {"Content-Type": "application/yaml" if isinstance(job, str) else "application/json"}
     if idempotency_key is not None:
+        if not re.fullmatch("[!-~]{1,200}", idempotency_key):
+            sentence = "An idempotency key has 1 to 200 characters of ASCII, without spaces."
+            raise Refused(_problem("The idempotency key is not valid", sentence, 422))
         headers["Idempotency-Key"] = idempotency_key
     return {"content": job if isinstance(job, str) else json.dumps(job), "headers": headers}
 
@@ -293,9 +297,9 @@ def _last(trials: tuple[views.ListedTrial, ...]) -> int | None:
 
 
 def _part(text: str) -> str:
-    """The text as one part of a path, so that no slash in it leads elsewhere; Refused where it is empty."""
-    if not text:
-        raise Refused(_problem("Not found", "An empty text is no id.", 404))
+    """The text as one part of a path, so that no slash in it leads elsewhere; Refused where it cannot be one."""
+    if text in ("", ".", ".."):
+        raise Refused(_problem("Not found", f"{text!r} is no id." if text else "An empty text is no id.", 404))
     return quote(text, safe="")
 
 

@@ -47,6 +47,8 @@ def connect(url: str) -> Engine:
         parsed = make_url(url)
         kind = parsed.get_backend_name()
         if kind == "sqlite":
+            if parsed.database in (None, "", ":memory:"):
+                raise ValueError("a database in memory would be another one in every process")
             return _sqlite(url)
         if kind == "postgresql":
             arguments: dict[str, Any] = {name: value for name, value in PATIENCE.items() if name not in parsed.query}

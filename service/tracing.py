@@ -44,7 +44,7 @@ def start(role: str) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise Misconfigured(
-            f"{endpoint} is set, but OpenTelemetry is not installed: pip install 'dynotune[telemetry]', or unset it."
+            f"{endpoint} is set, but OpenTelemetry is not installed: install dynotune's extra `telemetry`, or unset it."
         ) from error
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     told = {"service.version": __version__} | ({} if named else {"service.name": f"dynotune-{role}"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -170,7 +171,7 @@ def list_jobs(
     status: Annotated[str | None, typer.Option(help=f"One of: {', '.join(JobStatus)}")] = None,
     label: Annotated[str | None, typer.Option(help="key=value")] = None,
     name: Annotated[str | None, typer.Option(help="Part of the name.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="At most so many.")] = 50,
     url: Url = LOCAL,
     json_: Json = False,
 ) -> None:
@@ -244,6 +245,8 @@ def trials(
     json_: Json = False,
 ) -> None:
     """List a job's trials, or print one trial's output."""
+    if follow and log is None:
+        fail("--follow goes with --log N, the number of the trial to follow", USAGE)
     with connect(url) as client:
         found = client.trials(job)
         if log is not None:
@@ -365,6 +368,9 @@ def version(json_: Json = False) -> None:
 def main() -> None:
     """Run the command line. A mistake of the user is answered with one sentence, never with a traceback."""
     be_short()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a job's name may have what the terminal's encoding has not
     try:
         app()
     except Unreachable as error:

@@ -96,8 +96,5 @@ def _facts() -> tuple[list[HardwareFacts], str | None]:
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return (
-            [],
-            f"Nothing can be measured here: {last}. Install the worker's packages: pip install 'dynotune[worker]'",
-        )
+        return [], f"Nothing can be measured here: {last}. What a worker needs comes with dynotune's extra `worker`."
     return [HardwareFacts.model_validate(one) for one in json.loads(done.stdout.splitlines()[-1])], None

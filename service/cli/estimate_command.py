@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from service.cli.common import connect
 from service.cli.embedded import LocalWorker, control_plane
 from service.cli.jobfile import read_job
+from service.cli.output import say
 from service.cli.tune import private
 from service.client import Client
 from service.contract.estimate import Estimate
@@ -34,7 +36,7 @@ def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: C
     job, memory_gib = read_job(path), gibibytes(memory)
     if url:
         with connect(url) as client:
-            found = client.estimate(job, memory_gib)
+            found = client.estimate(job, memory_gib, look=told_of_no_worker(client))
     else:
         settings = Settings.from_environment()
         with private(settings, job) as own, control_plane(own) as local, Client(local) as client:
@@ -48,6 +50,18 @@ def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: C
     else:
         show(found, console)
     return 0
+
+
+def told_of_no_worker(client: Client) -> Callable[[object], None]:
+    """What says once that an estimate waits for a worker, where none is connected."""
+    seen: list[bool] = []
+
+    def look(_: object) -> None:
+        seen.append(any(one.alive for one in client.workers()))
+        if seen == [False]:
+            say("No worker is connected, so the estimate waits; start one with `dynotune worker`.")
+
+    return look
 
 
 def show(found: Estimate, console: Console) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.common import LOCAL, Json, Url, connect, emit, screen
+from service.cli.common import LOCAL, USAGE, Json, Url, connect, emit, fail, screen
 
 
 def export(
@@ -21,6 +21,8 @@ def export(
     json_: Json = False,
 ) -> None:
     """Write a job's recommendation for a trainer, or list the trainers, and what each of them loses."""
+    if format_ is None and output:
+        fail("--output goes with --format NAME, which of the exports to write", USAGE)
     if format_ is None:
         list_exports(job, url, json_)
         return

@@ -18,14 +18,18 @@ app = typer.Typer(help="Make, list and revoke API keys, in the database of the c
 
 @contextlib.contextmanager
 def _database() -> Iterator[Engine]:
-    from service.db import connect, upgrade
+    from sqlalchemy.exc import DBAPIError
+
+    from service.db import connect, unavailable, upgrade
     from service.settings import Settings
 
     url = Settings.from_environment().database_url
-    upgrade(url)
     engine = connect(url)
     try:
+        upgrade(url)
         yield engine
+    except DBAPIError as error:
+        raise unavailable(error) from error
     finally:
         engine.dispose()
 

@@ -23,9 +23,13 @@ from service.contract.recommendation import Recommendation
 from service.contract.states import JobStatus
 from service.contract.views import JobView, TrialList
 from service.errors import Misconfigured
+from service.exports import EXPORTS
 from service.settings import Settings
 
 POLL_SECONDS = 1.0
+PATIENCE = (
+    600.0  # seconds for an answer of the run's own control plane, on a machine that others use: all is lost with it
+)
 INTERRUPTED = 130  # exit code
 FILES = {"json": "recommendation.json", "train.py": "train.py"}  # export -> file
 TRIALS = "trials.json"  # all that was tried, as the API lists it: the run's own database is gone when it ends
@@ -75,7 +79,7 @@ def run(job: dict[str, Any], console: Console) -> Run:
         _interruptible(),
         private(settings, job) as own,
         control_plane(own) as url,
-        Client(url) as client,
+        Client(url, PATIENCE) as client,
     ):
         job_id = client.submit(job)
         worker = LocalWorker(own)
@@ -91,7 +95,7 @@ def run(job: dict[str, Any], console: Console) -> Run:
         if ended.error:
             say(ended.error)
         best = client.recommendation(job_id) if ended.best else None
-        files = {file: client.export(job_id, name) for name, file in FILES.items()} if best else {}
+        files = {file: EXPORTS[name].write(best) for name, file in FILES.items()} if best else {}
         if trials := client.trials(job_id):
             files[TRIALS] = TrialList(items=trials).model_dump_json(indent=2)
     return Run(ended, interrupted, best, files)

@@ -255,8 +255,8 @@ def native_bf16() -> Need:
     """bf16 in hardware; emulated it runs, but slower than fp32, so it is not searched."""
     return Need(
         lambda facts: facts.bf16_native,
-        "bf16 is emulated on this device (no avx512_bf16, amx_bf16 or compute capability 8.0) and slower than "
-        "fp32; name it under search.fixed or search.levers to try it all the same",
+        "needs bf16 in hardware (avx512_bf16, amx_bf16 or compute capability 8.0 or newer); emulated it is slower than "
+        "fp32: name it under search.fixed or search.levers to try it all the same",
         soft=True,
         slow=True,
     )
@@ -278,8 +278,8 @@ def varlen_kernel() -> Need:
     """A GPU that torch's variable-length attention runs on; elsewhere it is exact and slow, so it is not searched."""
     return Need(
         lambda facts: facts.capability is not None and facts.capability >= (8, 0),
-        "needs a GPU of compute capability 8.0; elsewhere it runs sample by sample, exact and slow: name it under "
-        "search.fixed or search.levers to try it all the same",
+        "needs a GPU of compute capability 8.0 or newer; elsewhere it runs sample by sample, exact and slow: name it "
+        "under search.fixed or search.levers to try it all the same",
         soft=True,
         slow=True,
     )

@@ -54,6 +54,44 @@ def test_wrong_usage_is_2(run: Run, tmp_path: Path) -> None:
         assert done.returncode == 2 and name in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("ls", "-n", "9223372036854775808"), "--limit"),
+        (("submit", "job.json", "--idempotency-key", "é"), "An idempotency key has 1 to 200 characters of ASCII"),
+        (("submit", "job.json", "--idempotency-key", "a\nb"), "An idempotency key has 1 to 200 characters of ASCII"),
+        (("show", ".."), "'..' is no id"),
+        (("trials", "job", "--follow"), "--follow goes with --log"),
+        (("export", "job", "-o", "x.json"), "--output goes with --format"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_before_anybody_is_asked(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path)))
+    done = run(*arguments, "--url", "http://127.0.0.1:9")
+    assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_terminal_without_a_name_s_letters_shows_the_rest(run: Run, served: str, tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(tiny.job(tmp_path, name="née 名")))
+    assert run("submit", "job.json", "--url", served).returncode == 0
+    command = [sys.executable, "-m", "service.cli", "ls", "--url", served]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "n?e" in done.stdout, done.stderr
+
+
+def test_a_database_that_cannot_be_written_is_told_in_a_sentence(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "dynotune.db").write_text("this is no database" * 1000)
+    done = run("keys", "create", "bob")
+    assert done.returncode == 3 and "The database is damaged" in done.stderr and "Traceback" not in done.stderr
+    done = run("keys", "create", "bob", DYNOTUNE_DATABASE_URL="sqlite://")
+    assert done.returncode == 2 and "a database in memory would be another one in every process" in done.stderr
+
+
 def test_levers_need_no_control_plane(run: Run) -> None:
     done = run("levers", "--json", "--url", "http://127.0.0.1:9")
     assert done.returncode == 0

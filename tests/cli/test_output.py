@@ -102,7 +102,7 @@ def test_doctor_without_the_workers_packages(
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: broken)
     assert doctor.report(console(), as_json=False) == 1
     said = capsys.readouterr().out
-    assert "ImportError: [/x]" in said and "pip install 'dynotune[worker]'" in said
+    assert "ImportError: [/x]" in said and "dynotune's extra `worker`" in said
 
 
 def test_doctor_says_who_is_on_a_gpu(

@@ -101,6 +101,18 @@ def test_an_estimate_whose_worker_was_killed_ends(tmp_path: Path) -> None:
         estimate_command.estimate(tmp_path / "job.json", "1GiB", None, False, Console())
 
 
+def test_an_estimate_says_that_it_waits_for_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    found: list[Any] = []
+    client: Any = SimpleNamespace(workers=lambda: found)
+    look = estimate_command.told_of_no_worker(client)
+    for _ in range(2):
+        look(None)
+    assert capsys.readouterr().err.count("No worker is connected, so the estimate waits") == 1
+    found.append(SimpleNamespace(alive=True))
+    estimate_command.told_of_no_worker(client)(None)
+    assert not capsys.readouterr().err
+
+
 def test_an_interrupted_run_leaves_nothing(
     tune: Callable[..., int],
     worker: type[Worker],
@@ -125,7 +137,9 @@ def test_an_interrupted_run_writes_its_best_so_far(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The control plane is not asked to write them: where it answers too late, all that was measured would be lost."""
     worker.facts = facts()
+    monkeypatch.delattr(Client, "export")
 
     def follow(_client: object, local: Worker, *_: object) -> None:
         engine = connect(local.url)

@@ -102,7 +102,7 @@ def discover() -> list[HardwareFacts]:
     done = subprocess.run(command, capture_output=True, text=True, env=around)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        sys.exit(f"dynotune worker: the devices could not be read ({last}); is dynotune[worker] installed?")
+        sys.exit(f"dynotune worker: the devices could not be read ({last}); is dynotune's extra `worker` installed?")
     return [HardwareFacts.model_validate(one) for one in json.loads(done.stdout.splitlines()[-1])]
 
 
