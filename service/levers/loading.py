@@ -7,8 +7,8 @@ def cores(workers: int) -> Need:
     """A CPU core for each loading process and two to train with: with fewer, loading takes time from the training."""
     return Need(
         lambda facts: facts.cores >= workers + 2,
-        f"needs {workers + 2} cores or more; of fewer, workers take some from the training: name it under search.fixed or "
-        "search.levers to try it all the same",
+        f"needs {workers + 2} cores or more; of fewer, workers take some from the training: name it under "
+        "search.fixed or search.levers to try it all the same",
         soft=True,
         slow=True,
     )
