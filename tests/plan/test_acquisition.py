@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
+from service.levers import LEVERS
 from tests.factory import configuration, measured, timing
 from tests.plan.test_surrogate import GPU, grid_of, seen
 from worker.plan.acquisition import Acquisition
@@ -55,14 +57,39 @@ def test_a_configuration_that_was_measured_twice_is_one_of_the_best_two(
         for seconds, share in ((6.0, 0.2), (11.0, 1.0))
     ]
     view = seen(spec(), facts(**GPU), measured(configuration(), 20.0), *readings, measured(second, 10.0))
-    around: list[tuple[int, ...]] = []
+    assert looked_around(view, monkeypatch) == [second, repeated]
+
+
+@pytest.mark.parametrize(("slower", "second"), [(5, "near"), (6, "far"), (2, "near")])
+def test_half_of_the_trials_look_around_what_is_good_and_far_from_the_best(
+    spec: Callable[..., JobSpec],
+    facts: Callable[..., HardwareFacts],
+    monkeypatch: pytest.MonkeyPatch,
+    slower: int,
+    second: str,
+) -> None:
+    """Once enough have run; a single switch away, much the same would be looked at twice."""
+    best = configuration(**SHARED)
+    near = configuration(**SHARED, optimizer="adamw-8bit")
+    far = configuration(precision="bf16-mixed", attention="sdpa", batching="sorted", optimizer="adamw-8bit")
+    known = LEVERS["optimizer"].baseline, "adamw-8bit"
+    others = [configuration(**SHARED, optimizer=one) for one in LEVERS["optimizer"].names if one not in known]
+    trials = [(configuration(), 20.0), (best, 10.0), (near, 10.1), (far, 10.2), *((one, 15.0) for one in others)]
+    view = seen(spec(), facts(**GPU), *(measured(made, seconds) for made, seconds in trials[: 4 + slower]))
+    assert looked_around(view, monkeypatch) == [best, {"near": near, "far": far}[second]]
+
+
+def looked_around(view: View, monkeypatch: pytest.MonkeyPatch) -> list[Configuration | None]:
+    """The configurations whose neighbours the search looks at."""
+    around: list[Rows] = []
     plain = Grid.neighbours
 
     def noted(grid: Grid, row: Rows, switches: int = 1) -> Rows:
-        around.append(tuple(row))
+        around.append(row)
         return plain(grid, row, switches)
 
     found = Acquisition(view)
-    monkeypatch.setattr(Grid, "neighbours", noted)
-    found.best(1)
-    assert around == [tuple(grid_of(view).encode(one)) for one in (second, repeated)]
+    with monkeypatch.context() as patched:
+        patched.setattr(Grid, "neighbours", noted)
+        found.best(1)
+    return [grid_of(view).decode(row) for row in around]

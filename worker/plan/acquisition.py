@@ -35,7 +35,8 @@ SAVING, SAVING_AT_FIRST = 0.7, 0.15
 # that little else matters.
 LITTLE = 0.2
 BEST = 2  # configurations around which others are looked at
-APART = 3  # switches by which the second of them differs from the first, in every second pair of trials
+# Switches by which the second of them differs from the first, in every second pair of trials once so many ran.
+APART, ENOUGH_RAN = 3, 8
 MOST = 40  # configurations that are named
 ROUNDS = 12  # steps of a leap, at most
 HOPELESS = -14.0  # logarithm of the chance of what cannot run, on the way of a leap: it may lead to what can
@@ -108,8 +109,8 @@ class Acquisition:
             return view.score(one), counted_seconds(view.spec, one)
 
         # In two trials of four the second best is one that differs by more than neighbours do: where nothing near the
-        # best is better, what is may be near something else.
-        apart = APART if len(view.history) % 4 >= 2 else 1
+        # best is better, what is may be near something else. Of few that ran, what is far is not good yet.
+        apart = APART if len(ran) >= ENOUGH_RAN and len(view.history) % 4 >= 2 else 1
         rows: list[Rows] = []
         for row in (self._grid.encode(one.configuration) for one in sorted(mine, key=order)):
             if len(rows) < BEST and all((row != one).sum() >= apart for one in rows):
