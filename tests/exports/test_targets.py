@@ -320,7 +320,7 @@ def test_the_command_keeps_to_the_one_gpu_that_was_measured(export: str, facts: 
     above = EXPORTS[export].write(on_gpu).splitlines()[:4]
     (started,) = (line for line in above if line.endswith(TARGETS[export].run))
     assert "CUDA_VISIBLE_DEVICES=0 " in started
-    assert "CUDA_VISIBLE_DEVICES" not in EXPORTS[export].write(on_cpu)
+    assert "CUDA_VISIBLE_DEVICES=" not in EXPORTS[export].write(on_cpu)
 
 
 def _brings(lever: str, factor: float) -> Contribution:
