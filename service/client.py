@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from service.contract import views
 from service.contract.base import Contract
 from service.contract.estimate import Estimate
-from service.contract.job import JobSpec
+from service.contract.job import IDEMPOTENCY_KEY, JobSpec
 from service.contract.recommendation import Recommendation
 from service.contract.states import EstimateStatus
 from service.contract.webhook import WebhookList, WebhookMade, WebhookView
@@ -285,7 +285,7 @@ def _body(job: JobSpec | dict[str, Any] | str, idempotency_key: str | None = Non
         job = job.model_dump(mode="json")
     headers = {"Content-Type": "application/yaml" if isinstance(job, str) else "application/json"}
     if idempotency_key is not None:
-        if not re.fullmatch("[!-~]{1,200}", idempotency_key):
+        if not re.fullmatch(IDEMPOTENCY_KEY, idempotency_key):
             sentence = "An idempotency key has 1 to 200 characters of ASCII, without spaces."
             raise Refused(_problem("The idempotency key is not valid", sentence, 422))
         headers["Idempotency-Key"] = idempotency_key

@@ -16,7 +16,7 @@ from service.api.access import READS, SUBMITS, Called, Existing
 from service.api.bodies import body_of
 from service.api.context import Context, InContext, Reading
 from service.api.problems import SUBMITTED, responses
-from service.contract.job import JobSpec
+from service.contract.job import IDEMPOTENCY_KEY, JobSpec
 from service.contract.states import JobStatus
 from service.contract.views import JobCheck, JobPage, JobState, JobView
 from service.db import now, reading
@@ -41,9 +41,7 @@ ACTED = responses(NotFound, NotYet)
 Key = Annotated[
     str | None,
     Header(
-        min_length=1,
-        max_length=200,
-        pattern="^[!-~]+$",
+        pattern=IDEMPOTENCY_KEY,
         description="The same key with the same job, within a day, answers with the job that the first one made.",
     ),
 ]

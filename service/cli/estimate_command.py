@@ -53,13 +53,14 @@ def estimate(path: Path, memory: str, url: str | None, as_json: bool, console: C
 
 
 def told_of_no_worker(client: Client) -> Callable[[object], None]:
-    """What says once that an estimate waits for a worker, where none is connected."""
-    seen: list[bool] = []
+    """A function for Client.estimate that says, when it is first called, that no worker is connected, if none is."""
+    looked = False
 
     def look(_: object) -> None:
-        seen.append(any(one.alive for one in client.workers()))
-        if seen == [False]:
+        nonlocal looked
+        if not looked and not any(one.alive for one in client.workers()):
             say("No worker is connected, so the estimate waits; start one with `dynotune worker`.")
+        looked = True
 
     return look
 

@@ -27,9 +27,9 @@ from service.exports import EXPORTS
 from service.settings import Settings
 
 POLL_SECONDS = 1.0
-PATIENCE = (
-    600.0  # seconds for an answer of the run's own control plane, on a machine that others use: all is lost with it
-)
+# Seconds for an answer of the run's own control plane. On a machine that others use it may be slow, and without its
+# answer all that was measured would be lost.
+PATIENCE = 600.0
 INTERRUPTED = 130  # exit code
 FILES = {"json": "recommendation.json", "train.py": "train.py"}  # export -> file
 TRIALS = "trials.json"  # all that was tried, as the API lists it: the run's own database is gone when it ends

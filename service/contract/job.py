@@ -37,6 +37,7 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Source = Annotated[str, Field(min_length=1, max_length=4096)]
 Revision = Annotated[str, Field(min_length=1, max_length=200)]
+IDEMPOTENCY_KEY = "^[!-~]{1,200}$"  # what a submission may be named by, so that it can be sent again
 Label = Annotated[str, Field(min_length=1, max_length=200)]
 DEEPEST = 16  # levels of mappings and lists in a job
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # NUL, and halves of surrogate pairs

@@ -23,7 +23,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", HEADS),
     "opt": ("OPTConfig", {"ffn_dim": 48, "word_embed_proj_dim": 32, "num_attention_heads": 4, "dropout": 0.0}),
     "lfm2": ("Lfm2Config", HEADS | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
-    "llama-capped": ("RecurrentGemmaConfig", {"num_attention_heads": 4, "lru_width": 32, "logits_soft_cap": 3.0}),
+    "recurrent-gemma": ("RecurrentGemmaConfig", {"num_attention_heads": 4, "lru_width": 32, "logits_soft_cap": 3.0}),
     "bert": ("BertConfig", {"num_attention_heads": 4, "is_decoder": False}),
     "gpt-neox": ("GPTNeoXConfig", {"num_attention_heads": 4}),
     "bert-decoder": ("BertConfig", {"num_attention_heads": 4, "is_decoder": True}),
@@ -88,7 +88,7 @@ def test_logits_that_are_changed_after_the_output_layer_are_seen(build: Any, mon
     monkeypatch.setattr("training.levers.head.lacking_plain_logits", lambda _: None)
     monkeypatch.setattr("worker.child.lacking.lacking_plain_logits", lambda _: None)
     with pytest.raises(Lacking, match="changes its logits after its output layer") as refused:
-        build("llama-capped", head="chunked", attention="eager")
+        build("recurrent-gemma", head="chunked", attention="eager")
     assert set(refused.value.lacks) == {f"head={choice}" for choice in WITHOUT_LOGITS}
 
 

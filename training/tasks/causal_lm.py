@@ -75,9 +75,9 @@ def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
         learnt, last = [False] * len(whole), len(messages) - 1
         for at in [at for at, turn in enumerate(messages) if turn["role"] == "assistant"] or [last]:
             asked, done = ids_of(messages[:at], add_generation_prompt=True), ids_of(messages[: at + 1])
-            begin, before = len(asked), ids_of(messages[:at])
-            if done[:begin] != asked and done[: len(before)] == before:
-                begin = len(commonprefix([done, asked]))  # prompted with what is not written then, such as <think>
+            begin = len(asked)
+            if done[:begin] != asked and done[: len(before := ids_of(messages[:at]))] == before:
+                begin = len(commonprefix([done, asked]))  # the prompt ends with what no answer has, such as <think>
             if at == last or (whole[: len(done)] == done and done[:begin] == asked[:begin]):
                 said = at >= 0 and messages[at].get("content") != ""  # -1 is the last turn of no turns
                 learnt[begin : len(done)] = [said] * (len(done) - begin)

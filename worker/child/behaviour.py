@@ -6,6 +6,7 @@ row apart, or do more to their logits than their output layer does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ def check_behaviour(model: Any, samples: list[Sample], pad: int, device: Device,
     """TrainingError where the model does not do what the configuration needs, Lacking where that rules choices out.
 
     Nothing is run where nothing is needed, nor with flex attention, which would be compiled for these few tokens, nor
-    where a token's numbers are rounded by what others are: in 8 bits. Other trials of the same model are looked at.
+    with activations in 8 bits, where other tokens decide how one is rounded. Other trials tell of the same model.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     may_see_targets = recipe.task == "causal-lm" and getattr(base.config, "is_decoder", None) is False
@@ -99,7 +100,7 @@ def _refuse_packing(base: Any, recipe: Recipe) -> None:
     raise TrainingError(f"{reason} with attention={recipe.attention}, so it cannot be packed", "configuration")
 
 
-def _check_head(base: Any, run: Any) -> None:
+def _check_head(base: Any, run: Callable[[], torch.Tensor]) -> None:
     """Lacking where the model's logits are not what its output layer makes."""
     made: list[torch.Tensor] = []
     hook = base.get_output_embeddings().register_forward_hook(lambda _, __, output: made.append(output[0].float()))

@@ -18,7 +18,7 @@ from training.optimization import gradient_norm
 from training.samples import Batch, Step
 from worker.child.build import Bundle
 
-OF_HEADS = ("classifier_", "summary_", "seq_classif_")  # rates in a configuration, by how their names begin
+OF_HEADS = ("classifier_", "summary_", "seq_classif_")  # how the names of heads' dropout rates begin, in configurations
 
 
 @dataclass(frozen=True)

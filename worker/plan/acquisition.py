@@ -35,7 +35,7 @@ SAVING, SAVING_AT_FIRST = 0.7, 0.15
 # that little else matters.
 LITTLE = 0.2
 BEST = 2  # configurations around which others are looked at
-# Switches by which the second of them differs from the first, in every second pair of trials once so many ran.
+# So many switches the second of them differs from the first at least, in two trials of four, once so many have run.
 APART, ENOUGH_RAN = 3, 8
 MOST = 40  # configurations that are named
 ROUNDS = 12  # steps of a leap, at most
@@ -108,13 +108,11 @@ class Acquisition:
         def order(one: Measurement) -> tuple[float, float]:
             return view.score(one), counted_seconds(view.spec, one)
 
-        # In two trials of four the second best is one that differs by more than neighbours do: where nothing near the
-        # best is better, what is may be near something else. Of few that ran, what is far is not good yet.
-        apart = APART if len(ran) >= ENOUGH_RAN and len(view.history) % 4 >= 2 else 1
-        rows: list[Rows] = []
-        for row in (self._grid.encode(one.configuration) for one in sorted(mine, key=order)):
-            if len(rows) < BEST and all((row != one).sum() >= apart for one in rows):
-                rows.append(row)
+        # Where nothing near the best is better, something better may be near another good configuration. While few have
+        # run, those that are far from the best are not good yet.
+        looks_far = len(ran) >= ENOUGH_RAN and len(view.history) % 4 >= 2
+        ordered = [self._grid.encode(one.configuration) for one in sorted(mine, key=order)]
+        rows = first_apart(ordered, BEST, APART if looks_far else 1)
         self._threshold, self._is_first = 0.0, not rows
         if self._surrogate:
             known = np.array(rows or [self._grid.encode(one.configuration) for one in ran])
@@ -216,6 +214,15 @@ class Acquisition:
 def _saving(view: View) -> float:
     """How much saving memory counts."""
     return SAVING if short_of_memory(view) else SAVING_AT_FIRST if view.history else 0.0
+
+
+def first_apart(rows: list[Rows], most: int, switches: int) -> list[Rows]:
+    """The first rows, at most so many, each of which differs by so many switches or more from those before it."""
+    found: list[Rows] = []
+    for row in rows:
+        if len(found) < most and all((row != one).sum() >= switches for one in found):
+            found.append(row)
+    return found
 
 
 def log_improvement(gain: Floats, deviation: Floats) -> Floats:

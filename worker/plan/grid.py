@@ -44,6 +44,10 @@ class Grid:
         self._place = [{option: at for at, option in enumerate(options)} for options in self.options]
         self._rules = self._prepared()
 
+    def effectives(self) -> tuple[str, ...]:
+        """All effective batches, as options: those of the search space, then others that were tried."""
+        return self.options[self.names.index(EFFECTIVE)]
+
     def encode(self, configuration: Configuration) -> Rows:
         """A configuration's row, of shape (columns,)."""
         values = _values(configuration)

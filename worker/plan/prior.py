@@ -51,7 +51,7 @@ class Prior:
         }
         spreads = {of: SLOWED_SPREAD if of in slowed else one.effect.spread for of, one in choices.items()}
         smallest = min(view.effectives)
-        for size in grid.options[grid.names.index(EFFECTIVE)]:  # with those that were tried beside the space
+        for size in grid.effectives():
             doublings = math.log2(int(size) / smallest)
             factors[EFFECTIVE, size] = doublings * math.log(DOUBLING)
             spreads[EFFECTIVE, size] = abs(doublings) ** 0.5 * DOUBLING_SPREAD
@@ -80,7 +80,7 @@ class Prior:
 
 def _families(grid: Grid) -> dict[tuple[str, str], float]:
     """(lever, choice) -> the number of its family; all effective batches are of one."""
-    found = {(EFFECTIVE, size): 1.0 for size in grid.options[grid.names.index(EFFECTIVE)]}
+    found = {(EFFECTIVE, size): 1.0 for size in grid.effectives()}
     for name, lever in LEVERS.items():
         for number, family in enumerate(lever.families, start=1):
             found |= {(name, choice): float(number) for choice in family}
