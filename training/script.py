@@ -107,7 +107,8 @@ CHECKPOINT = "checkpoint.pt"
 def save_checkpoint(model: Any, kept: dict[str, Any], step: int, path: Path) -> None:
     """Save what --resume needs, to another file that is then renamed, so that a checkpoint is always complete."""
     state: dict[str, Any] = {name: part.state_dict() for name, part in kept.items()}
-    state |= {"weights": [one.data for one in trained_parameters(model)], "step": step, "random": torch.get_rng_state()}
+    state |= {"weights": [one.data for one in trained_parameters(model)], "step": step}
+    state |= {"random": torch.get_rng_state(), "random_on_gpus": torch.cuda.get_rng_state_all()}
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(state, path.with_suffix(".partial"))
     path.with_suffix(".partial").replace(path)
@@ -123,6 +124,8 @@ def resume(model: Any, kept: dict[str, Any], path: Path) -> int:
     for parameter, weight in zip(trained_parameters(model), state["weights"], strict=True):
         parameter.data.copy_(weight)
     torch.set_rng_state(state["random"])
+    for gpu, drawn in enumerate(state["random_on_gpus"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(drawn, gpu)
     return int(state["step"])
 
 

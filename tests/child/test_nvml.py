@@ -62,6 +62,8 @@ def test_others_on_the_gpu_count_while_they_were_there(gpu: Any) -> None:
     found = gpu(nvmlDeviceGetProcessUtilization=lambda _, since: [own, less, most, sample(OTHER, 80, 31)])
     assert found.others_share(Reading(10), Reading(30)) == 0.5, "our own and what came later are left out"
     assert found.others_share(Reading(10), Reading(40)) == 0.8
+    two = gpu(nvmlDeviceGetProcessUtilization=lambda _, since: [less, sample(OTHER + 1, 40, 20), most])
+    assert two.others_share(Reading(10), Reading(30)) == 0.9, "what several use adds up"
 
 
 def test_a_hot_gpu_s_timings_are_not_clean_and_say_why(gpu: Any) -> None:

@@ -283,6 +283,7 @@ COMMON = [
     (["--env", "A=postgresql://me:pw@host/db"], "--env A: a URL with a password must not be in the file"),
     (["--env", "DYNOTUNE_DATABASE_URL=sqlite:///x"], "DYNOTUNE_DATABASE_URL is a secret by its name"),
     (["--env", "HF_TOKEN=hf_123"], "HF_TOKEN is a secret by its name"),
+    (["--env", "OPENAI_APIKEY=sk-1"], "OPENAI_APIKEY is a secret by its name"),
 ]
 ALL_MISTAKES = [(launcher, *mistake) for launcher, mistakes in MISTAKES.items() for mistake in (*mistakes, *COMMON)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -74,6 +75,39 @@ def test_a_run_that_is_past_its_end_is_not_resumed(text: str, tmp_path: Path) ->
     module.main(["--max-steps", "2", *to])
     with pytest.raises(module.TrainingError, match="the checkpoint is of step 2, and this run ends after 1"):
         module.main(["--max-steps", "1", "--resume", *to])
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_ended(
+    tmp_path: Path, facts: Callable[..., HardwareFacts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of dropout, too, it draws what the run would have drawn."""
+    made = configuration(method="full", effective=8, precision="fp32")
+    model = tiny.save("llama", tmp_path / "model", vocabulary=tiny.FEW)
+    settings = json.loads((model / "config.json").read_text()) | {"attention_dropout": 0.2}
+    (model / "config.json").write_text(json.dumps(settings))
+    data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(40))
+    spec = tiny.job(model, data, method="full", training={"effective_batch_size": 8, "warmup_ratio": 0.5})
+    module = script(EXPORTS["train.py"].write(recommended(spec, made, facts())), tmp_path)
+
+    def run(name: str, *more: str) -> list[tuple[float, float, float]]:
+        log = tmp_path / f"{name}.jsonl"
+        to = ["--output", str(tmp_path / name), "--log", str(log), "--save-every", "2", "--device", "cpu"]
+        with contextlib.suppress(KeyboardInterrupt):
+            module.main(["--max-steps", "6", *to, *more])
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        return [(one["step"], one["loss"], one["grad_norm"]) for one in lines if "loss" in one]
+
+    whole = run("whole")
+    saving = module.save_checkpoint
+
+    def save_and_end(model: object, kept: object, step: int, path: Path) -> None:
+        saving(model, kept, step, path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as ending:
+        ending.setattr(module, "save_checkpoint", save_and_end)
+        assert run("ended") == whole[:2]
+    assert run("ended", "--resume") == whole and len(whole) == 6
 
 
 def test_a_model_without_a_tokenizer_is_told_in_a_sentence(text: str, tmp_path: Path) -> None:

@@ -55,7 +55,9 @@ class Nvml:
         return Reading(stamp, clock, reasons)
 
     def others_share(self, first: Reading, last: Reading) -> float | None:
-        """The largest share of the multiprocessors that other processes used between two readings, or None.
+        """The share of the multiprocessors that other processes used between two readings, or None.
+
+        Of each process the largest share that was sampled counts, and the shares of several add up.
 
         1 where the GPU had to lower its clock for heat or for want of power: a timing then says nothing of the GPU.
         None where others cannot be told: without NVML, in a container whose process ids are not the host's, and where
@@ -77,8 +79,11 @@ class Nvml:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._handle, int(first.stamp))
         except pynvml.NVMLError:  # no sample since, or not supported here
             return 0.0 if known == {os.getpid()} else None
-        theirs = (one.smUtil for one in samples if one.pid not in (0, os.getpid()) and one.timeStamp <= last.stamp)
-        return max(theirs, default=0) / 100
+        theirs: dict[int, int] = {}
+        for one in samples:
+            if one.pid not in (0, os.getpid()) and one.timeStamp <= last.stamp:
+                theirs[one.pid] = max(one.smUtil, theirs.get(one.pid, 0))
+        return min(100, sum(theirs.values())) / 100
 
 
 def _handle(uuid: str | None) -> Any:

@@ -17,7 +17,7 @@ from service.errors import Misconfigured
 DATABASE, SERVER, KEY = "DYNOTUNE_DATABASE_URL", "DYNOTUNE_SERVER", "DYNOTUNE_KEY"
 HAND_BACK_SECONDS = 15  # of the grace period, to end a trial's process and hand the trial back
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SECRET = re.compile(r"DATABASE_URL$|PASSWORD|PASSWD|SECRET|CREDENTIAL|(^|_)(TOKEN|KEY)($|_)", re.IGNORECASE)
+SECRET = re.compile(r"DATABASE_URL$|PASSWORD|PASSWD|SECRET|CREDENTIAL|(TOKEN|KEY)S?($|_)", re.IGNORECASE)
 URL_WITH_PASSWORD = re.compile(r"://[^/\s]*:[^/\s]*@")
 ASSIGNED = re.compile(r"(\w+)=")
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
