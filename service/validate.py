@@ -15,7 +15,7 @@ from service.contract.base import Contract
 from service.contract.form import form_of
 from service.contract.job import JobSpec
 from service.contract.paths import Roots, looks_local, outside
-from service.contract.rows import ENDINGS, is_array
+from service.contract.rows import ENDINGS, TooLong, listed
 from service.contract.rows import read as read_rows
 from service.errors import InvalidJob, invalid_job, pointer
 from service.jobtext import read
@@ -26,7 +26,7 @@ from service.tasks import TASKS, untrainable
 Asked = TypeVar("Asked", bound=Contract)
 LONGEST_PATTERN = 500  # characters of a regular expression
 LOOKED_AT = 200  # rows of a dataset's file that are checked here; the worker checks all of them
-LARGEST = 64 << 20  # bytes of a .json file that is one array, which can only be read as a whole
+LONGEST = 1 << 20  # characters of it that are read here: a request must not take much memory, whatever a file holds
 
 
 def parse(body: bytes, kind: type[Asked]) -> Asked:
@@ -212,10 +212,12 @@ def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
         return []  # only the worker reads folders and parquet files
     if path.suffix not in ENDINGS:
         return [_mistake("/dataset/source", f"dataset.source: datasets are read from {', '.join(ENDINGS)} files")]
+    rows: list[dict[str, Any]] = []
     try:
-        if path.stat().st_size > LARGEST and is_array(path):
+        rows.extend(islice(read_rows(path, LONGEST), LOOKED_AT))
+    except TooLong:
+        if not rows:
             return []  # only the worker reads that much
-        rows = list(islice(read_rows(path), LOOKED_AT))
     except ValueError as error:
         return [_mistake("/dataset/source", f"dataset.source: {error}")]
     if not rows:
@@ -224,7 +226,7 @@ def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
 
 
 def _columns(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    there, columns = ", ".join(rows[0]), spec.dataset.columns
+    there, columns = listed(rows[0]), spec.dataset.columns
     found = [
         _mistake(f"/dataset/columns/{kind}", f"dataset.columns.{kind}: there is no column {name!r}; there are: {there}")
         for kind, name in columns.model_dump(exclude_none=True).items()

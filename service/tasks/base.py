@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from service.contract.rows import listed
+
 
 @dataclass(frozen=True)
 class Task:
@@ -50,4 +52,4 @@ class Task:
         """A sentence when no set of columns that the task can read is there, else None."""
         if self.columns_in(given, there) is not None:
             return None
-        return f"dataset.columns: {self.needs}; the data has: {', '.join(there)}"
+        return f"dataset.columns: {self.needs}; the data has: {listed(there)}"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service import validate
 from service.contract.paths import Roots
 
 Make = Callable[..., dict[str, Any]]
@@ -104,6 +105,42 @@ def test_ordinary_data(refused: Refused, name: str, content: str, changes: dict[
 )
 def test_data_that_nobody_can_read_as_it_is_meant(refused: Refused, name: str, content: str, words: str) -> None:
     assert words in str(refused(name, content))
+
+
+ROW = {"prompt": "a", "completion": "b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", json.dumps(ROW | {"more": "x" * 3000})),
+        ("a.json", json.dumps(ROW | {"more": "x" * 3000})),
+        ("a.json", json.dumps([ROW | {"more": "x" * 3000}])),
+        ("a.csv", ",".join(f"column {at}" for at in range(500)) + "\n"),
+        ("a.csv", 'prompt,completion\na,"' + "b\n" * 1000),
+    ],
+)
+def test_no_more_than_the_beginning_is_read(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, name: str, content: str
+) -> None:
+    """A row that is longer is left to the worker: whoever may ask for a check could have the service hold anything."""
+    assert len(content) > 1000
+    monkeypatch.setattr(validate, "LONGEST", 1000)
+    assert refused(name, content) is None
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "array.json", "a.csv"])
+def test_what_the_beginning_says_is_told(refused: Refused, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(validate, "LONGEST", 1000)
+    rows = [{"prompt": "a", "other": "b"}] * 200
+    lines = "prompt,other\n" + "a,b\n" * 500 if name == "a.csv" else "\n".join(map(json.dumps, rows))
+    assert "dataset.columns" in str(refused(name, json.dumps(rows) if name == "array.json" else lines))
+
+
+def test_a_header_of_many_columns_is_answered_at_once_and_in_short(refused: Refused) -> None:
+    header = ",".join(f"column {at}" for at in range(20_000))
+    sentence = str(refused("a.csv", f"{header}\n{header}\n"))
+    assert "column 19 and 19980 more" in sentence and len(sentence) < 1000
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 from service.contract.form import form_of
 from service.contract.job import JobSpec
-from service.contract.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, read
+from service.contract.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, listed, read
 from service.tasks import TASKS
 from training.errors import TrainingError
 from training.reading import Record, files_of, read_splits
@@ -112,8 +112,8 @@ def _columns(spec: JobSpec, row: Record) -> dict[str, str]:
     given = spec.dataset.columns.model_dump()
     for kind, column in given.items():
         if column is not None and column not in row:
-            there = ", ".join(row)
-            raise TrainingError(f"dataset.columns.{kind}: there is no column {column!r}; there are: {there}")
+            text = f"dataset.columns.{kind}: there is no column {column!r}; there are: {listed(row)}"
+            raise TrainingError(text)
     columns = TASKS[spec.task].columns_in(given, row)
     if columns is None:
         raise TrainingError(TASKS[spec.task].lacking(given, row) or "")
