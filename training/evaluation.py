@@ -39,8 +39,8 @@ def guesses(model: Any, samples: list[Sample], pad: int, device: torch.device, r
         batch = moved(collate([[sample] for sample in part], pad, recipe), device, recipe)
         with autocast(device, recipe):
             output = model(**batch)
-        count, (hits, of) = sum(map(task_of(recipe).loss_terms, part)), task_of(recipe).right_guesses(output, batch)
-        total, terms = total + float(output.loss) * count, terms + count
+        count, (mean, hits, of) = sum(map(task_of(recipe).loss_terms, part)), task_of(recipe).scored(output, batch)
+        total, terms = total + mean * count, terms + count
         right, guessed = right + hits, guessed + of
         del output, batch  # or its logits would still be held while the next batch's are made
     return {"loss": total / max(1, terms), "accuracy": right / max(1, guessed)}

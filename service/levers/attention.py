@@ -9,6 +9,7 @@ from service.levers.base import (
     Memory,
     capability,
     cuda,
+    hopper,
     host,
     package,
     varlen_kernel,
@@ -53,6 +54,7 @@ LEVER = Lever(
         Choice(
             "sdpa-flash",
             "sdpa, the flash kernel or, where a mask rules it out, plain matmuls",
+            needs=(cuda(), capability(8)),
             function="sdpa_backends",
             options={"flash": True},
             from_pretrained={"attn_implementation": "sdpa"},
@@ -128,7 +130,7 @@ LEVER = Lever(
         Choice(
             "flash-attention-3",
             "FlashAttention 3, for Hopper, from the hub where flash_attn_interface is not installed",
-            needs=(cuda(), capability(9), package("flash_attn_interface", "its kernels", instead="kernels")),
+            needs=(cuda(), hopper(), package("flash_attn_interface", "its kernels", instead="kernels")),
             options={"implementation": "flash_attention_3"},
             from_pretrained={"attn_implementation": "flash_attention_3"},
             supported_by=("_supports_flash_attn",),
@@ -142,8 +144,8 @@ LEVER = Lever(
             "https://github.com/Dao-AILab/flash-attention",
         ),
         Exclusion(
-            {"attention": ("sdpa-cudnn",), "precision": FULL_PRECISION},
-            "cuDNN's attention computes in 16 bits only",
+            {"attention": ("sdpa-flash", "sdpa-cudnn"), "precision": FULL_PRECISION},
+            "torch's flash kernel and cuDNN's compute in 16 bits only",
             "https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
         ),
     ),

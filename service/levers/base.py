@@ -285,6 +285,14 @@ def varlen_kernel() -> Need:
     )
 
 
+def hopper() -> Need:
+    """A GPU of the Hopper generation: newer ones cannot run what was written for it."""
+    return Need(
+        lambda facts: facts.capability is not None and facts.capability[0] == 9,
+        "needs a Hopper GPU (compute capability 9.0), which it is written for",
+    )
+
+
 def capability(major: int, minor: int = 0) -> Need:
     """A CUDA compute capability of at least that much."""
     return Need(

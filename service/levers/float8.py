@@ -50,7 +50,7 @@ LEVER = Lever(
             "https://github.com/pytorch/ao/tree/main/torchao/float8",
         ),
         Exclusion(
-            {"padding": ("longest", "multiple-8", "max"), "float8": FLOAT8},
+            {"padding": ("longest", "multiple-8"), "float8": FLOAT8},
             "its matmuls need a multiple of 16 tokens in every micro batch",
             "https://github.com/pytorch/ao/tree/main/torchao/float8",
         ),

@@ -1,6 +1,6 @@
 """The output layer and the loss: logits of a large vocabulary are the largest tensor of a step."""
 
-from service.levers.base import Choice, Effect, Exclusion, Lever, Memory, cuda, package
+from service.levers.base import Choice, Effect, Exclusion, Lever, Memory, capability, cuda, package
 from service.levers.kernels import switched_on
 from service.levers.precision import FULL_PRECISION
 
@@ -32,7 +32,7 @@ LEVER = Lever(
         Choice(
             "cut-cross-entropy",
             "Apple's kernel, which never writes logits to memory (Wijmans et al. 2024)",
-            needs=(cuda(), package("cut_cross_entropy", "its kernel")),
+            needs=(cuda(), capability(8), package("cut_cross_entropy", "its kernel")),
             changes_numerics=True,
             function="cut_cross_entropy",
             memory=IN_PARTS,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from service.levers.base import Choice, Effect, Lever, cuda, package
+from service.levers.base import Choice, Effect, Exclusion, Lever, cuda, package
 
 NEEDS = (cuda(), package("liger_kernel", "its kernels"))
 # The kernels that Liger's patches may switch, all of which Trainer has to be told: those not named are on.
@@ -39,7 +39,8 @@ LEVER = Lever(
     simulated=(),
     choices=(
         Choice("off", "the model's own operations"),
-        liger("liger", "rotary embedding, RMSNorm and SwiGLU", "rope", "rms_norm", "swiglu"),
+        # Of the two kinds of gated MLP, a model has one.
+        liger("liger", "rotary embedding, RMSNorm and SwiGLU or GeGLU", "rope", "rms_norm", "swiglu", "geglu"),
         liger("liger-rope", "the rotary embedding only", "rope"),
         liger("liger-rms-norm", "RMSNorm only", "rms_norm"),
         liger("liger-swiglu", "SwiGLU only", "swiglu"),
@@ -52,6 +53,14 @@ LEVER = Lever(
             function="hub_kernels",
             effect=Effect(0.94, 0.07),
             not_expressible="TrainingArguments do not load the model; train.py asks for the kernels",
+        ),
+    ),
+    exclusions=(
+        Exclusion(
+            {"kernels": ("liger", "liger-rope", "hub"), "checkpointing": ("selective",)},
+            "the rotary kernel writes over results of matmuls, which selective checkpointing keeps and which would be "
+            "rotated twice",
+            "https://github.com/linkedin/Liger-Kernel/blob/main/src/liger_kernel/ops/rope.py",
         ),
     ),
 )

@@ -34,7 +34,7 @@ LEVER = Lever(
     exclusions=(
         Exclusion(
             {"normalisation": ("low-precision",), "precision": ("checkpoint", *FULL_PRECISION, "bf16", "fp16")},
-            "norms run in the weights' format there already",
+            "there is no autocast, whose format the norms would take",
             "https://docs.mosaicml.com/projects/composer/en/latest/method_cards/low_precision_layernorm.html",
         ),
         Exclusion(

@@ -221,7 +221,7 @@ LEVER = Lever(
             options={"name": "Lion32bit"},
             memory=Memory(state=4.0),  # one moment
             asked_by=(Asked({"optim": "lion_32bit"}),),
-            training_arguments={"optim": "lion_32bit"},
+            training_arguments={"optim": "lion_32bit", "adam_beta2": 0.99},
         ),
         Choice(
             "galore",

@@ -2,6 +2,7 @@
 
 from service.levers.base import Choice, Effect, Exclusion, Lever
 from service.levers.compile import GENERATED, WHOLE
+from service.levers.precision import FULL_PRECISION
 
 LATER = "Trainer computes peft's layers as they are; train.py changes them"
 
@@ -34,6 +35,16 @@ LEVER = Lever(
         ),
     ),
     exclusions=(
+        Exclusion(
+            {"precision": ("checkpoint", *FULL_PRECISION, "bf16", "fp16"), "projections": ("without-cast",)},
+            "without autocast nothing casts the input back, so the cast is needed",
+            "https://docs.pytorch.org/docs/stable/amp.html",
+        ),
+        Exclusion(
+            {"adapter": ("base-dtype",), "projections": ("without-cast",)},
+            "an adapter in the base's format casts nothing",
+            "https://huggingface.co/docs/peft/main/en/package_reference/peft_model",
+        ),
         Exclusion(
             {"compile": (*GENERATED, *WHOLE, "per-layer-aot-eager"), "projections": ("fused",)},
             "what it keeps from one projection for the next breaks the graph",

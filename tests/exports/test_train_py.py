@@ -65,7 +65,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three tiny models with weights, and a dataset for each: see SOURCES."""
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(1)
-    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 8192, "num_hidden_layers": 2}
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 8193, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "max_position_embeddings": 128, "pad_token_id": 0}
     # Larger than usual, so that attention across samples or a wrong position changes the loss visibly.
     llama = LlamaConfig(**shape, num_key_value_heads=2, initializer_range=0.2)

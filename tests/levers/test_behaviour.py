@@ -99,6 +99,23 @@ def test_a_model_that_sees_its_targets_is_the_jobs_mistake(build: Any) -> None:
     assert build("bert-decoder").model.training
 
 
+def test_a_model_that_does_not_divide_its_loss_is_the_jobs_mistake(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an XLNet does not, nor a model's own code that takes what it does not know and leaves it."""
+    import transformers
+
+    forward = transformers.LlamaForCausalLM.forward
+
+    def ignoring(self: Any, *inputs: Any, num_items_in_batch: Any = None, **more: Any) -> Any:
+        return forward(self, *inputs, **more)
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", ignoring)
+    with pytest.raises(
+        TrainingError, match="this llama model does not divide its loss by the step's number"
+    ) as refused:
+        build("llama")
+    assert refused.value.blame == "job"
+
+
 def test_varlen_attention_does_not_know_of_chunks() -> None:
     import transformers
 

@@ -19,7 +19,7 @@ from training.errors import TrainingError
 from worker.child import measure, steps
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle, recipe_of
-from worker.child.lacking import Lacking, class_of, lacking
+from worker.child.lacking import Lacking, class_of, lacking, lacking_in_vocabulary
 from worker.child.memory_estimate import drawable, step_sizes
 
 SAMPLES = list(range(6))
@@ -72,7 +72,7 @@ def folder_of(family: str, task: str, folder: Path) -> Path:
     name, more = (CAUSAL | TRIED | ENCODERS)[family]
     kind = getattr(transformers, name)
     # How many tokens each expert gets decides how often a compiled layer is traced anew; with few tokens, too often.
-    tokens = tiny.VOCAB if any("experts" in one for one in more) else tiny.FEW
+    tokens = tiny.VOCAB + 1 if any("experts" in one for one in more) else tiny.FEW
     shape = {"vocab_size": tokens, "max_position_embeddings": 256} | SHAPE | NO_DROPOUT | tiny.IDS | more
     # Larger weights than usual: attention across samples then changes the logits visibly.
     config = kind(**shape, initializer_range=0.15, num_labels=3)
@@ -205,11 +205,16 @@ def test_experts_compute_the_same_in_every_way(build: Any, family: str, experts:
 
 def test_a_model_says_what_it_lacks(build: Any) -> None:
     """So that no trial is spent on it, whatever it is trained with; asked for by name it is refused."""
-    wanted = {f"experts={one}" for one in LEVERS["experts"].names[1:]}
+    wanted = {f"experts={one}" for one in LEVERS["experts"].names[1:]} | {"normalisation=apex-fused"}
     assert set(lacking(build("llama", method="lora").model, "causal-lm")) == wanted
     for levers in ({"vocabulary": "multiple-64"}, {"head": "chunked"}, {"quantization": "int8", "precision": "bf16"}):
         assert set(lacking(build("llama", method="qlora", **levers).model, "causal-lm")) == wanted
-    assert lacking(build("mixtral").model, "causal-lm") == {}
+    assert set(lacking(build("mixtral").model, "causal-lm")) == {"normalisation=apex-fused"}
+    assert set(lacking_in_vocabulary(1000)) == {"vocabulary=multiple-8"}
+    assert lacking_in_vocabulary(30_522) == {
+        "vocabulary=multiple-64": "it pads 30,522 tokens to 30,528, as another choice does"
+    }
+    assert lacking_in_vocabulary(50_257) == {}
     softcapped = build("llama").model
     softcapped.config.final_logit_softcapping = 30.0
     assert {f"head={one}" for one in LEVERS["head"].names[1:]} < set(lacking(softcapped, "causal-lm"))

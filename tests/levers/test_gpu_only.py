@@ -67,19 +67,23 @@ def groups() -> list[dict[str, Any]]:
                 "variance_dtype": torch.bfloat16,
             },
         ),
-        ("galore_torch", "GaLoreAdamW", optimizer.galore_adamw, {"lr": 1e-3}),
+        ("galore_torch", "GaLoreAdamW", optimizer.galore_adamw, {"lr": 1e-3, "eps": 1e-8}),
     ],
 )
 def test_optimizers_of_other_packages(
     monkeypatch: pytest.MonkeyPatch, module: str, name: str, make: Any, expected: dict[str, Any]
 ) -> None:
     kind = Recorder("made")
+    install(monkeypatch, "galore_torch.galore_projector", GaLoreProjector=Recorder)
     install(monkeypatch, module, **{name: kind})
     given = groups()
     assert make(given, 1e-3) == "made"
     ((passed,), more) = kind.calls[0]
     assert passed is given and more == expected
     assert ("rank" in passed[0]) is (name == "GaLoreAdamW") and "rank" not in passed[1], "vectors are not projected"
+    is_read = Recorder in torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    assert is_read is (name == "GaLoreAdamW"), "a checkpoint that holds its projections can be read"
 
 
 def test_torchaos_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,11 +121,14 @@ def test_a_model_says_which_of_ligers_kernels_it_lacks(monkeypatch: pytest.Monke
 
     def all_of_them(rope: bool = True, rms_norm: bool = True, swiglu: bool = True) -> None: ...
 
-    members = {"MODEL_TYPE_TO_APPLY_LIGER_FN": {"llama": all_of_them, "gemma": some}}
+    def ungated(rope: bool = True, rms_norm: bool = True) -> None: ...
+
+    members = {"MODEL_TYPE_TO_APPLY_LIGER_FN": {"llama": all_of_them, "gemma": some, "phi": ungated}}
     install(monkeypatch, "liger_kernel.transformers.monkey_patch", **members)
     assert lacking_kernels("llama") == {}
     no_swiglu = "Liger has no swiglu for gemma models"
-    assert lacking_kernels("gemma") == {"kernels=liger": no_swiglu, "kernels=liger-swiglu": no_swiglu}
+    assert lacking_kernels("gemma") == {"kernels=liger-swiglu": no_swiglu}, "all at once takes its GeGLU"
+    assert lacking_kernels("phi")["kernels=liger"] == "Liger has no swiglu, geglu for phi models"
     assert set(lacking_kernels("bert")) == {f"kernels=liger{one}" for one in ("", "-rope", "-rms-norm", "-swiglu")}
 
 
@@ -192,9 +199,17 @@ def test_float8_takes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     float8.float8_linear(model, "rowwise")
     (passed,), more = convert.calls[0]
     assert passed is model and more["config"] == "config of rowwise"
-    takes = more["module_filter_fn"]
-    assert takes(torch.nn.Linear(32, 64), "") and not takes(torch.nn.Linear(32, 60), "")
-    assert not takes(model.lm_head, "lm_head") and not takes(torch.nn.LayerNorm(32), "")
+    takes, layer = more["module_filter_fn"], model.model.layers[0]
+    assert takes(layer.mlp.up_proj, "") and not takes(layer.input_layernorm, "") and not takes(model.lm_head, "")
+    layer.mlp.up_proj.weight = torch.nn.Parameter(torch.zeros(60, 32))
+    assert not takes(layer.mlp.up_proj, ""), "60 is no multiple of 16"
+    classifier = tiny.draw("bert")
+    float8.float8_linear(classifier, "rowwise")
+    takes = convert.calls[1][1]["module_filter_fn"]
+    assert takes(classifier.bert.encoder.layer[0].output.dense, "")
+    assert not takes(classifier.bert.pooler.dense, ""), (
+        "it has a row a sample, of which a micro batch may have any number"
+    )
 
 
 def test_a_model_that_changes_its_logits_is_refused() -> None:

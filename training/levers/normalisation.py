@@ -17,9 +17,12 @@ def norms_of(model: Any) -> list[Any]:
 def low_precision_norms(model: Any) -> None:
     """Run norms in autocast's dtype, not in fp32, where autocast is on. Their weights stay as they are.
 
-    ValueError where the model's norms do not compute what LayerNorm or RMSNorm compute.
+    ValueError where the model has no norms, or they do not compute what LayerNorm or RMSNorm compute.
     """
-    for module in norms_of(model):
+    norms = norms_of(model)
+    if not norms:
+        raise ValueError("this model has neither LayerNorm nor RMSNorm")
+    for module in norms:
         if getattr(module, "weight", None) is None or module.weight.ndim != 1:
             raise ValueError(f"{type(module).__name__} is no norm with one weight a channel")
         kind = module.weight.device.type
@@ -55,10 +58,12 @@ def _low_precision(forward: Any) -> Any:
 
 
 def apex_norms(model: Any) -> None:
-    """Put Apex's fused kernels in place of torch's LayerNorm."""
+    """Put Apex's fused kernels in place of torch's LayerNorm; ValueError where the model has none."""
     fused = import_module("apex.normalization").FusedLayerNorm
-    for module in norms_of(model):
-        if isinstance(module, torch.nn.LayerNorm):
-            kernel = fused(module.normalized_shape, eps=module.eps).to(module.weight.device)
-            kernel.weight, kernel.bias = module.weight, module.bias
-            module.forward = kernel.forward
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    if not norms:
+        raise ValueError("Apex's kernels are of LayerNorm, which this model has none of")
+    for module in norms:
+        kernel = fused(module.normalized_shape, eps=module.eps).to(module.weight.device)
+        kernel.weight, kernel.bias = module.weight, module.bias
+        module.forward = kernel.forward

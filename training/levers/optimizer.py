@@ -78,7 +78,9 @@ def galore_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optim
     for group in groups:
         if group["params"][0].ndim == 2:
             group.update(low_rank)
-    made: torch.optim.Optimizer = import_module("galore_torch").GaLoreAdamW(groups, lr=rate)
+    made: torch.optim.Optimizer = import_module("galore_torch").GaLoreAdamW(groups, lr=rate, eps=1e-8)
+    # Its states hold the projections as objects, which a checkpoint is read with only where that is said.
+    torch.serialization.add_safe_globals([import_module("galore_torch.galore_projector").GaLoreProjector])
     return made
 
 

@@ -107,7 +107,8 @@ def summed_loss(model: Any, batch: Batch, count: torch.Tensor) -> torch.Tensor:
     return model(**batch, num_items_in_batch=count, use_cache=False).loss
 
 
-def right_guesses(output: Any, batch: Batch) -> tuple[int, int]:
-    """(next tokens guessed right, of how many)."""
+def scored(output: Any, batch: Batch) -> tuple[float, int, int]:
+    """(mean loss, next tokens guessed right, of how many)."""
     target, guess = batch["labels"][:, 1:], output.logits[:, :-1].argmax(-1)
-    return int(((guess == target) & (target != IGNORED)).sum()), int((target != IGNORED).sum())
+    hits = (guess == target) & (target != IGNORED)
+    return float(output.loss), int(hits.sum()), int((target != IGNORED).sum())

@@ -64,11 +64,17 @@ def set_up(config: Any, samples: list[Sample]) -> None:
 def summed_loss(model: Any, batch: Batch, count: torch.Tensor) -> torch.Tensor:
     """The micro batch's share of the step's mean loss: its summed cross-entropy over the step's `count` terms."""
     logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    return cross_entropy(logits, batch, "sum") / count
+
+
+def cross_entropy(logits: torch.Tensor, batch: Batch, reduction: str) -> torch.Tensor:
+    """Of the tokens that are to be predicted, in fp32: models compute their own in the format of their weights."""
     flat = logits.float().flatten(0, 1)
-    return torch.nn.functional.cross_entropy(flat, batch["labels"].flatten(), reduction="sum") / count
+    return torch.nn.functional.cross_entropy(flat, batch["labels"].flatten(), reduction=reduction)
 
 
-def right_guesses(output: Any, batch: Batch) -> tuple[int, int]:
-    """(masked tokens guessed right, of how many)."""
+def scored(output: Any, batch: Batch) -> tuple[float, int, int]:
+    """(mean loss, masked tokens guessed right, of how many)."""
     hits = (output.logits.argmax(-1) == batch["labels"]) & (batch["labels"] != IGNORED)
-    return int(hits.sum()), int((batch["labels"] != IGNORED).sum())
+    loss = cross_entropy(output.logits, batch, "mean")
+    return float(loss), int(hits.sum()), int((batch["labels"] != IGNORED).sum())

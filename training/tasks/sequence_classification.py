@@ -54,6 +54,7 @@ def summed_loss(model: Any, batch: Batch, count: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.float(), batch["labels"], reduction="sum") / count
 
 
-def right_guesses(output: Any, batch: Batch) -> tuple[int, int]:
-    """(classes guessed right, of how many)."""
-    return int((output.logits.argmax(-1) == batch["labels"]).sum()), len(batch["labels"])
+def scored(output: Any, batch: Batch) -> tuple[float, int, int]:
+    """(mean loss, classes guessed right, of how many); models compute their own loss in the format of their weights."""
+    loss = torch.nn.functional.cross_entropy(output.logits.float(), batch["labels"])
+    return float(loss), int((output.logits.argmax(-1) == batch["labels"]).sum()), len(batch["labels"])

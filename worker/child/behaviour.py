@@ -16,8 +16,8 @@ from service.levers.batching import PACKED
 from service.levers.head import WITHOUT_LOGITS
 from training.batches import collate, moved
 from training.errors import TrainingError
-from training.recipe import Recipe
-from training.samples import Sample, sample_of
+from training.recipe import Recipe, task_of
+from training.samples import IGNORED, Sample, sample_of
 from training.step import autocast
 from worker.child.lacking import Lacking
 from worker.devices import Device
@@ -35,9 +35,13 @@ def check_behaviour(model: Any, samples: list[Sample], pad: int, device: Device,
     Nothing is run where nothing is needed, nor with flex attention, which would be compiled for these few tokens, nor
     with activations in 8 bits, where other tokens decide how one is rounded. Other trials tell of the same model.
     """
+    if recipe.attention == "flex_attention":
+        return
+    if recipe.task == "causal-lm":
+        _check_loss(model, max(samples[0], samples[-1], key=lambda one: len(one[0])), pad, device, recipe)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     may_see_targets = recipe.task == "causal-lm" and getattr(base.config, "is_decoder", None) is False
-    if recipe.labels_are_classes or recipe.attention == "flex_attention" or _rounds_together(recipe):
+    if recipe.labels_are_classes or _rounds_together(recipe):
         return
     if not (recipe.packed or recipe.tells_what_is_learnt or may_see_targets):
         return
@@ -64,6 +68,30 @@ def check_behaviour(model: Any, samples: list[Sample], pad: int, device: Device,
             _check_head(base, lambda: logits(second))
     finally:
         model.train(was_training)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _check_loss(model: Any, sample: Sample, pad: int, device: Device, recipe: Recipe) -> None:
+    """TrainingError where the model does not divide its loss by the number of terms that it is given.
+
+    A step's micro batches each give their share of the step's loss. Of such a model, each would count in full.
+    """
+    ids = list(sample[0][:TOKENS])
+    batch = collate(
+        [[sample_of(ids, [IGNORED, *ids[1:]])]], pad, replace(recipe, pad_multiple=recipe.pad_multiple or WIDTH)
+    )
+    inputs = moved(batch, device.torch, recipe)
+    with autocast(device.torch, recipe):
+        once, half = (
+            float(task_of(recipe).summed_loss(model, inputs, torch.full((), count, device=device.torch)))
+            for count in (len(ids), 2 * len(ids))
+        )
+    if abs(2 * half - once) > 0.05 * abs(once):
+        kind = model.config.model_type
+        raise TrainingError(
+            f"model.source: this {kind} model does not divide its loss by the step's number of tokens (it ignores "
+            "num_items_in_batch), so that a step's micro batches would count more than they should"
+        )
 
 
 def _rounds_together(recipe: Recipe) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+import torch
+
 from service.levers import LEVERS
 from service.levers.head import WITHOUT_LOGITS
 from service.tasks import untrainable
@@ -98,4 +100,23 @@ def lacking(model: Any, task: str) -> dict[str, str]:
     tasks = LEVERS["head"].tasks
     if (tasks is None or task in tasks) and (changed := lacking_plain_logits(base)):
         found |= {f"head={choice}": changed for choice in WITHOUT_LOGITS}
+    if not any(isinstance(module, torch.nn.LayerNorm) for module in base.modules()):
+        found["normalisation=apex-fused"] = f"{base.config.model_type} models have no LayerNorm"
+    head = base.get_output_embeddings()
+    return found | (lacking_in_vocabulary(head.weight.shape[0]) if hasattr(head, "weight") else {})
+
+
+def lacking_in_vocabulary(size: int) -> dict[str, str]:
+    """`vocabulary=choice` -> why a vocabulary of that size would not grow by it, or not differ from a choice before."""
+    found, sizes = {}, {size}
+    for choice in LEVERS["vocabulary"].choices:
+        if choice.function is None:
+            continue
+        multiple: int = choice.options["multiple"]
+        padded = size + -size % multiple
+        if padded == size:
+            found[f"vocabulary={choice.name}"] = f"the model's {size:,} tokens are a multiple of {multiple} already"
+        elif padded in sizes:
+            found[f"vocabulary={choice.name}"] = f"it pads {size:,} tokens to {padded:,}, as another choice does"
+        sizes.add(padded)
     return found
