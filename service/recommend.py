@@ -140,6 +140,8 @@ def _build(
     speedup, low, high, source = _speedup(spec, measurement, baseline, verdict)
     configuration = measurement.configuration
     micro, accumulation = measurement.micro_batch_size, measurement.gradient_accumulation_steps or 1
+    soak = verdict.soak if verdict else None
+    evaluated = (soak and soak.evaluation_batch_size) or measurement.evaluation_batch_size or micro
     if verdict and verdict.micro_batch_size:
         micro, accumulation = verdict.micro_batch_size, -(-accumulation * micro // verdict.micro_batch_size)
     budgeted = configuration.levers["batching"] in BUDGETED
@@ -149,7 +151,7 @@ def _build(
         micro_batch_size=micro,
         gradient_accumulation_steps=accumulation,
         effective_batch_size=configuration.effective_batch_size,
-        evaluation_batch_size=measurement.evaluation_batch_size or measurement.micro_batch_size,
+        evaluation_batch_size=evaluated,
         learning_rate=configuration.learning_rate,
         token_budget=micro * measurement.dataset.longest if budgeted and measurement.dataset else None,
         adapter_excludes=measurement.adapter_excludes,

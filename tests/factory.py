@@ -117,11 +117,11 @@ def block(
     )
 
 
-def replay(**changes: Any) -> Replay:
-    """Ten steps of four samples each, of a model with two trained tensors."""
+def replay(size: int = 4, **changes: Any) -> Replay:
+    """Ten steps of so many samples each, of a model with two trained tensors."""
     values: dict[str, Any] = {
-        "given": tuple(range(40)),
-        "steps": tuple(tuple(range(at, at + 4)) for at in range(0, 40, 4)),
+        "given": tuple(range(10 * size)),
+        "steps": tuple(tuple(range(at, at + size)) for at in range(0, 10 * size, size)),
         "terms": (100,) * 10,
         "losses": tuple(9.0 - 0.01 * at for at in range(10)),
         "grad_norms": (1.0,) * 10,

@@ -72,7 +72,7 @@ def _result(request: RunTrial | RunBlock | RunReplay | RunSoak) -> Result:
         seconds = made.timing.seconds if made.timing else 1.0
         return Result(block=block(made, seconds, request.block))
     if isinstance(request, RunReplay):
-        return Result(replay=replay())
+        return Result(replay=replay(request.samples_a_step))
     if isinstance(request, RunSoak):
         return Result(soak=Soak(steps=4, worst_case_steps=2))
     return Result(measurement=made)

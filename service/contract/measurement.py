@@ -18,6 +18,7 @@ NORMAL = 1.96  # standard errors to each side that hold 95%
 # Standard deviation of the logarithm of a ratio from one pair of processes to the next, which no spread within a
 # process shows. `python -m benchmarks.noise` tells whether intervals that are made with it hold beside a neighbour.
 PROCESS_SPREAD = 0.02
+PREPARE = "prepare"  # the phase of what only a job's first process does: download, tokenise, read the weights once
 
 
 class Outcome(StrEnum):
@@ -266,6 +267,7 @@ class Soak(Contract):
         default_factory=dict, description="BLEU and ROUGE-L in percent, where the evaluation generates."
     )
     evaluation_rows: int | None = Field(default=None, description="Validation rows that were evaluated.")
+    evaluation_batch_size: int | None = Field(default=None, description="Of them, how many at a time.")
     evaluation_seconds: float | None = Field(default=None, description="Of the evaluation, with generation.")
     generation_seconds: float | None = Field(default=None, description="Of these, for generating and scoring.")
     saved_bytes: int | None = None

@@ -18,6 +18,7 @@ from service.contract.states import JobPhase, Origin
 
 LEASE_SECONDS = 30.0  # without a renewal, after which a task is given to another worker
 MOST_LEASE_SECONDS = 300.0  # that a worker may ask for
+EVALUATED = {"quick": 64, "standard": 1024, "strict": 4096}  # validation samples of a soak's evaluation, at most
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up
 # The slowest candidate of a block is timed for LONG_BLOCK_SECONDS, but in no more than a few passes over the work unit;
 # where a few take less than BLOCK_SECONDS, in as many as it takes to reach these. In a short job, MOST_BLOCK_SHARE of

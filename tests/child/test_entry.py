@@ -15,6 +15,7 @@ from service.contract.task import TrialRequest
 from tests.child import tiny
 from tests.factory import configuration
 from worker.child import again, entry, measure
+from worker.child.build import build
 
 
 def test_what_no_database_keeps_is_told_as_escapes() -> None:
@@ -56,3 +57,13 @@ def test_only_what_times_no_compiling_shares_what_is_compiled(
     with pytest.raises(Asked):
         entry._run(request, lambda _: None, lambda: None, [])  # type: ignore[arg-type, return-value]
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == (str(tmp_path / "compile") if shared else "own")
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+def test_what_the_first_trial_does_for_all_is_told_apart(llama: Path, functions: Path, tmp_path: Path) -> None:
+    """What is expected of later processes leaves it out: it took a quarter of some searches."""
+    spec, made = tiny.job(llama, functions), configuration("lora", 8, precision="fp32")
+    place = tiny.workplace(llama, functions.parent, cache=tmp_path / "cache")
+    first, second = (build(spec, made, tiny.device(), place, 0) for _ in range(2))
+    assert first.prepare_seconds > 0 and first.data_seconds == 0.0
+    assert second.prepare_seconds == 0.0 and second.data_seconds > 0

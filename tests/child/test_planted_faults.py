@@ -17,7 +17,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.replay import Proof, Replay
 from tests.child import tiny
-from tests.factory import configuration, measured
+from tests.factory import configuration, measured, replay
 from worker.child import replay as replays
 from worker.plan import proof
 
@@ -127,3 +127,20 @@ def test_the_strong_decay_is_within_what_a_job_may_say(llama: Path, tmp_path: Pa
     exposed = proof.exposed(job, measured(made, micro_batch_size=2, check_grad_norm=1.0))
     assert JobSpec.model_validate_json(exposed.model_dump_json()) == exposed
     assert exposed.training.weight_decay > 1.0 or rate == 1e-2
+
+
+def test_steps_of_half_the_size_are_seen(llama: Path, functions: Path) -> None:
+    """The reference follows the candidate's steps, so that nothing else tells."""
+    made = configuration("lora", 8)
+    candidate = measured(made, micro_batch_size=2, check_grad_norm=1.0)
+    halves = replay(proof.samples_a_step(candidate) // 2)
+    found = proof.prove(tiny.job(llama, functions), candidate, halves, halves, proof.Noise(0.01, 0.01))
+    assert found.reasons == ("it takes 10 optimizer steps for 20 samples, not 5",)
+
+
+def test_a_job_that_is_not_steady_proves_nothing_by_that(llama: Path, functions: Path) -> None:
+    candidate = measured(configuration("lora", 8), micro_batch_size=2, check_grad_norm=1.0)
+    theirs = replay(proof.samples_a_step(candidate))
+    astray = theirs.model_copy(update={"moved": {name: 0.3 * way for name, way in theirs.moved.items()}})
+    found = proof.prove(tiny.job(llama, functions), candidate, astray, theirs, proof.Noise(0.6, 0.6))
+    assert "moved 0.30 times as far" in found.reasons[0]

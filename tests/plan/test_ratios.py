@@ -11,7 +11,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Block, Slice
 from service.contract.task import VerifyRequest
 from tests.factory import block, configuration, measured
-from worker.plan.ratios import certainly_slower, process_pairs, ratio, relative_costs, settled, standard_error
+from worker.plan.ratios import certainly_slower, is_sure, process_pairs, ratio, relative_costs, settled, standard_error
 
 Spec = Callable[..., JobSpec]
 BASE, FAST = measured(configuration(micro=8), 10.0), measured(configuration(batching="sorted"), 5.0)
@@ -54,6 +54,47 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(spec: Spec) -> None:
         assert found is not None, trial
         held += found[1] <= 2.0 <= found[2]
     assert held >= 180
+
+
+@pytest.mark.parametrize(("spread", "least"), [(0.03, 0.9), (0.05, 0.75)])
+def test_blocks_that_scatter_widen_the_interval_and_ask_for_more(spec: Spec, spread: float, least: float) -> None:
+    """200 verifications that end as real ones do, where pairs of processes differ by more than is usual."""
+    job, rng, held, count = spec(search={"objective": "throughput"}), random.Random(0), 0, 0
+    for _ in range(200):
+        blocks: tuple[Block, ...] = ()
+        for number in range(4):
+            base = block(BASE, 10.0 * (1 + rng.gauss(0, spread)), number)
+            blocks += tuple(sliced(one, [1.0] * 8, rng.randrange(1 << 30)) for one in (base, block(FAST, 5.0, number)))
+            if number and is_sure(ratio(job, blocks, FAST, BASE)):
+                break
+        found = ratio(job, blocks, FAST, BASE)
+        assert found is not None
+        held, count = held + (found[1] <= 2.0 <= found[2]), count + len(blocks) // 2
+    assert held >= least * 200 and count > 2.1 * 200
+    apart = (block(BASE, 10.0), block(FAST, 5.0), block(BASE, 13.0, 1), block(FAST, 5.0, 1))
+    assert not is_sure(ratio(job, apart, FAST, BASE))
+
+
+def test_one_block_that_others_disturbed_rules_nobody_out(spec: Spec) -> None:
+    request = VerifyRequest(method="lora", baseline=BASE, finalists=(FAST, NEAR), blocks=2, seconds_limit=60)
+    calm = (block(BASE, 10.0), block(FAST, 5.0), block(NEAR, 6.5))
+    assert certainly_slower(spec(), request, calm) == {NEAR.configuration.key}
+    disturbed = [
+        one.model_copy(update={"timing": one.timing and one.timing.model_copy(update={"clean_share": 0.3})})
+        for one in calm
+    ]
+    assert certainly_slower(spec(), request, tuple(disturbed)) == set()
+
+
+def test_one_that_ran_beside_the_baseline_alone_is_ranked_with_the_others(spec: Spec) -> None:
+    """As one that the soak gave a smaller micro batch: the first finalist has most blocks, and none with it."""
+    blocks = (
+        *(block(one, seconds, number) for number in range(3) for one, seconds in ((FAST, 5.0), (BASE, 10.0))),
+        block(FAST, 5.0, 3),
+        *(block(one, seconds, number) for number in (4, 5) for one, seconds in ((NEAR, 8.0), (BASE, 20.0))),
+    )
+    costs = relative_costs(spec(), blocks, [FAST, BASE, NEAR])
+    assert costs[NEAR.configuration.key] == pytest.approx(0.8 * costs[FAST.configuration.key], rel=0.02)
 
 
 def kept(one: Block, process: int) -> Block:

@@ -116,6 +116,20 @@ def test_far_ones_take_no_turns(search: Callable[..., Search]) -> None:
     assert not made.trial("token-budget").notes and made.alive() == ["token-budget"], "twice as fast"
 
 
+def test_one_that_takes_no_turns_is_told_at_the_pace_of_the_trials_before(search: Callable[..., Search]) -> None:
+    """Or a slow one would become the best in a fast hour, and its seconds those that all others are held against."""
+    made = search()
+    made.trial("padded")
+    made.pace(0.85)
+    assert seconds(made.trial("sorted")) == pytest.approx(9.8), "in turns, by which the pace is known"
+    found = made.trial("grouped")
+    assert seconds(found) == pytest.approx(20.0) and made.alive() == ["sorted"]
+    assert found.notes == (
+        "The machine was at another pace: its seconds were 0.850 times as long as they are told here.",
+    )
+    assert seconds(made.trial("token-budget")) == pytest.approx(5.0) and made.alive() == ["token-budget"]
+
+
 def test_one_that_fails_in_its_turns_keeps_what_it_measured_alone(search: Callable[..., Search]) -> None:
     made = search()
     made.trial("padded")

@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from worker.runner.lock import DeviceLock
 
@@ -29,6 +32,23 @@ def test_other_users_may_take_it_whatever_our_umask_is(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "locks").iterdir()} == {0o666}
+
+
+def test_a_file_that_is_there_is_not_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fs.protected_regular is set, Linux refuses that for another user's file in a folder for all."""
+    lock = DeviceLock(tmp_path, "cpu-0")
+    assert lock.acquire()
+    lock.release()
+    opening = os.open
+
+    def protected(path: Any, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT and Path(path).exists():
+            raise PermissionError(13, "Permission denied", str(path))
+        return opening(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", protected)
+    assert lock.acquire()
+    lock.release()
 
 
 def test_whoever_waits_is_seen(tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ def test_one_sample_that_does_not_fit_compiled_is_told_so() -> None:
     assert len(found.probes) == 1, "no other child has tried it again"
 
 
+def test_what_a_failed_trial_took_is_told() -> None:
+    """Or a search that mostly fails would think that its trials take no time."""
+    found = ended(Ending(EndingKind.signal, "killed by SIGSEGV"))
+    assert set(found.time_spent) == {"failed"} and found.time_spent["failed"] >= 0.0
+
+
 def test_what_the_model_lacks_is_in_the_measurement_of_a_failed_trial() -> None:
     lacks = {"attention=sdpa": "Gemma2ForCausalLM does not support it"}
     last = Failed(outcome=Outcome.invalid, reason="attention=sdpa cannot be", lacks=lacks)

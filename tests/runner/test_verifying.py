@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 from tests.factory import configuration, measured
 from worker.runner.measuring import Bench
 from worker.runner.sandbox import Ending, Sandbox
-from worker.runner.verifying import Verifier, _Ended
+from worker.runner.verifying import Verifier, _Ended, lowered
 
 BASELINE = measured(configuration(micro=8), 20.0)
 LEVERS: dict[str, Any] = {"batching": "sorted", "attention": "eager"}
@@ -150,7 +150,13 @@ def test_a_lowered_micro_batch_is_that_of_the_turns(verify: Verify, monkeypatch:
     monkeypatch.setattr(Verifier, "_asked", noted)
     found, _ = verify(WITHOUT_BATCHING)
     assert soaked == [8, 4] and found.ranking[0] == FASTEST.configuration.key
-    assert [size for key, size in asked if key == FASTEST.configuration.key] == [8, 8, 4, 4, 4]
+    assert [size for key, size in asked if key == FASTEST.configuration.key] == [8, 8, 4, 4, 4, 4]
+
+
+def test_with_the_micro_batch_the_evaluation_s_batch_is_lowered() -> None:
+    """The evaluation may be what ran out of memory."""
+    lower = lowered(FASTEST.model_copy(update={"micro_batch_size": 8, "evaluation_batch_size": 64}))
+    assert lower is not None and (lower.micro_batch_size, lower.evaluation_batch_size) == (4, 32)
 
 
 @pytest.mark.parametrize("kind", [EndingKind.failed, EndingKind.signal, EndingKind.ended])

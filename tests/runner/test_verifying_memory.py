@@ -53,7 +53,7 @@ class Children:
             done = Result(soak=Soak(micro_batch_size=8, steps=4, wanted_steps=4, peak_bytes=peak))
         else:
             assert isinstance(request, RunReplay)
-            done = Result(replay=replay())
+            done = Result(replay=replay(request.samples_a_step))
         return Ending(EndingKind.result, last=done)
 
 

@@ -34,6 +34,7 @@ from worker.child.rows import read_rows
 # Upper bounds, in tokens, of the bins of the histogram of lengths.
 HISTOGRAM_EDGES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 30)
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair that UTF-16 writes one character with
+KEPT = "tokens.npz"  # the file of a job's samples in its cache
 DRAWS = 200  # of a work unit, of which the most typical one is taken
 
 
@@ -54,9 +55,14 @@ class Data:
         return max(counts), max(shares)
 
 
+def is_kept(workplace: Workplace) -> bool:
+    """Whether an earlier process of the job has kept its data."""
+    return workplace.job_cache is not None and (workplace.job_cache / KEPT).exists()
+
+
 def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) -> Data:
     """The job's data, from the job's cache when an earlier trial has filled it; TrainingError for mistakes in it."""
-    file = workplace.job_cache / "tokens.npz" if workplace.job_cache else None
+    file = workplace.job_cache / KEPT if workplace.job_cache else None
     if file and file.exists():
         os.utime(file.parent)  # marks the cache as in use, so that worker/runner/pruning.py does not delete it
         return _unpack(file)

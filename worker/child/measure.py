@@ -9,7 +9,7 @@ from typing import Any
 
 from service.contract.child import Built, Progress, Workplace
 from service.contract.job import JobSpec
-from service.contract.measurement import DatasetFacts, Measurement, Outcome, Probe
+from service.contract.measurement import PREPARE, DatasetFacts, Measurement, Outcome, Probe
 from service.contract.objective import minimises_memory
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
@@ -99,9 +99,12 @@ def run_trial(
     tell(Progress(text="loading"))
     used_before = device.used_by_others()
     bundle = build(spec, request.configuration, device, workplace, spec.training.seed)
-    spent.phases |= {"data": bundle.data_seconds, "load": bundle.load_seconds}
+    known_seconds = {"data": bundle.data_seconds, "load": bundle.load_seconds}
+    if bundle.prepare_seconds:
+        known_seconds[PREPARE] = bundle.prepare_seconds
+    spent.phases |= known_seconds
     spent.phase("build")
-    spent.phases["build"] -= bundle.data_seconds + bundle.load_seconds
+    spent.phases["build"] -= sum(known_seconds.values())
     facts = built(bundle, device, used_before, is_first=request.origin is Origin.baseline)
     tell(facts)
     notes: list[str] = []

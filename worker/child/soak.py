@@ -21,7 +21,7 @@ from service.contract.child import RunSoak, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Soak
 from service.contract.objective import minimises_memory
-from service.contract.task import LEAST_SOAK_SECONDS
+from service.contract.task import EVALUATED, LEAST_SOAK_SECONDS
 from training import evaluation as training_evaluation
 from training.batches import Prepared
 from training.errors import TrainingError
@@ -34,7 +34,6 @@ from worker.child.timing import MOST_OTHERS
 from worker.devices import Device
 
 STEPS = {"quick": 40, "standard": 200, "strict": 1000}  # where the job does not set search.soak_steps
-MOST_EVALUATED = {"quick": 64, "standard": 1024, "strict": 4096}  # validation samples
 LEAST_FOR_GROWTH = 30  # steps, before memory between steps can be said to grow
 MOST_STEPS = 5000  # of a soak whose steps the job does not give
 # What a soak is judged by. With these, `python -m benchmarks.planted` finds the planted leak, and no sound
@@ -186,10 +185,11 @@ def soak(
         wanted_steps=steps,
         segments=state.segments,
         worst_case_steps=min(state.done, 1) + (state.done > middle),
+        evaluation_batch_size=evaluation_size,
         evaluation_loss=seen.loss,
         evaluation_accuracy=seen.accuracy,
         evaluation_scores=seen.scores,
-        evaluation_rows=min(len(bundle.data.validation), MOST_EVALUATED[bundle.spec.search.verify]),
+        evaluation_rows=min(len(bundle.data.validation), EVALUATED[bundle.spec.search.verify]),
         evaluation_seconds=seen.seconds,
         generation_seconds=seen.generating,
         saved_bytes=state.saved,
@@ -267,7 +267,7 @@ def confirm_growth(bundle: Bundle, step: Prepared, number: int, pace: float) -> 
 def evaluate(bundle: Bundle, size: int) -> Evaluation:
     """Evaluate the first validation samples as the recipe says; TrainingError when the loss is not finite."""
     started, recipe = time.perf_counter(), replace(bundle.recipe, evaluation_batch_size=size)
-    samples = bundle.data.validation[: MOST_EVALUATED[bundle.spec.search.verify]]
+    samples = bundle.data.validation[: EVALUATED[bundle.spec.search.verify]]
     scores = training_evaluation.evaluate(bundle.model, samples, bundle.tokenizer, bundle.device.torch, recipe)
     loss, accuracy, generating = (scores.pop(name, None) for name in ("loss", "accuracy", "generation_seconds"))
     if loss is None or not math.isfinite(loss):

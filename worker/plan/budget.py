@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement
+from service.contract.measurement import PREPARE, Measurement
 from service.contract.states import Origin
 from service.contract.task import LEAST_SOAK_SECONDS, PlanInput, block_passes, keeps_process
 from service.levers import chosen, is_compiled
@@ -40,12 +40,12 @@ class Budget:
         self._known = known
         self._seconds = known.spec.search.minutes * 60
         trials = [one.measurement for one in known.history if one.request.origin is not Origin.baseline]
-        spent = [sum(one.time_spent.values()) for one in trials]
+        spent = [_own_seconds(one) for one in trials]
         self._typical = statistics.median(spent) if spent else 0.0
         # The same without compiling, which is expected of each configuration on its own.
         self._plain = max(0.0, statistics.median(map(_without_compiling, trials))) if trials else 0.0
         self._is_first = not spent and all(one.origin is Origin.baseline for one in known.open_trials)
-        self._longest = max((sum(one.measurement.time_spent.values()) for one in known.history), default=0.0)
+        self._longest = max((_own_seconds(one.measurement) for one in known.history), default=0.0)
 
     def left(self) -> float:
         """Seconds that are left for trials."""
@@ -194,8 +194,13 @@ def process_seconds(measured: Measurement) -> float:
     return BEGIN_SECONDS + sum(measured.time_spent.get(phase, 0.0) for phase in ("data", "load", "build"))
 
 
+def _own_seconds(measured: Measurement) -> float:
+    """The seconds of a trial without what it did for all trials after it."""
+    return sum(measured.time_spent.values()) - measured.time_spent.get(PREPARE, 0.0)
+
+
 def _without_compiling(measured: Measurement) -> float:
-    return sum(measured.time_spent.values()) - measured.compile_seconds
+    return _own_seconds(measured) - measured.compile_seconds
 
 
 def _once(configuration: Configuration) -> float:

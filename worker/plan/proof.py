@@ -11,7 +11,6 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
-from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
@@ -32,6 +31,7 @@ CLIPPED_TO = 0.5  # times the norm of step 0's gradients
 EXACT, ROUNDED = 1e-3, 2e-2
 FIRST_LOSS, FIRST_NORM = {False: 1e-4, True: 5e-3}, {False: 2e-3, True: 5e-2}  # of step 0, by whether either rounds
 LEAST_MOVEMENT = {False: 0.05, True: 0.15}  # the narrowest limit on how far from 1 the movement is, in the same way
+MOST_LOSS, MOST_MOVEMENT = 0.25, 0.5  # a job that is less steady than that proves nothing by being unsteady
 SEEDS = 3.0  # times the difference that another seed makes to the reference's movement
 HIGHER = 0.05  # of the reference's mean loss: how much higher it may be under another optimizer or adapter
 HARDLY = 0.1  # of the reference's movement: a tensor that moves less does not learn
@@ -117,11 +117,11 @@ def prove(
 ) -> Proof:
     """Compare a candidate's replay with the reference's, which is called `name`; both ran under the exposed `spec`."""
     rounds = not precise(candidate)
-    allowed_loss = max(noise.loss, ROUNDED if rounds else EXACT)
-    allowed_movement = max(LEAST_MOVEMENT[rounds], SEEDS * noise.movement)
+    allowed_loss = min(max(noise.loss, ROUNDED if rounds else EXACT), MOST_LOSS)
+    allowed_movement = min(max(LEAST_MOVEMENT[rounds], SEEDS * noise.movement), MOST_MOVEMENT)
     largest, movement = max(_differences(ours, reference), default=0.0), _movement(ours, reference)
     learns_otherwise = any(choice.changes_learning for choice in chosen(candidate.configuration.levers))
-    reasons = _counted(candidate.configuration, ours, reference) or _stood_still(ours, reference)
+    reasons = _counted(candidate, ours, reference) or _stood_still(ours, reference)
     reasons = reasons or _first_step(ours, reference, rounds, learns_otherwise)
     if learns_otherwise:
         reasons = reasons or _not_higher(ours, reference, allowed_loss)
@@ -154,15 +154,14 @@ def _movement(ours: Replay, theirs: Replay) -> float:
     return mine / other if other else 1.0
 
 
-def _counted(configuration: Configuration, ours: Replay, reference: Replay) -> list[str]:
+def _counted(candidate: Measurement, ours: Replay, reference: Replay) -> list[str]:
     """What is wrong with the samples, steps and labels: every sample has to be there once, with all its labels."""
     given, trained = Counter(ours.given), Counter(sample for step in ours.steps for sample in step)
     left_out, twice = (given - trained).total(), (trained - given).total()
     if left_out or twice:
         return [f"its batching leaves out {left_out} of {given.total()} samples and trains {twice} too often"]
-    if not any(choice.changes_order for choice in chosen(configuration.levers)):
-        size = max(map(len, ours.steps))
-        wanted = -(-given.total() // size)
+    if not any(choice.changes_order for choice in chosen(candidate.configuration.levers)):
+        wanted = -(-given.total() // samples_a_step(candidate))
         if len(ours.steps) != wanted:
             return [f"it takes {len(ours.steps)} optimizer steps for {given.total()} samples, not {wanted}"]
     wrong = [at for at, (one, other) in enumerate(zip(ours.terms, reference.terms, strict=True)) if one != other]

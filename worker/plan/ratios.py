@@ -13,6 +13,7 @@ from service.contract.objective import SMALLEST_WITHIN, counted_seconds, minimis
 from service.contract.task import VerifyRequest
 
 SURE_WITHIN = 0.05  # half the width of the speed-up's interval at which it is settled
+SEEN = 4  # pairs of processes that PROCESS_SPREAD counts as, beside the blocks' own
 TIED_WITHIN = 0.01  # candidates whose ratio is surely this close to 1 count as tied
 
 Ratio = tuple[float, float, float]
@@ -23,7 +24,9 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
 
     The seconds are those that the job's objective counts. The variance has two parts: that within a block, from its
     turns or, where the candidates were not alive together, from the intervals of their timings; and that between pairs
-    of processes, which is PROCESS_SPREAD's, or the blocks' own where there are three of them and they scatter by more.
+    of processes. Two or three blocks do not tell the latter by themselves, so it is estimated as if SEEN other pairs
+    had shown PROCESS_SPREAD, and is never less: blocks that scatter by more widen the interval (a scaled inverse
+    chi-squared prior; Gelman et al., Bayesian Data Analysis, section 2.6).
     """
     logs, within, pairs = [], [], []
     for block in blocks:
@@ -39,9 +42,22 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
     if not logs:
         return None
     count, middle = len(logs), statistics.median(logs)
-    between = max(PROCESS_SPREAD, statistics.stdev(logs)) if count > 2 else PROCESS_SPREAD
+    between = spread_of_pairs(logs)
     error = math.sqrt(statistics.fmean(one**2 for one in within) / count + between**2 / process_pairs(pairs))
     return math.exp(middle), math.exp(middle - NORMAL * error), math.exp(middle + NORMAL * error)
+
+
+def spread_of_pairs(logs: Sequence[float]) -> float:
+    """How far pairs of processes are to be taken to scatter whose ratios have these logarithms, as by a wide normal."""
+    count = len(logs)
+    own, degrees = statistics.stdev(logs) if count > 1 else 0.0, SEEN + count - 1
+    blended = math.sqrt((SEEN * PROCESS_SPREAD**2 + (count - 1) * own**2) / degrees)
+    return max(PROCESS_SPREAD * wider(degrees), blended * wider(degrees), own if count > 2 else 0.0)
+
+
+def wider(degrees: int) -> float:
+    """How many times as wide as the normal distribution's 95% interval Student's is, within 3% from 3 degrees on."""
+    return 1 + 1.2 / degrees + 1.4 / degrees**2
 
 
 def process_pairs(blocks: Sequence[tuple[Block, Block]]) -> float:
@@ -86,16 +102,15 @@ def standard_error(ours: Block, theirs: Block) -> float:
     other = {one.turn: math.log(one.seconds / one.expected) for one in theirs.slices}
     both = [mine[turn] - other[turn] for turn in mine.keys() & other.keys()]
     if len(both) > 2:
-        # Student's t is wider than the normal distribution where there are few turns.
-        wider = 1 + 1.2 / (len(both) - 1)
-        return wider * statistics.stdev(both) / math.sqrt(len(both))
+        return wider(len(both) - 1) * statistics.stdev(both) / math.sqrt(len(both))
     return math.hypot(*(one.timing.log_error for one in (ours, theirs) if one.timing))
 
 
 def relative_costs(spec: JobSpec, blocks: tuple[Block, ...], candidates: Sequence[Measurement]) -> dict[str, float]:
     """Each candidate's seconds as a share of the anchor's, in the blocks that both ran in; infinite without a block.
 
-    The anchor is the first of those that ran in most blocks. Not every candidate runs in every block, and a shared
+    The anchor is the first of those that ran in most blocks. One that ran in none of them is compared with it by way of
+    another. Not every candidate runs in every block, and a shared
     machine may be slower in some of them, so costs of different blocks are never compared.
     """
     timed = {one.configuration.key: 0 for one in candidates}
@@ -105,7 +120,7 @@ def relative_costs(spec: JobSpec, blocks: tuple[Block, ...], candidates: Sequenc
     anchor = max(candidates, key=lambda one: timed[one.configuration.key])
     costs = {}
     for one in candidates:
-        found = ratio(spec, blocks, one, anchor) if one is not anchor else (1.0, 1.0, 1.0)
+        found = chained(spec, blocks, one, anchor, candidates) if one is not anchor else (1.0, 1.0, 1.0)
         costs[one.configuration.key] = 1 / found[0] if found and timed[one.configuration.key] else math.inf
     return costs
 
@@ -152,8 +167,10 @@ def is_sure(speedup: Ratio | None) -> bool:
 def certainly_slower(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -> set[str]:
     """The keys of the finalists that are slower than another one for sure: no more blocks are spent on them.
 
-    With the objective memory, those that are slower than the baseline.
+    With the objective memory, those that are slower than the baseline. Only blocks that others did not disturb are
+    sure: a burst of others' work that falls into the turns of one candidate alone can look like a slow candidate.
     """
+    blocks = tuple(block for block in blocks if block.timing is None or not block.timing.is_disturbed)
     found, most = set(), 1.0
     faster = request.finalists
     if minimises_memory(spec):

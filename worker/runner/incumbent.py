@@ -85,13 +85,18 @@ class Incumbent:
     def meet(
         self, new: Contender, spec: JobSpec, on_progress: Callable[[str], None], ended: Callable[[], bool]
     ) -> Measurement:
-        """What a good trial measured, by turns with the best one where it is close to it; the faster one stays."""
+        """What a good trial measured, by turns with the best one where it is close to it; the faster one stays.
+
+        One that is not close is told at the pace at which the best one was told, as far as the latest turns know it.
+        """
         old, measured = self._best, new.measured
         if old is not None and FAR < _seconds(measured) / (_seconds(old.measured) * self._pace) <= CLOSE:
             on_progress("taking turns with the best so far")
             measured = self._compared(old, new, spec, ended)
             if self._best is None:
                 return measured
+        elif self._pace != 1.0:
+            measured = at_the_pace_of_trials(measured, self._pace)
         if _is_best(measured, old.measured if old else None, new.best_seconds):
             pace = self._pace if old else 1.0
             self.close()
@@ -171,6 +176,19 @@ def in_turns(best: Measurement, measured: Measurement, of_best: Block, own: Bloc
             "notes": (*measured.notes, note),
         }
     )
+
+
+def at_the_pace_of_trials(measured: Measurement, pace: float) -> Measurement:
+    """The measurement as it would be if the machine were as fast as in earlier trials, whose time is 1 / `pace`."""
+    if measured.timing is None:
+        return measured
+    note = f"The machine was at another pace: its seconds were {pace:.3f} times as long as they are told here."
+    changes = {
+        "timing": measured.timing.scaled(1 / pace),
+        "curve": tuple(one.scaled(1 / pace) for one in measured.curve),
+        "notes": (*measured.notes, note),
+    }
+    return measured.model_copy(update=changes)
 
 
 def _is_best(measured: Measurement, best: Measurement | None, best_seconds: float | None) -> bool:

@@ -72,7 +72,11 @@ class DeviceLock:
 
 def _open(path: Path) -> int:
     """Open the file; where it is missing, create it so that every user can open it, whatever the umask is."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        # Where fs.protected_regular is set, a file of another user in a folder for all is not opened to be created.
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     if os.fstat(file).st_uid == os.geteuid():
         os.fchmod(file, 0o666)
     return file

@@ -56,6 +56,7 @@ class Loop:
         self._pruned = -PRUNE_SECONDS
         self._told = ""
         self._incumbent = Incumbent(self.bench)
+        self._handed_back: set[str] = set()  # tasks whose children were ended by something else
 
     def stop(self, now: bool = False) -> None:
         """End the loop after the current task; with `now`, or at the second call, hand that task back unfinished.
@@ -199,8 +200,20 @@ class Loop:
             self._persist(record)
         elif lease.failure is not None:
             raise lease.failure
-        elif not lease.lost:
+        elif not lease.lost and not self._is_ended_again(claim, lease):
             self._persist(lambda: self.broker.release(claim))
+
+    def _is_ended_again(self, claim: Claim, lease: Lease) -> bool:
+        """Whether neither the user nor the worker's own end stopped the task, and it was handed back for that before.
+
+        Then its lease runs out, which counts as a death: what ends it from outside, such as a guard against a shortage
+        of memory that sends SIGTERM, would otherwise do so for ever.
+        """
+        if lease.over.is_set() or self.stay.over():
+            return False
+        is_again = claim.task_id in self._handed_back
+        self._handed_back.add(claim.task_id)
+        return is_again
 
     def _done(self, claim: Claim, lease: Lease) -> Callable[[], None] | None:
         """Run the task; return a function that records its result, or None when it was ended before it had one."""

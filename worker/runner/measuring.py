@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from service.contract.task import TrialRequest
 from worker.runner.incumbent import Contender, Incumbent
 from worker.runner.sandbox import Ending, Sandbox
 
+FAILED = "failed"  # the phase of children that did not come to a measurement
+LEAST_SECONDS = 10.0  # of a child, where those before it took all of the trial's time
 MOST_CHILDREN = 4  # of one trial: three times, memory may run out and the probe go on in another child
 # "you tried to allocate 1048576 bytes" (CPU), "Tried to allocate 2.00 GiB" (CUDA).
 ALLOCATION = re.compile(r"tried to allocate (?P<amount>[\d.]+) ?(?P<unit>bytes|[KMG]iB)", re.IGNORECASE)
@@ -82,6 +85,13 @@ def measure(
     stays = incumbent is not None and incumbent.wanted(spec)
     trial = incumbent.at_pace(trial) if incumbent is not None else trial
     probes: list[Probe] = []
+    began, before = time.monotonic(), 0.0
+
+    def spent(measured: Measurement, failed: float) -> Measurement:
+        """With the seconds of its children that failed, which its own phases do not hold."""
+        phases = measured.time_spent | ({FAILED: round(failed, 3)} if failed else {})
+        return measured.model_copy(update={"time_spent": phases})
+
     log, seen = "", Measurement(configuration=trial.configuration, outcome=Outcome.infeasible)
     for _ in range(MOST_CHILDREN):
         request = RunTrial(
@@ -95,7 +105,7 @@ def measure(
         with contextlib.ExitStack() as end:
             child = end.enter_context(bench.sandbox.started(request, lock_fd))
             ending = child.watch(
-                trial.seconds_limit,
+                max(LEAST_SECONDS, trial.seconds_limit - before),
                 lambda message: on_progress(what) if (what := doing(message)) is not None else None,
                 ended,
                 bench.host_cap(spec),
@@ -105,20 +115,23 @@ def measure(
             probes += done
             seen = seen.model_copy(update={**_built(ending), "probes": tuple(probes)})
             if incumbent is not None and isinstance(ending.last, Result) and ending.last.stays:
-                contender = Contender(job_id, child, end, _conclude(ending, seen), trial.best_seconds)
+                contender = Contender(job_id, child, end, spent(_conclude(ending, seen), before), trial.best_seconds)
                 return incumbent.meet(contender, spec, on_progress, ended), log
         if ending.kind is EndingKind.ended:
             return None, log
+        if isinstance(ending.last, Result):
+            return spent(_conclude(ending, seen), before), log
+        before = time.monotonic() - began
         if ending.kind is not EndingKind.out_of_memory or begun is None:
-            return _conclude(ending, seen), log
+            return spent(_conclude(ending, seen), before), log
         # An out-of-memory error leaves memory behind in its process, so another child goes on from the known probes.
         probes.append(begun)
         seen = seen.model_copy(update={"probes": tuple(probes)})
         if begun.micro_batch_size <= 1 and begun.phase is not ProbePhase.evaluation:
-            return _with_reason(seen, _no_room(trial) + memory_sentence(ending)), log
+            return spent(_with_reason(seen, _no_room(trial) + memory_sentence(ending)), before), log
     sizes = ", ".join(str(probe.micro_batch_size) for probe in probes if probe.peak_bytes is None)
     reason = f"memory ran out {MOST_CHILDREN} times (micro batches {sizes}), so it is not safe at any size tried"
-    return _with_reason(seen, reason), log
+    return spent(_with_reason(seen, reason), before), log
 
 
 def _no_room(trial: TrialRequest) -> str:

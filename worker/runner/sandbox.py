@@ -118,8 +118,8 @@ class Child:
         """Wait until the child ends, and say how.
 
         It has to end after `seconds`, as soon as `ended()` is true, when it takes more memory than its cap or nearly
-        all of the disk, or when it sends something that is no message: its process group is then killed at the end of
-        its context. One that was ended by SIGTERM, which the worker never sends, counts as ended from outside.
+        all of the disk, or when it sends something that is no message: its process group is then killed. One that was
+        ended by SIGTERM, which the worker never sends, counts as ended from outside.
         """
         ending = self._until(seconds, on_message, ended, cap_bytes, lambda _: False)
         assert ending is not None, "without a message to wait for, only its end ends the watch"
@@ -144,6 +144,8 @@ class Child:
             if awaited(message):
                 return None
         ending = self._ending
+        if ending.kind not in FINAL:
+            _kill_group(self._process)  # or it would go on using the device while others are measured
         ending.log = _tail(self._scratch / OUTPUT, self._printed)
         if ending.kind is EndingKind.signal and (said := ABORTED_WITHOUT_MEMORY.search(ending.log)):
             ending.kind, ending.reason = EndingKind.out_of_memory, said[0]

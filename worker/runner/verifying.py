@@ -15,7 +15,7 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Verification
 from service.contract.replay import Proof
-from service.contract.task import LEAST_SOAK_SECONDS, VerifyRequest, keeps_process
+from service.contract.task import EVALUATED, LEAST_SOAK_SECONDS, VerifyRequest, keeps_process
 from service.levers import taken_back
 from service.levers.optimizer import WHOLE_STEP
 from worker.runner.kept import Keeper
@@ -25,6 +25,7 @@ from worker.runner.sandbox import Ending
 from worker.runner.together import fit_together, groups
 
 SOAK_SHARE, HOLD_SHARE = 0.25, 0.5  # of the verification's time: for a soak; kept for the proof and the soak
+REFERENCE_TIMES = 10.0  # the candidate's own time, in which a reference, in fp32 and one sample a row, has replayed it
 LEAST_BLOCKS = 2  # before a verification may end early: what one pair of processes shows, another may not
 
 
@@ -69,8 +70,7 @@ class Verifier:
             for reserve in self._request.reserves:
                 if self._held() or self._left() <= 0:
                     break
-                for number in range(0, self._numbers, 2):
-                    self._add(reserve, number)
+                self._run_beside_baseline(reserve)
                 self._hold_fastest()
             self._take_levers_back()
         except _Ended:
@@ -238,11 +238,24 @@ class Verifier:
 
     def _time_again(self, lower: Measurement) -> None:
         """Replace a candidate's blocks, which ran at a micro batch that failed the soak, by blocks at the lower one."""
-        key = lower.configuration.key
-        self._blocks = [block for block in self._blocks if block.key != key]
-        for number in range(0, self._numbers, 2):
-            if self._left() > 0 or not number:
-                self._add(lower, number)
+        self._blocks = [block for block in self._blocks if block.key != lower.configuration.key]
+        self._run_beside_baseline(lower)
+
+    def _run_beside_baseline(self, candidate: Measurement) -> None:
+        """Run blocks of a candidate that has none yet and of the baseline, or of the first there is without one.
+
+        Blocks that ran before are minutes old by now, and the machine's pace may be another.
+        """
+        known = {**self._known(), **self._lowered}
+        first = next((known[key] for key in self.judged().ranking), None)
+        beside = self._request.baseline or first
+        together = [beside, candidate] if beside and beside.configuration != candidate.configuration else [candidate]
+        self._halfway = []
+        for number in range(LEAST_BLOCKS):
+            if self._left() <= 0 and (number and not self._halfway):
+                break
+            self._run_block(self._halfway or together)
+            self._numbers += 1
 
     def judged(self) -> Verification:
         """What has run so far comes to; once something is proved and soaked, only that may be first."""
@@ -310,8 +323,16 @@ class Verifier:
         return ending
 
     def _limit(self, candidate: Measurement) -> float:
-        # A block does once what its trial did several times, so a process that takes four times the trial's time hangs.
-        return 120.0 + 4 * sum(candidate.time_spent.values()) + self._request.seconds_limit * SOAK_SHARE
+        """Seconds after which a process hangs: a block does once what its trial did several times.
+
+        On top comes what trials do not do: the evaluation of a soak, and a replay by a reference that takes a while.
+        """
+        from worker.plan.proof import STEPS, samples_a_step
+
+        pace = candidate.timing.seconds / candidate.timing.samples if candidate.timing else 0.0
+        verify = self._spec.search.verify
+        beyond = EVALUATED[verify] + REFERENCE_TIMES * STEPS[verify] * samples_a_step(candidate)
+        return 120.0 + 4 * sum(candidate.time_spent.values()) + self._request.seconds_limit * SOAK_SHARE + pace * beyond
 
     def _check(self, ending: Ending) -> None:
         """Keep a child's log; _Ended or JobFailed when its end is that of the whole verification."""
@@ -331,10 +352,19 @@ def _block_of(request: RunBlock, ending: Ending) -> Block:
 
 
 def lowered(candidate: Measurement) -> Measurement | None:
-    """The candidate with the next smaller micro batch that its curve or its effective batch offers, or None."""
+    """The candidate with the next smaller micro batch that its effective batch or its own offers, or None.
+
+    With it, half as many samples are evaluated at a time.
+    """
     micro, effective = candidate.micro_batch_size or 1, candidate.configuration.effective_batch_size
     smaller = [size for size in range(1, micro) if effective % size == 0 or micro % size == 0]
     if not smaller or candidate.configuration.levers["optimizer"] in WHOLE_STEP:
         return None
     steps = -(-(candidate.gradient_accumulation_steps or 1) * micro // smaller[-1])
-    return candidate.model_copy(update={"micro_batch_size": smaller[-1], "gradient_accumulation_steps": steps})
+    evaluated = max(1, (candidate.evaluation_batch_size or micro) // 2)  # the evaluation may be what ran out of memory
+    changes = {
+        "micro_batch_size": smaller[-1],
+        "gradient_accumulation_steps": steps,
+        "evaluation_batch_size": evaluated,
+    }
+    return candidate.model_copy(update=changes)
