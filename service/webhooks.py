@@ -21,6 +21,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -45,7 +46,7 @@ from service.transactions import Transactions
 RESTS = (5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)  # seconds between attempts
 JITTER = 0.2  # of a rest, so that receivers that were away are not asked for everything at once
 SENDING_SECONDS = 120.0  # for which no other control plane sends a message that one has begun to send
-TIMEOUT_SECONDS = 15.0  # of an attempt
+TIMEOUT_SECONDS = 15.0  # of an attempt, once its host's address is known
 AT_ONCE = 20  # messages that are sent at the same time
 TRIES = 100  # of reading the key's file, a hundredth of a second apart
 MOST = 20  # webhooks of one owner
@@ -81,6 +82,8 @@ class Webhooks(Transactions):
     ) -> None:
         super().__init__(engine, clock)
         self._made_key, self._private = key, private
+        # Looking up a host may take long, so it is not done by the threads that reap, prune and note attempts.
+        self._lookups = ThreadPoolExecutor(AT_ONCE, "look-up of a host")
 
     @cached_property
     def key(self) -> bytes:
@@ -147,8 +150,10 @@ class Webhooks(Transactions):
     async def _send(self, message: Message) -> None:
         status, error = None, None
         try:
+            looked_up = asyncio.get_running_loop().run_in_executor(self._lookups, check, message.url, self._private)
+            address = await looked_up
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                status = await post(message, self.key, self._private)
+                status = await post(message, address, self.key)
         except TimeoutError:
             error = f"it did not answer within {TIMEOUT_SECONDS:.0f} s"
         except Exception as problem:  # noqa: BLE001 - whatever it is, the message must not be tried for ever
@@ -220,12 +225,12 @@ def _count_waiting(session: Session, webhook_id: str) -> int:
     return session.scalar(select(func.count()).select_from(Delivery).where(*_waiting(webhook_id))) or 0
 
 
-async def post(message: Message, key: bytes, private: bool) -> int:
-    """Send a message; the status of the answer. BadWebhook where its host has an address that is not sent to.
+async def post(message: Message, address: str, key: bytes) -> int:
+    """Send a message; the status of the answer.
 
     The connection goes to the address that was checked, so that a name cannot point to another one a moment later.
     """
-    address, url = await asyncio.to_thread(check, message.url, private), urlsplit(message.url)
+    url = urlsplit(message.url)
     host, at = f"[{address}]" if ":" in address else address, datetime.now(UTC)
     signature = Signer(secret(key, message.webhook_id)).sign(message.message_id, at, message.body)
     headers = {
