@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from sqlalchemy import ColumnElement, Engine, delete, func, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 from standardwebhooks.webhooks import Webhook as Signer
 
 from service import __version__, messages
@@ -161,18 +161,23 @@ class Webhooks(Transactions):
         await asyncio.to_thread(self.sent, message, status, error)
 
     def due(self) -> list[Message]:
-        """The next message of some webhooks; for a while no other control plane is given them."""
+        """The next message of some webhooks; for a while no other control plane is given them.
+
+        Those that were tried longest ago come first, so that none waits for the backlog of others.
+        """
         with reading(self.engine) as session:  # nothing is written, and nobody kept waiting, where none is due
             if session.scalar(select(Delivery.seq).where(Delivery.due_at <= time_of(session)).limit(1)) is None:
                 return []
         with self.writing() as (session, now):
-            first = func.min(Delivery.seq)
+            first, each = func.min(Delivery.seq), aliased(Delivery)
+            mine = each.webhook_id == Delivery.webhook_id
+            tried = select(func.max(each.tried_at)).where(mine).scalar_subquery()
             firsts = (
                 select(first)
                 .join(Webhook, Webhook.id == Delivery.webhook_id)
                 .where(Delivery.due_at <= now, Webhook.disabled_at.is_(None))
                 .group_by(Delivery.webhook_id)
-                .order_by(first)
+                .order_by(tried.nulls_first(), first)
                 .limit(AT_ONCE)
             )
             wanted = (
