@@ -117,6 +117,8 @@ def _disable_webhooks(session: Session, owner: str) -> None:
     left = session.scalars(select(ApiKey).where(ApiKey.owner == owner, ApiKey.revoked_at.is_(None))).all()
     if any(Scope.admin in row.scopes for row in left):
         return
+    # Locked in the order in which the end of a job locks them, whose messages are then there to be ended as well.
+    session.scalars(select(Webhook.id).where(Webhook.owner == owner).order_by(Webhook.id).with_for_update()).all()
     ended = update(Webhook).where(Webhook.owner == owner, Webhook.disabled_at.is_(None))
     session.execute((ended.where(Webhook.sees.is_(None)) if left else ended).values(disabled_at=now(session)))
     theirs = select(Webhook.id).where(Webhook.owner == owner, Webhook.disabled_at.is_not(None))

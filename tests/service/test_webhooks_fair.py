@@ -1,4 +1,4 @@
-"""Webhooks do not hold up one another, nor the rest of the control plane: slow names, and backlogs."""
+"""Webhooks do not hold up one another, nor the rest of the control plane: slow names, backlogs, revoked keys."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import time
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
-from service import webhooks
-from service.access import ANYBODY
-from service.webhooks import Webhooks
+from service import access, messages, webhooks
+from service.access import ANYBODY, Scope
+from service.contract.states import JobStatus
+from service.db import reading
+from service.models import Webhook
+from service.tuples import JobRow
+from service.webhooks import AT_ONCE, Webhooks
 from tests.service.test_webhooks import KEY, Clock, Receiver, later, only, receiver, send
 
 __all__ = ["receiver"]  # the fixture
@@ -39,3 +44,36 @@ def test_a_slow_look_up_takes_no_thread_of_others_and_no_time_of_the_attempt(
     send(hooks)
     assert len(receiver.seen) == 1 and only(hooks).last_error is None
     assert not names[0].startswith("asyncio"), "the default pool has the threads of all else"
+
+
+def test_webhooks_take_turns(hooks: Webhooks, engine: Engine) -> None:
+    """One owner's webhooks, each with many old messages, leave room for another's."""
+    busy, other = [f"{at:032x}" for at in range(AT_ONCE)], "f" * 32
+    with Session(engine) as session, session.begin():
+        for one in (*busy, other):
+            session.add(Webhook(id=one, url="http://127.0.0.1:1/", owner="ann", created_at=1.0))
+            session.flush()
+            session.add_all(messages.message(one, "webhook.test", {"id": one}, 1.0) for _ in range(3))
+    first = hooks.due()
+    assert {one.webhook_id for one in first} == set(busy)
+    for message in first:
+        hooks.sent(message, 200, None)
+    assert other in {one.webhook_id for one in hooks.due()}
+
+
+def test_a_webhook_that_is_ended_while_a_job_ends_keeps_no_message(hooks: Webhooks, engine: Engine) -> None:
+    key = access.create(engine, "ann", [Scope.submit])
+    with reading(engine) as session:
+        ann = access.caller(session, key)
+    assert ann is not None
+    hooks.create("http://127.0.0.1:1/", ann)
+    ended = JobRow("j", "test", {}, JobStatus.running, owner="ann", created_at=1.0)
+    revoking = threading.Thread(target=access.revoke, args=(engine, ann.id))
+    with Session(engine) as session, session.begin():
+        messages.announce(session, ended, JobStatus.succeeded, None, 1.0)
+        session.flush()
+        revoking.start()
+        revoking.join(1.0)
+        assert revoking.is_alive(), "it waits for the messages that are being written"
+    revoking.join()
+    assert only(hooks).disabled_at and only(hooks).waiting == 0
