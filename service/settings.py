@@ -111,7 +111,7 @@ class Settings(BaseSettings):
 
     @property
     def min_free_disk_bytes(self) -> int:
-        """Disk that has to be free before anything is measured."""
+        """Disk that has to be free before anything is measured or received."""
         return int(self.min_free_disk_gib * 2**30)
 
     @property

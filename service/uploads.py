@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from service.contract.paths import UPLOAD, UPLOADED
 from service.errors import BadUpload, NotFound, Unavailable
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+LOOK_BYTES = 8 << 20  # that arrive between two looks at the free disk
 
 
 def suffix_of(name: str) -> str:
@@ -25,16 +27,22 @@ def suffix_of(name: str) -> str:
     return suffix
 
 
-async def receive(folder: Path, chunks: AsyncIterator[bytes], suffix: str, wanted: str | None, most: int) -> Path:
+async def receive(
+    folder: Path, chunks: AsyncIterator[bytes], suffix: str, wanted: str | None, most: int, reserve: int
+) -> Path:
     """Store what arrives, and return its file, whose name is its digest.
 
     BadUpload when it is larger than `most` bytes, empty, or not of the digest that its sender names; Unavailable when
-    the disk is full.
+    the disk has fewer than `reserve` bytes free, which a database on the same disk may need.
     """
     with _full_disk_is_told(), _partial(folder) as (file, path):
-        digest, size = hashlib.sha256(), 0
+        _must_have_room(folder, reserve)
+        digest, size, looked = hashlib.sha256(), 0, 0
         async for chunk in chunks:
             size += len(chunk)
+            if size - looked >= LOOK_BYTES:
+                _must_have_room(folder, reserve)
+                looked = size
             if size > most:
                 raise BadUpload(f"The data is larger than the {most >> 20} MiB that DYNOTUNE_UPLOAD_MIB allows.")
             digest.update(chunk)
@@ -42,6 +50,14 @@ async def receive(folder: Path, chunks: AsyncIterator[bytes], suffix: str, wante
         if not size:
             raise BadUpload("The body is empty; it must be the dataset's file.")
         return _keep(folder, path, digest.hexdigest(), suffix, wanted)
+
+
+def _must_have_room(folder: Path, reserve: int) -> None:
+    if shutil.disk_usage(folder).free < reserve:
+        raise Unavailable(
+            f"The server's disk has less than the {reserve / 2**30:g} GiB free that DYNOTUNE_MIN_FREE_DISK_GIB asks "
+            "for, so the data was not kept."
+        )
 
 
 def store(folder: Path, chunks: Iterator[bytes], name: str) -> Path:

@@ -41,5 +41,6 @@ async def upload(
     DYNOTUNE_HOME, which they have to share with this server.
     """
     suffix, most = uploads.suffix_of(name), here.settings.upload_mib << 20
-    kept = await uploads.receive(here.settings.uploads, request.stream(), suffix, sha256, most)
+    reserve = here.settings.min_free_disk_bytes
+    kept = await uploads.receive(here.settings.uploads, request.stream(), suffix, sha256, most, reserve)
     return Upload(source=f"{UPLOAD}{kept.name}", sha256=kept.stem, bytes=kept.stat().st_size)

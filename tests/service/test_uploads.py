@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,3 +133,17 @@ def test_a_copy_that_was_damaged_on_the_way_is_not_kept(api: TestClient, setting
     with pytest.raises(BrokerUnavailable, match="did not arrive"):
         RemoteBroker("http://127.0.0.1:8000", None, api).fetch(source, tmp_path / "w")  # type: ignore[arg-type]
     assert list((tmp_path / "w").iterdir()) == []
+
+
+def test_the_disk_keeps_what_the_database_needs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is received where too little is free, and no more than a few MiB once others have filled the disk."""
+    free = [1 << 30, 1 << 30, 1]
+    monkeypatch.setattr("service.uploads.shutil.disk_usage", lambda _: SimpleNamespace(free=free.pop(0) if free else 1))
+    with here(settings.model_copy(update={"min_free_disk_gib": 0.5, "upload_mib": 64})) as api:
+        assert send(api, b"x" * (9 << 20)).status_code == 201
+        for size in (17 << 20, 1):
+            answer = send(api, b"x" * size)
+            assert answer.status_code == 503 and "has less than the 0.5 GiB free" in answer.json()["detail"], (
+                answer.text
+            )
+    assert len(list(settings.uploads.iterdir())) == 1
