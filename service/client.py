@@ -32,7 +32,8 @@ from service.errors import Refused, Unreachable
 
 __all__ = ["Client", "Refused", "Unreachable"]
 Answer = TypeVar("Answer", bound=Contract)
-TRIALS_A_PAGE = 200  # that are asked for
+TRIALS_A_PAGE, EVENTS_A_PAGE = 200, 1000  # that are asked for
+AGAIN_SECONDS = 1.0  # until a stream that ended before its job is opened again
 UNAVAILABLE = 503  # the status of an answer that another time may be another
 
 
@@ -170,15 +171,36 @@ class Client:
         return self._get(views.LoggedTrial, f"/v1/trials/{_part(trial_id)}")
 
     def events(self, job_id: str, after: int = 0) -> tuple[views.EventView, ...]:
-        """A job's events after a sequence number."""
-        return self._get(views.EventList, f"/v1/jobs/{_part(job_id)}/events", after=after).items
+        """A job's events after a sequence number, page by page."""
+        found: tuple[views.EventView, ...] = ()
+        while True:
+            path, last = f"/v1/jobs/{_part(job_id)}/events", found[-1].seq if found else after
+            page = self._get(views.EventList, path, after=last, limit=EVENTS_A_PAGE).items
+            found += page
+            if len(page) < EVENTS_A_PAGE:
+                return found
 
     def follow(self, job_id: str) -> Iterator[views.EventView]:
-        """A job's events, as they happen, until it has ended; a lost connection is not made again."""
-        headers = {"Accept": "text/event-stream"}
-        path = f"/v1/jobs/{_part(job_id)}/events/stream"
+        """A job's events, as they happen, until it has ended.
+
+        A stream that the control plane ended before, as where it ends itself, is opened again; Unreachable where none
+        answers any more.
+        """
+        seq = 0
+        while True:
+            for event in self._stream(job_id, seq):
+                yield event
+                seq = event.seq
+            if self.job(job_id).status.ended:
+                yield from self.events(job_id, seq)
+                return
+            time.sleep(AGAIN_SECONDS)
+
+    def _stream(self, job_id: str, after: int) -> Iterator[views.EventView]:
+        headers, wanted = {"Accept": "text/event-stream"}, {"after": after}
+        path, patience = f"/v1/jobs/{_part(job_id)}/events/stream", httpx.Timeout(30.0, read=60.0)
         try:
-            with self._http.stream("GET", path, headers=headers, timeout=httpx.Timeout(30.0, read=60.0)) as answer:
+            with self._http.stream("GET", path, params=wanted, headers=headers, timeout=patience) as answer:
                 if not answer.is_success:
                     answer.read()
                     raise self._refused(answer, path)

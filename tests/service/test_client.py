@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from service import client as module
 from service.client import Client, Refused, Unreachable
 from tests.cli.test_output import job_view
 
@@ -24,6 +25,8 @@ def client_of(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> tuple[Clie
         if isinstance(found, int):
             problem = {"type": "x", "title": "t", "status": found, "code": "c", "detail": f"answer {found}"}
             return httpx.Response(found, json=problem)
+        if isinstance(found, str):
+            return httpx.Response(200, text=found)
         return httpx.Response(200, json=found)
 
     client = Client("http://127.0.0.1:1")
@@ -59,3 +62,32 @@ def test_an_id_leads_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Refused):
             use()
     assert asked == ["/v1/jobs/..%2F..%2Fhealthz", "/v1/jobs/a%2Fb%3Fc/exports/d%23e"]
+
+
+def happened(seq: int) -> dict[str, Any]:
+    return {"seq": seq, "at": 1.0, "kind": "submitted", "data": {}}
+
+
+def test_all_events_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVENTS_A_PAGE", 2)
+    pages = [{"items": [happened(seq) for seq in page]} for page in ((5, 6), (7, 9), (10,))]
+    client, asked = client_of(monkeypatch, pages)
+    assert [event.seq for event in client.events("j", after=4)] == [5, 6, 7, 9, 10]
+    assert [path.partition("?")[2] for path in asked] == [f"after={seq}&limit=2" for seq in (4, 6, 9)]
+
+
+def test_following_goes_on_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0)
+
+    def stream(*seqs: int) -> str:
+        return "".join(f"id: {seq}\nevent: submitted\ndata: {json.dumps(happened(seq))}\n\n" for seq in seqs)
+
+    left = {"items": [happened(4)]}
+    answers = [stream(1, 2), job("running"), stream(3), job("succeeded"), left]
+    client, asked = client_of(monkeypatch, answers)
+    assert [event.seq for event in client.follow("j")] == [1, 2, 3, 4]
+    assert asked[2] == "/v1/jobs/j/events/stream?after=2" and asked[4].startswith("/v1/jobs/j/events?after=3")
+    for answer, error in ((401, Refused), (httpx.ConnectError("refused"), Unreachable)):
+        client, _ = client_of(monkeypatch, [stream(1), answer])
+        with pytest.raises(error):
+            list(client.follow("j"))
