@@ -144,3 +144,12 @@ def test_an_owner_has_a_plain_name(engine: Engine) -> None:
             access.create(engine, owner, [Scope.read])
     with Session(engine) as session:
         assert session.query(ApiKey).count() == 0
+
+
+def test_the_key_of_the_settings_shares_nothing_with_an_owner(locked: TestClient, engine: Engine, job: Make) -> None:
+    locked.post("/v1/jobs", json=job(), headers=bearing(ADMIN))
+    (mine,) = locked.get("/v1/jobs", headers=bearing(ADMIN)).json()["items"]
+    with pytest.raises(BadQuery):
+        access.create(engine, mine["owner"], [Scope.submit])
+    key = access.create(engine, "admin", [Scope.submit])
+    assert locked.get("/v1/jobs", headers=bearing(key)).json()["items"] == []
