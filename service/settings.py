@@ -79,7 +79,9 @@ class Settings(BaseSettings):
     ] = ()
     require_keys: bool = Field(default=False, description="yes or no")
     # Does everything, on every control plane that has this setting. To make the first keys with, or the only one.
-    admin_key: SecretStr | None = Field(default=None, description="at least 20 characters long", min_length=20)
+    admin_key: SecretStr | None = Field(
+        default=None, description="at least 20 characters long, of ASCII without spaces", min_length=20
+    )
     rate_limit: str | None = Field(default="6000/minute", description="a number of requests a time, as in 600/minute")
     keep_days: PositiveFloat | None = Field(default=None, description="a number of days, after which ended jobs go")
     log: Literal["text", "json"] = Field(default="text", description="text or json")
@@ -91,6 +93,13 @@ class Settings(BaseSettings):
     allow_remote_code: bool = Field(default=False, description="yes or no")
     allow_pickle: bool = Field(default=False, description="yes or no")
     min_free_disk_gib: FiniteFloat = Field(default=1.0, description="a number of GiB")
+
+    @field_validator("admin_key")
+    @classmethod
+    def _fits_a_header(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not re.fullmatch("[!-~]+", value.get_secret_value()):
+            raise ValueError("no header of a request can hold it")
+        return value
 
     @field_validator("rate_limit")
     @classmethod
@@ -105,6 +114,8 @@ class Settings(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _empty_is_unset(cls, value: Any, info: Any) -> Any:
+        if isinstance(value, str) and info.field_name in SECRET:
+            value = value.strip()  # a file that a secret is mounted from ends with a line break
         if value == "" and info.field_name != "data_roots":
             raise PydanticUseDefault
         return value

@@ -81,6 +81,26 @@ def test_an_own_key_is_cleaned_and_never_told(monkeypatch: pytest.MonkeyPatch) -
     assert "short-secret" not in str(told.value)
 
 
+def test_a_secret_of_the_settings_may_end_with_a_line_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("admin_key", "webhook_key"):
+        for given, known in ((f" {'k' * 20}\n", "k" * 20), ("\n", None)):
+            monkeypatch.setenv(f"DYNOTUNE_{name.upper()}", given)
+            found = getattr(Settings.from_environment(), name)
+            assert (found and found.get_secret_value()) == known
+        monkeypatch.setenv(f"DYNOTUNE_{name.upper()}", f" {'k' * 19} \n")
+        with pytest.raises(Misconfigured, match="at least 20 characters long"):
+            Settings.from_environment()
+        monkeypatch.delenv(f"DYNOTUNE_{name.upper()}")
+
+
+@pytest.mark.parametrize("character", [" ", "\n", "\u00e9", "\x7f"])
+def test_an_admin_key_that_no_header_holds_is_refused(monkeypatch: pytest.MonkeyPatch, character: str) -> None:
+    monkeypatch.setenv("DYNOTUNE_ADMIN_KEY", f"secret{character}{'k' * 20}")
+    with pytest.raises(Misconfigured, match="must be at least 20 characters long, of ASCII without spaces") as told:
+        Settings.from_environment()
+    assert "secret" not in str(told.value) and "kkk" not in str(told.value)
+
+
 def test_no_body_of_a_worker_is_read_without_a_key(locked: TestClient) -> None:
     def body() -> Any:
         raise AssertionError("the body was read")
