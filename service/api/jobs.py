@@ -59,22 +59,26 @@ async def submit(
     request: Request, response: Response, here: InContext, who: Called, idempotency_key: Key = None
 ) -> JobState:
     """Queue a job given as YAML or JSON. Mistakes that can be seen without a worker are answered at once."""
-    job_id = await run_in_threadpool(_submit, await request.body(), here, who, idempotency_key)
-    response.headers["Location"] = f"/v1/jobs/{job_id}"
-    return JobState(id=job_id, status=JobStatus.queued)
+    job = await run_in_threadpool(_submit, await request.body(), here, who, idempotency_key)
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return job
 
 
-def _submit(body: bytes, here: Context, who: Caller, idempotency_key: str | None) -> str:
+def _submit(body: bytes, here: Context, who: Caller, idempotency_key: str | None) -> JobState:
     """Validate and queue the job. Runs in a thread, because it reads files and waits for the database."""
     return _queued(parse(body, JobSpec), here, who, idempotency_key)
 
 
-def _queued(spec: JobSpec, here: Context, who: Caller, idempotency_key: str | None) -> str:
+def _queued(spec: JobSpec, here: Context, who: Caller, idempotency_key: str | None) -> JobState:
     """Queue the job if it has no mistakes. One that was queued under this key before is not looked at again."""
     before = here.queue.repeated(spec, who, idempotency_key)
     if before is None:
         validate(spec, here.settings)
-    return before or here.queue.submit(spec, who, idempotency_key)
+    job_id = before or here.queue.submit(spec, who, idempotency_key)
+    if idempotency_key is None:
+        return JobState(id=job_id, status=JobStatus.queued)
+    with reading(here.engine) as session:  # it may be there since yesterday, or since this moment
+        return JobState.of(jobs.get(session, job_id))
 
 
 @router.post(
@@ -219,11 +223,11 @@ async def clone(
 ) -> JobState:
     """Queue the same job again; the body, if there is one, is a JSON merge patch (RFC 7396) of its spec."""
     copy = await run_in_threadpool(_clone, await request.body(), job_id, here, who, idempotency_key)
-    response.headers["Location"] = f"/v1/jobs/{copy}"
-    return JobState(id=copy, status=JobStatus.queued)
+    response.headers["Location"] = f"/v1/jobs/{copy.id}"
+    return copy
 
 
-def _clone(body: bytes, job_id: str, here: Context, who: Caller, idempotency_key: str | None) -> str:
+def _clone(body: bytes, job_id: str, here: Context, who: Caller, idempotency_key: str | None) -> JobState:
     changes = read(body, "The body", "what changes in the job") if body.strip() else {}
     with reading(here.engine) as session:
         spec = dict(jobs.get(session, job_id, who.sees).spec)

@@ -36,6 +36,13 @@ def test_a_submission_under_a_key_is_made_once(api: TestClient, engine: Engine, 
     assert api.post("/v1/jobs", json=job(), headers={"Idempotency-Key": "two"}).json() != first.json()
     with Session(engine) as session:
         assert session.scalar(select(func.count()).select_from(Job)) == 2
+    api.post(f"/v1/jobs/{first.json()['id']}/cancel")
+    assert api.post("/v1/jobs", json=job(), headers=key).json() == first.json() | {"status": "cancelled"}
+    path, copied = f"/v1/jobs/{first.json()['id']}/clone", {"Idempotency-Key": "copied"}
+    copy = api.post(path, json={}, headers=copied).json()
+    assert copy["status"] == "queued"
+    api.post(f"/v1/jobs/{copy['id']}/cancel")
+    assert api.post(path, json={}, headers=copied).json() == copy | {"status": "cancelled"}
 
 
 def test_an_idempotency_key_is_forgotten_after_a_day(queue: Queue, engine: Engine, job: Make) -> None:
