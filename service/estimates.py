@@ -58,5 +58,9 @@ def view(session: Session, estimate_id: str, owner: str | None = None) -> dict[s
     row = session.scalars(select(Task).where(Task.id == estimate_id, Task.kind == TaskKind.estimate)).one_or_none()
     if row is None or owner not in (None, row.owner):
         raise NotFound(f"There is no estimate {estimate_id!r}.")
-    state = EstimateStatus.failed if row.error else EstimateStatus(row.state)
-    return {"id": row.id, "state": state, "result": row.result, "error": row.error}
+    return {"id": row.id, "state": state_of(row), "result": row.result, "error": row.error}
+
+
+def state_of(row: Task) -> EstimateStatus:
+    """Where the estimate stands."""
+    return EstimateStatus.failed if row.error else EstimateStatus(row.state)

@@ -11,11 +11,11 @@ from typing import Any
 from sqlalchemy import String, cast, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
-from service import conclude, events, lifecycle, uploads
+from service import conclude, estimates, events, lifecycle, uploads
 from service.access import ANYBODY, Caller
 from service.contract.estimate import EstimateRequest
 from service.contract.job import JobSpec
-from service.contract.states import JobPhase, JobStatus, TaskState
+from service.contract.states import EstimateStatus, JobPhase, JobStatus, TaskState
 from service.contract.task import TaskKind, Wish
 from service.db import reading
 from service.enqueue import insert_if_new, new_id, queue_estimate, queue_plan
@@ -159,8 +159,8 @@ class Requests(Transactions):
         with self.writing() as (session, now):
             return queue_estimate(session, request, now, caller.owner)
 
-    def cancel_estimate(self, estimate_id: str, caller: Caller = ANYBODY) -> None:
-        """End an estimate that nobody waits for any more: its worker finds the lease lost. NotFound."""
+    def cancel_estimate(self, estimate_id: str, caller: Caller = ANYBODY) -> EstimateStatus:
+        """End an estimate that nobody waits for any more: its worker finds the lease lost. Its state; NotFound."""
         with self.writing() as (session, _):
             named = (Task.id == estimate_id, Task.kind == TaskKind.estimate)
             row = session.scalars(select(Task).where(*named).with_for_update()).one_or_none()
@@ -168,6 +168,7 @@ class Requests(Transactions):
                 raise NotFound(f"There is no estimate {estimate_id!r}.")
             if row.state is not TaskState.done:
                 row.state, row.lease_until = TaskState.cancelled, None
+            return estimates.state_of(row)
 
 
 def _digest(spec: dict[str, Any]) -> str:

@@ -62,5 +62,4 @@ def show(estimate_id: str, session: Reading, who: Called) -> EstimateView:
 )
 def cancel(estimate_id: str, here: InContext, who: Called) -> EstimateState:
     """End an estimate that nobody waits for any more; one that has been answered stays answered."""
-    here.queue.cancel_estimate(estimate_id, who)
-    return EstimateState(id=estimate_id, state=EstimateStatus.cancelled)
+    return EstimateState(id=estimate_id, state=here.queue.cancel_estimate(estimate_id, who))

@@ -213,3 +213,11 @@ def test_an_estimate_that_nobody_waits_for_is_cancelled(api: TestClient, queue: 
         queue.renew(claim)
     assert api.get(f"/v1/estimates/{waiting}").json()["state"] == "cancelled"
     assert api.post("/v1/estimates/nonsense/cancel").status_code == 404
+
+
+def test_an_estimate_that_is_answered_is_not_said_to_be_cancelled(api: TestClient, queue: Queue, job: Make) -> None:
+    for state in ("done", "failed"):
+        estimate_id, claim = ask(api, job), claimed(queue)
+        assert claim is not None
+        queue.finish_estimate(claim, ANSWER) if state == "done" else queue.fail(claim, "it is no model", "")
+        assert api.post(f"/v1/estimates/{estimate_id}/cancel").json()["state"] == state
