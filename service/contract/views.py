@@ -17,7 +17,10 @@ from service.contract.states import EstimateStatus, JobPhase, JobStatus, Origin,
 
 
 class View(Contract):
-    """The base of all answers. Unknown fields are ignored, so that a client may be older than its control plane."""
+    """The base of all answers, whose unknown fields are ignored, so that a client may be older than its control plane.
+
+    Other models within them, such as a job's spec or a trial's measurement, refuse unknown fields as everywhere.
+    """
 
     model_config = ConfigDict(extra="ignore", defer_build=True)  # a command needs one or two of them
 
