@@ -91,6 +91,7 @@ def _sqlite(url: str) -> Engine:
     def _pragmas(connection: Any, record: Any) -> None:
         record.info["file"] = _identity(engine)
         connection.isolation_level = None  # the driver must not begin transactions of its own
+        connection.create_function("lower", 1, _lower, deterministic=True)  # SQLite's own knows ASCII's letters only
         _log_ahead(connection)
         for pragma in ("foreign_keys=ON", "synchronous=NORMAL"):
             connection.execute(f"PRAGMA {pragma}")
@@ -107,6 +108,10 @@ def _sqlite(url: str) -> Engine:
         connection.exec_driver_sql(f"BEGIN {kind}")
 
     return engine
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
 
 
 def _log_ahead(connection: sqlite3.Connection) -> None:

@@ -129,6 +129,10 @@ def test_lists_are_paged_and_filtered(api: TestClient, job: Make) -> None:
     assert seen == ids[::-1]
     labelled = api.get("/v1/jobs", params={"label": "team=a"}).json()["items"]
     assert [one["id"] for one in labelled] == [ids[3], ids[1]]
+    named = submit(api, job(name="\u00c9t\u00e9 \u0418\u043b\u044c\u0438\u0447"))
+    for part in ("\u00e9T\u00c9", "\u0418\u041b\u042c"):
+        found = api.get("/v1/jobs", params={"name": part}).json()["items"]
+        assert [one["id"] for one in found] == [named], "upper and lower case are of all alphabets"
     api.post(f"/v1/jobs/{ids[0]}/cancel")
     cancelled = api.get("/v1/jobs", params={"status": "cancelled"}).json()["items"]
     assert [one["id"] for one in cancelled] == [ids[0]]
