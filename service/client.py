@@ -13,6 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -61,13 +62,23 @@ class Client:
         self._http.close()
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        try:
+        with self._reaching():
             answer = self._http.request(method, path, **options)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unreachable(f"no control plane answers at {self.url} ({error})") from error
         if answer.is_success:
             return answer
         raise self._refused(answer, path)
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Unreachable where no control plane answers, or where the URL's host has a name that no host can have."""
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Unreachable(f"no control plane answers at {self.url} ({error})") from error
+        except UnicodeError as error:
+            if getattr(error, "encoding", None) == "utf-8":  # it is what is asked for that is no text, not the URL
+                raise
+            raise Unreachable(f"{self.url} is not a URL ({error})") from error
 
     def _refused(self, answer: httpx.Response, path: str) -> Refused:
         try:
@@ -199,16 +210,14 @@ class Client:
     def _stream(self, job_id: str, after: int) -> Iterator[views.EventView]:
         headers, wanted = {"Accept": "text/event-stream"}, {"after": after}
         path, patience = f"/v1/jobs/{_part(job_id)}/events/stream", httpx.Timeout(30.0, read=60.0)
-        try:
-            with self._http.stream("GET", path, params=wanted, headers=headers, timeout=patience) as answer:
-                if not answer.is_success:
-                    answer.read()
-                    raise self._refused(answer, path)
-                for line in answer.iter_lines():
-                    if line.startswith("data:"):
-                        yield views.EventView.model_validate_json(line.removeprefix("data:"))
-        except httpx.HTTPError as error:
-            raise Unreachable(f"no control plane answers at {self.url} ({error})") from error
+        stream = self._http.stream("GET", path, params=wanted, headers=headers, timeout=patience)
+        with self._reaching(), stream as answer:
+            if not answer.is_success:
+                answer.read()
+                raise self._refused(answer, path)
+            for line in answer.iter_lines():
+                if line.startswith("data:"):
+                    yield views.EventView.model_validate_json(line.removeprefix("data:"))
 
     def recommendation(self, job_id: str) -> Recommendation:
         """The answer, or the best so far (`final` says which)."""

@@ -382,5 +382,7 @@ def main() -> None:
         fail(error.detail, UNREACHABLE if error.status == 503 else USAGE)
     except (BrokenPipeError, KeyboardInterrupt):
         raise SystemExit(130) from None
+    except UnicodeError as error:
+        fail(f"what was given is no text in UTF-8 ({error})", USAGE)
     except OSError as error:
         fail(f"{error.filename or 'the system'}: {error.strerror}", USAGE)

@@ -63,6 +63,9 @@ def test_wrong_usage_is_2(run: Run, tmp_path: Path) -> None:
         (("show", ".."), "'..' is no id"),
         (("trials", "job", "--follow"), "--follow goes with --log"),
         (("export", "job", "-o", "x.json"), "--output goes with --format"),
+        (("show", "\udcff"), "what was given is no text in UTF-8"),
+        (("ls", "--label", "\udcff=1"), "what was given is no text in UTF-8"),
+        (("clone", "job", "--changes", '{"name": "\udcff"}'), "what was given is no text in UTF-8"),
     ],
 )
 def test_what_cannot_be_meant_is_said_before_anybody_is_asked(

@@ -91,3 +91,11 @@ def test_following_goes_on_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> N
         client, _ = client_of(monkeypatch, [stream(1), answer])
         with pytest.raises(error):
             list(client.follow("j"))
+
+
+@pytest.mark.parametrize("host", ["xn--", "xn--a", "a..b", "a" * 70 + ".example"])
+def test_a_name_that_no_host_can_have(host: str) -> None:
+    with Client(f"http://{host}/") as client:
+        for ask in (client.workers, lambda: list(client.follow("j"))):
+            with pytest.raises(Unreachable, match="is not a URL"):
+                ask()
