@@ -30,7 +30,7 @@ def report(console: Console, as_json: bool) -> int:
         data: dict[str, Any] = {
             "dynotune": __version__,
             "home": str(settings.home),
-            "database": settings.database_url.split("@")[-1],
+            "database": named(settings.database_url),
             "free_disk_bytes": disk,
             "devices": [facts.model_dump(mode="json") for facts in found],
             "problem": problem,
@@ -51,6 +51,19 @@ def report(console: Console, as_json: bool) -> int:
         brings = ", ".join(needed.get(name, ())) or BESIDES.get(name, "nothing dynotune uses")
         console.print(Text.assemble(f"  {name}: ", state, f" - brings {brings}"), soft_wrap=True)
     return 0
+
+
+def named(url: str) -> str:
+    """Which database a URL names, without what opens it: a password may be in the URL's query too."""
+    from sqlalchemy import URL, make_url  # imported here, as it takes long
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        found = make_url(url)
+    except (ArgumentError, ValueError):
+        return "no URL of a database"
+    kind = found.get_backend_name()
+    return URL.create(kind, host=found.host, port=found.port, database=found.database).render_as_string()
 
 
 def _device(console: Console, facts: HardwareFacts) -> None:
