@@ -39,6 +39,11 @@ def _writable(home: Path) -> Path:
         raise Misconfigured(f"{PREFIX}HOME: {home} cannot be written ({error.strerror}).") from error
 
 
+def sqlite_url(file: Path) -> str:
+    """The URL of a database in a file. Two characters of a path would have a meaning in it."""
+    return f"sqlite:///{str(file).replace('%', '%25').replace('?', '%3F')}"
+
+
 def _separated(value: Any) -> Any:
     """The folders of a text that separates them as PATH does; none for the empty text."""
     return [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
@@ -58,7 +63,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True)
 
     home: Annotated[Path, AfterValidator(_writable)] = Field(default=Path("~/.dynotune"), validate_default=True)
-    database_url: str = Field(default_factory=lambda known: f"sqlite:///{known['home'] / 'dynotune.db'}")
+    database_url: str = Field(default_factory=lambda known: sqlite_url(known["home"] / "dynotune.db"))
     # The folders that local models and data may come from. Empty allows none, as for no other setting.
     data_roots: Annotated[
         tuple[Path, ...],

@@ -24,7 +24,7 @@ from service.contract.states import JobStatus
 from service.contract.views import JobView, TrialList
 from service.errors import Misconfigured
 from service.exports import EXPORTS
-from service.settings import Settings
+from service.settings import Settings, sqlite_url
 
 POLL_SECONDS = 1.0
 # Seconds for an answer of the run's own control plane. On a machine that others use it may be slow, and without its
@@ -109,8 +109,7 @@ def private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
     sources = [Path(one) for one in paths if one.startswith("/")]
     named = tuple(end.parent for source in sources for end in (source, source.resolve()))
     with tempfile.TemporaryDirectory(prefix="tune-", dir=settings.home) as folder:
-        url = f"sqlite:///{folder}/tune.db"
-        own = {"database_url": url, "data_roots": (*settings.data_roots, *named)}
+        own = {"database_url": sqlite_url(Path(folder) / "tune.db"), "data_roots": (*settings.data_roots, *named)}
         yield settings.model_copy(update=own | {"require_keys": False, "admin_key": None})
 
 

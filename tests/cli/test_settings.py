@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from service.cli.doctor import named
 from service.cli.estimate_command import gibibytes
+from service.cli.tune import private
 from service.contract.hardware import HardwareFacts
+from service.db import _identity, connect, upgrade
 from service.errors import Misconfigured
 from service.settings import Settings
 from tests import commands, tiny
@@ -77,6 +80,36 @@ def test_what_variables_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("DYNOTUNE_LOCKS", "/locks")
     changed = Settings.from_environment()
     assert (changed.min_free_disk_bytes, changed.allow_pickle, changed.lock_folder) == (1 << 29, True, Path("/locks"))
+
+
+@pytest.mark.parametrize("name", ["a?b", "p%20q", "100%", "an umlaut \u00fc"])
+def test_a_home_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("DYNOTUNE_HOME", str(tmp_path / name))
+    settings = Settings.from_environment()
+    job = {"model": {"source": "org/model"}, "dataset": {"source": "org/data"}}
+    with private(settings, job) as own:
+        for one in (settings, own):
+            upgrade(one.database_url)
+            engine = connect(one.database_url)
+            assert _identity(engine) is not None
+            engine.dispose()
+        assert [file.name for file in tmp_path.iterdir()] == [name]
+        assert sorted(file.name[:5] for file in (tmp_path / name).iterdir()) == ["dynot", "tune-"]
+        assert [file.name for file in (tmp_path / name).glob("tune-*/*")] == ["tune.db"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql+psycopg://me:secret@here:5433/x?password=secret", "postgresql://here:5433/x"),
+        ("postgresql+psycopg:///x?host=here&password=se@cret", "postgresql:///x"),
+        ("sqlite:////home/me/dynotune.db", "sqlite:////home/me/dynotune.db"),
+        ("secret", "no URL of a database"),
+        ("postgresql+psycopg://me:secret@here:secret/x", "no URL of a database"),
+    ],
+)
+def test_what_opens_the_database_is_not_shown(url: str, shown: str) -> None:
+    assert named(url) == shown
 
 
 @pytest.mark.parametrize(("text", "gib"), [("24GiB", 24), ("24", 24), ("1.5 gib", 1.5), ("512MiB", 0.5)])
