@@ -227,8 +227,9 @@ def watch(job: str, url: Url = LOCAL, json_: Json = False) -> None:
             ended = client.wait(job)
             emit(ended)
         else:
+            known = display.Trials(lambda: client.trials(job))
             with display.Progress(screen()) as progress:
-                ended = client.wait(job, look=lambda seen: progress.show(seen, client.trials(job)))
+                ended = client.wait(job, look=lambda seen: progress.show(seen, known.of(seen)))
             if ended.error:
                 screen().print(ended.error, soft_wrap=True)
             if ended.best:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from rich import box
@@ -116,6 +116,22 @@ def status_line(job: JobView) -> str:
     if job.estimated_finish_at and job.status is JobStatus.running:
         text += f" · about {duration(job.estimated_finish_at - time.time())} left"
     return text + (f" · {now}" if now else "")
+
+
+class Trials:
+    """A job's trials, which are asked for again only where the job tells of something new."""
+
+    def __init__(self, ask: Callable[[], Sequence[ListedTrial]]) -> None:
+        self._ask = ask
+        self._told: object = None
+        self._found: Sequence[ListedTrial] = ()
+
+    def of(self, job: JobView) -> Sequence[ListedTrial]:
+        """The trials as they were when the job began to look as it does."""
+        told = (job.version, job.progress)
+        if told != self._told:
+            self._found, self._told = self._ask(), told
+        return self._found
 
 
 class Progress:

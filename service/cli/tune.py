@@ -114,6 +114,7 @@ def private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
 
 
 def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) -> JobView:
+    trials = display.Trials(lambda: client.trials(job_id))
     with display.Progress(console) as progress:
 
         def look(job: JobView) -> None:
@@ -124,7 +125,7 @@ def _follow(client: Client, worker: LocalWorker, job_id: str, console: Console) 
                 why := client.job(job_id).waiting_for
             ):  # asked again now that the worker is there
                 raise SystemExit(f"dynotune: {why}")
-            progress.show(job, client.trials(job_id))
+            progress.show(job, trials.of(job))
 
         return client.wait(job_id, POLL_SECONDS, look)
 

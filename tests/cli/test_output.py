@@ -186,3 +186,17 @@ def test_a_small_screen_shows_the_fastest_and_the_newest(monkeypatch: pytest.Mon
     assert any("earlier trials: dynotune trials j" in line for line in lines)
     for choice in ("normalisation=low-precision", "optimizer=adamw-8bit-stable-embedding", "batching=packed-global"):
         assert sum(choice in line for line in lines) == len(shown), lines
+
+
+def test_trials_are_asked_for_when_a_job_tells_of_something_new() -> None:
+    asked = []
+
+    def ask() -> list[ListedTrial]:
+        asked.append(1)
+        return [trial("")] * len(asked)
+
+    known = display.Trials(ask)
+    first, running = job_view(), job_view(progress={"trials": {"running": 1}, "planned": 2, "now": "trial 1: timing"})
+    later = running.model_copy(update={"version": 3, "elapsed_seconds": 4.0})
+    looks = (first, first, running, running, later, later.model_copy(update={"elapsed_seconds": 5.0}))
+    assert [len(known.of(one)) for one in looks] == [1, 1, 2, 2, 3, 3]
