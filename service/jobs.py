@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, exists, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from service import events, history
 from service.contract import views
@@ -20,6 +20,9 @@ from service.contract.states import JobStatus, Origin, TaskState
 from service.contract.task import TaskKind, TrialRequest, VerifyRequest
 from service.errors import NotFound, NotYet
 from service.models import Job, JobLabel, Task, Worker
+
+# What is long in a job's row and not shown by a list.
+UNLISTED = [defer(column, raiseload=True) for column in (Job.recommendation, Job.facts, Job.notes)]
 
 
 def get(session: Session, job_id: str, owner: str | None = None) -> Job:
@@ -60,7 +63,7 @@ class Wanted:
 
 def page(session: Session, wanted: Wanted, before: int | None, limit: int, now: float) -> views.JobPage:
     """Up to `limit` jobs, newest first, and the cursor of the next page (None on the last page)."""
-    query = select(Job).where(*wanted.conditions()).order_by(Job.seq.desc()).limit(limit + 1)
+    query = select(Job).where(*wanted.conditions()).order_by(Job.seq.desc()).limit(limit + 1).options(*UNLISTED)
     if before is not None:
         query = query.where(Job.seq < before)
     jobs = session.scalars(query).all()

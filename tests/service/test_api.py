@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
 from service import jobs
@@ -136,6 +136,22 @@ def test_lists_are_paged_and_filtered(api: TestClient, job: Make) -> None:
     api.post(f"/v1/jobs/{ids[0]}/cancel")
     cancelled = api.get("/v1/jobs", params={"status": "cancelled"}).json()["items"]
     assert [one["id"] for one in cancelled] == [ids[0]]
+
+
+def test_a_list_reads_no_more_than_it_shows(api: TestClient, job: Make) -> None:
+    submit(api, job())
+    said = list[str]()
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        said.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        assert len(api.get("/v1/jobs").json()["items"]) == 1
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    reads = [one for one in said if "FROM jobs" in one]
+    assert len(reads) == 1 and not any(f"jobs.{name}" in reads[0] for name in ("recommendation", "facts", "notes"))
 
 
 def test_a_job_nobody_can_serve_says_why(api: TestClient, job: Make, queue: Queue, facts: Facts) -> None:
