@@ -28,6 +28,7 @@ from service.tuples import JobRow, add
 REMEMBERED_SECONDS = 24 * 3600.0  # for which a submission under an Idempotency-Key can be repeated
 ESTIMATES_SECONDS = 7 * 24 * 3600.0  # for which estimates are kept
 MESSAGES_SECONDS = 7 * 24 * 3600.0  # for which messages to webhooks are kept that were delivered or given up
+UNTAKEN_SECONDS = 24 * 3600.0  # for which an estimate waits for a worker
 UPLOADS_SECONDS = 24 * 3600.0  # for which data is kept that was sent and that no job names
 OPEN = (JobStatus.queued, JobStatus.running)
 
@@ -115,6 +116,8 @@ class Requests(Transactions):
             session.execute(delete(Submission).where(Submission.created_at < now - REMEMBERED_SECONDS))
             answered = (Task.job_id.is_(None), Task.state.in_((TaskState.done, TaskState.cancelled)))
             session.execute(delete(Task).where(*answered, Task.created_at < now - ESTIMATES_SECONDS))
+            untaken = (Task.job_id.is_(None), Task.state == TaskState.queued)
+            session.execute(delete(Task).where(*untaken, Task.created_at < now - UNTAKEN_SECONDS))
             told = (Delivery.due_at.is_(None), Delivery.created_at < now - MESSAGES_SECONDS)
             session.execute(delete(Delivery).where(*told))
         self._forget_needs()

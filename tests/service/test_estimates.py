@@ -15,11 +15,12 @@ from service.conclude import MAX_DEATHS
 from service.contract.estimate import Estimate, MethodEstimate
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import MemoryLine
-from service.contract.states import JobPhase, Origin
+from service.contract.states import JobPhase, Origin, TaskState
 from service.contract.task import EstimateClaim, PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
 from service.errors import LeaseLost, NotFound
 from service.models import Job, Task
 from service.queue import Queue
+from service.requests import UNTAKEN_SECONDS
 from tests.factory import configuration, measured, store_best
 
 Make = Callable[..., dict[str, Any]]
@@ -221,3 +222,17 @@ def test_an_estimate_that_is_answered_is_not_said_to_be_cancelled(api: TestClien
         assert claim is not None
         queue.finish_estimate(claim, ANSWER) if state == "done" else queue.fail(claim, "it is no model", "")
         assert api.post(f"/v1/estimates/{estimate_id}/cancel").json()["state"] == state
+
+
+def test_an_estimate_that_no_worker_takes_is_forgotten_after_a_day(api: TestClient, queue: Queue, job: Make) -> None:
+    forgotten, waiting, running = ask(api, job), ask(api, job), ask(api, job)
+    submitted = api.post("/v1/jobs", json=job()).json()["id"]
+    with Session(queue.engine) as session, session.begin():
+        old = update(Task).where(Task.id != waiting)
+        session.execute(old.values(created_at=Task.created_at - UNTAKEN_SECONDS - 1))
+        session.execute(update(Task).where(Task.id == running).values(state=TaskState.running))
+    queue.prune(None)
+    found = [api.get(f"/v1/estimates/{one}").status_code for one in (forgotten, waiting, running)]
+    assert found == [404, 200, 200]
+    with Session(queue.engine) as session:
+        assert session.scalars(select(Task).where(Task.job_id == submitted)).all(), "a job waits as long as it must"
