@@ -72,10 +72,8 @@ class Settings(BaseSettings):
         AfterValidator(lambda roots: tuple(expanded(str(root)).resolve() for root in roots)),
     ] = Field(default=(Path(),), validate_default=True)
     hub_cache: Path = Field(default_factory=_hub_cache)
-    # The same for everybody on the host, whatever their DYNOTUNE_HOME: a device is locked for all of them.
-    lock_folder: Path = Field(
-        default_factory=lambda: Path(tempfile.gettempdir()) / "dynotune-locks", validation_alias=f"{PREFIX}LOCKS"
-    )
+    # The same for everybody on the host, whatever their DYNOTUNE_HOME and TMPDIR: a device is locked for all of them.
+    lock_folder: Path = Field(default=Path("/tmp/dynotune-locks"), validation_alias=f"{PREFIX}LOCKS")
     # Further names, separated by commas, that the server answers to: a proxy's, or a container's.
     allowed_hosts: Annotated[
         tuple[str, ...],
