@@ -33,6 +33,7 @@ BAD = (
     Case("half of the labels", "lora", {"batching": "grouped"}, "half-labels", ("loss",)),
     Case("gradients of one adapter alone", "lora", {}, "one-adapter", ("hardly move", "gradient norm")),
     Case("the longest tenth left out", "lora", {"batching": "grouped"}, "drops-longest", ("leaves out", "step 0's")),
+    Case("rotated twice", "full", {"checkpointing": "selective"}, "rotates-in-place", ("gradient of",)),
     Case("overflow after 20 steps", "lora", {}, "overflow", ("went wrong",)),
     Case("a leak of 5 MiB a step", "lora", {}, "leak", ("keeps growing",)),
     Case("slow after three steps", "lora", {}, "slow", searched=True),

@@ -18,6 +18,9 @@ class Replay(Contract):
     applied_norms: tuple[float | None, ...] = Field(
         default=(), description="Of the gradients with which the optimizer was called, so after clipping."
     )
+    gradients: dict[str, tuple[float, ...]] = Field(
+        default_factory=dict, description="Trained tensor -> some values of its gradient with which step 0 was made."
+    )
     still: tuple[int, ...] = Field(default=(), description="Steps, from 0, after which no trained weight had changed.")
     moved: dict[str, float] = Field(
         description="Trained tensor -> root mean square of how far its weights are from where they began."

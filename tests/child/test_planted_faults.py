@@ -81,6 +81,7 @@ GOOD: list[tuple[str, dict[str, str]]] = [
     ("full", {"precision": "bf16-mixed", "batching": "packed"}),
     ("full", {"checkpointing": "full", "head": "chunked"}),
     ("qlora", {"batching": "grouped"}),
+    ("full", {"checkpointing": "selective"}),
 ]
 
 
@@ -102,6 +103,13 @@ FAULTS: list[tuple[str, Plant, str, dict[str, str], str]] = [
     ("no clipping", faults.no_clipping, "lora", {}, "clipped"),
     ("half of the labels", faults.half_of_the_labels, "lora", {"batching": "grouped"}, "step 0's loss"),
     ("one adapter alone", faults.one_adapter_alone, "lora", {"checkpointing": "full"}, "hardly move"),
+    (
+        "rotated twice",
+        faults.rotates_in_place,
+        "full",
+        {"checkpointing": "selective"},
+        "step 0's gradient of model.layers",
+    ),
     ("the longest left out", faults.without_the_longest_tenth, "lora", {"batching": "grouped"}, "leaves out 4 of "),
 ]
 
@@ -127,6 +135,11 @@ def test_the_strong_decay_is_within_what_a_job_may_say(llama: Path, tmp_path: Pa
     exposed = proof.exposed(job, measured(made, micro_batch_size=2, check_grad_norm=1.0))
     assert JobSpec.model_validate_json(exposed.model_dump_json()) == exposed
     assert exposed.training.weight_decay > 1.0 or rate == 1e-2
+
+
+def test_a_rotary_kernel_that_writes_in_place_is_right_beside_all_else(proved: Callable[..., Proof]) -> None:
+    """Only the results that selective checkpointing keeps are rotated twice, which the norm of all gradients hides."""
+    assert proved(faults.rotates_in_place, "full", checkpointing="full").reasons == ()
 
 
 def test_steps_of_half_the_size_are_seen(llama: Path, functions: Path) -> None:

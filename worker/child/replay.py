@@ -26,6 +26,7 @@ from worker.child.data import work_unit
 Steps = tuple[tuple[int, ...], ...]  # the samples of each
 
 WATCHED = 4096  # weights of each trained tensor, spread over it: a copy of all weights might not fit
+COMPARED = 48  # values of each trained tensor's gradient
 LONGEST = 0.1  # of the samples are the longest of the data, because faults often show on long rows only
 
 
@@ -82,6 +83,7 @@ def replay(bundle: Bundle, plan: list[Step], given: list[int]) -> Replay:
             terms.append(sum(map(_labels, batches)))
             result = steps.StepResult(*map(float, steps.optimizer_step(bundle, batches, count)))
             steps.check(bundle, result, number)
+            arrived.has_begun = True
             losses.append(result.loss)
             norms.append(result.grad_norm if math.isfinite(result.grad_norm) else None)
             if not watch.has_moved() and bundle.skipped == 0:
@@ -94,6 +96,7 @@ def replay(bundle: Bundle, plan: list[Step], given: list[int]) -> Replay:
         losses=tuple(losses),
         grad_norms=tuple(norms),
         applied_norms=tuple(arrived.norms),
+        gradients=arrived.gradients,
         still=tuple(still),
         moved=watch.moved(),
         shrunk=watch.shrunk(),
@@ -104,20 +107,22 @@ def _labels(batch: Batch) -> int:
     return int((batch["labels"] != IGNORED).sum())
 
 
+def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Name -> weight, by the names that the model has without being compiled."""
+    return {name.replace("_orig_mod.", ""): weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
 class Watch:
     """A few thousand weights of each trained tensor: where they began, and where they were last."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._tensors = {
-            name.replace("_orig_mod.", ""): weight for name, weight in model.named_parameters() if weight.requires_grad
-        }
+        self._tensors = trained_tensors(model)
         self._first = {name: self._some(weight) for name, weight in self._tensors.items()}
         self._last = dict(self._first)
 
     @staticmethod
     def _some(weight: torch.Tensor) -> torch.Tensor:
-        flat = weight.detach().flatten()
-        return flat[:: max(1, flat.numel() // WATCHED)].to("cpu", torch.float32, copy=True)
+        return _spread(weight.detach(), WATCHED).to("cpu", torch.float32, copy=True)
 
     def has_moved(self) -> bool:
         """Whether any weight has changed since the last call."""
@@ -140,6 +145,12 @@ class Watch:
         return along / squares if squares else None
 
 
+def _spread(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """About so many of a tensor's values, spread over it."""
+    flat = tensor.flatten()
+    return flat[:: max(1, flat.numel() // count)]
+
+
 def _beside(way: torch.Tensor, first: torch.Tensor) -> float:
     """The root mean square of `way` without its part along `first`, which is where weight decay goes."""
     square = float(first.square().sum())
@@ -149,13 +160,15 @@ def _beside(way: torch.Tensor, first: torch.Tensor) -> float:
 
 @dataclass
 class Arrived:
-    """The norms of the gradients with which the optimizer is called.
+    """The norms of the gradients with which the optimizer is called, and some of their values in step 0.
 
     None of an optimizer without hooks, or one that steps in the backward pass: it has dropped the gradients by then.
     """
 
     bundle: Bundle
     norms: list[float | None] = field(default_factory=list)
+    gradients: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    has_begun: bool = False  # whether step 0 is over, whose update a gradient scaler may have skipped
     _hook: Any = None
 
     def __post_init__(self) -> None:
@@ -166,6 +179,12 @@ class Arrived:
         gradients = [one.grad for group in self.bundle.optimizer.param_groups for one in group["params"]]
         norm = float(torch.nn.utils.get_total_norm([one for one in gradients if one is not None]))
         self.norms.append(norm if math.isfinite(norm) else None)
+        if not self.has_begun:
+            self.gradients = {
+                name: tuple(_spread(weight.grad, COMPARED).to("cpu", torch.float32).tolist())
+                for name, weight in trained_tensors(self.bundle.model).items()
+                if weight.grad is not None
+            }
 
     def end(self) -> None:
         """Take the hook off."""

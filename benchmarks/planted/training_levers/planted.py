@@ -20,6 +20,7 @@ def plant(model: Any, name: str) -> None:
         "no-clipping": faults.no_clipping,
         "half-labels": faults.half_of_the_labels,
         "one-adapter": faults.one_adapter_alone,
+        "rotates-in-place": faults.rotates_in_place,
         "drops-longest": faults.without_the_longest_tenth,
         "evaluation": faults.evaluation_without_memory,
     }
