@@ -11,7 +11,7 @@ from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.levers import LEVERS
-from tests.factory import configuration, measured, timing
+from tests.factory import configuration, failed, measured, timing
 from tests.plan.test_surrogate import GPU, grid_of, seen
 from worker.plan.acquisition import Acquisition
 from worker.plan.grid import Grid, Rows
@@ -60,22 +60,26 @@ def test_a_configuration_that_was_measured_twice_is_one_of_the_best_two(
     assert looked_around(view, monkeypatch) == [second, repeated]
 
 
-@pytest.mark.parametrize(("slower", "second"), [(5, "near"), (6, "far"), (2, "near")])
+@pytest.mark.parametrize(
+    ("slower", "is_short", "second"), [(0, False, "near"), (2, False, "far"), (1, True, "near"), (5, True, "far")]
+)
 def test_half_of_the_trials_look_around_what_is_good_and_far_from_the_best(
     spec: Callable[..., JobSpec],
     facts: Callable[..., HardwareFacts],
     monkeypatch: pytest.MonkeyPatch,
     slower: int,
+    is_short: bool,
     second: str,
 ) -> None:
-    """Once enough have run; a single switch away, much the same would be looked at twice."""
+    """Where memory is short, once enough have run; a single switch away, much the same would be looked at twice."""
     best = configuration(**SHARED)
     near = configuration(**SHARED, optimizer="adamw-8bit")
     far = configuration(precision="bf16-mixed", attention="sdpa", batching="sorted", optimizer="adamw-8bit")
     known = LEVERS["optimizer"].baseline, "adamw-8bit"
     others = [configuration(**SHARED, optimizer=one) for one in LEVERS["optimizer"].names if one not in known]
     trials = [(configuration(), 20.0), (best, 10.0), (near, 10.1), (far, 10.2), *((one, 15.0) for one in others)]
-    view = seen(spec(), facts(**GPU), *(measured(made, seconds) for made, seconds in trials[: 4 + slower]))
+    short = [failed(configuration(checkpointing="full"))] if is_short else []
+    view = seen(spec(), facts(**GPU), *(measured(made, seconds) for made, seconds in trials[: 4 + slower]), *short)
     assert looked_around(view, monkeypatch) == [best, {"near": near, "far": far}[second]]
 
 

@@ -35,7 +35,8 @@ SAVING, SAVING_AT_FIRST = 0.7, 0.15
 # that little else matters.
 LITTLE = 0.2
 BEST = 2  # configurations around which others are looked at
-# So many switches the second of them differs from the first at least, in two trials of four, once so many have run.
+# So many switches the second of them differs from the first at least, in two trials of four; where memory is short,
+# once so many have run.
 APART, ENOUGH_RAN = 3, 8
 MOST = 40  # configurations that are named
 ROUNDS = 12  # steps of a leap, at most
@@ -108,9 +109,10 @@ class Acquisition:
         def order(one: Measurement) -> tuple[float, float]:
             return view.score(one), counted_seconds(view.spec, one)
 
-        # Where nothing near the best is better, something better may be near another good configuration. While few have
-        # run, those that are far from the best are not good yet.
-        looks_far = len(ran) >= ENOUGH_RAN and len(view.history) % 4 >= 2
+        # Where nothing near the best is better, something better may be near another good configuration. Where memory
+        # is short, few have run at first, and what is far from the best of these is not good yet.
+        is_early = short_of_memory(view) and len(ran) < ENOUGH_RAN
+        looks_far = not is_early and len(view.history) % 4 >= 2
         ordered = [self._grid.encode(one.configuration) for one in sorted(mine, key=order)]
         rows = first_apart(ordered, BEST, APART if looks_far else 1)
         self._threshold, self._is_first = 0.0, not rows
