@@ -107,6 +107,8 @@ def revoke(engine: Engine, key_id: str) -> None:
         row = session.get(ApiKey, key_id) if re.fullmatch("[0-9a-f]{8}", key_id) else None
         if row is None:
             raise NotFound(f"There is no key {key_id!r}; `dynotune keys ls` shows the ids.")
+        # All of them, or two that are revoked at once would each take the other for one that is left.
+        session.scalars(select(ApiKey.id).where(ApiKey.owner == row.owner).order_by(ApiKey.id).with_for_update()).all()
         row.revoked_at = row.revoked_at or now(session)
         session.flush()
         _disable_webhooks(session, row.owner)

@@ -13,7 +13,7 @@ from service.api.context import InContext
 from service.api.problems import responses
 from service.contract.paths import UPLOAD
 from service.contract.views import Upload
-from service.errors import BadUpload
+from service.errors import BadUpload, Unavailable
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 BODY = {"required": True, "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}}
@@ -23,7 +23,7 @@ BODY = {"required": True, "content": {OCTETS: {"schema": {"type": "string", "for
     "",
     status_code=201,
     openapi_extra={"requestBody": BODY},
-    responses=responses(BadUpload),
+    responses=responses(BadUpload, Unavailable),
     dependencies=SUBMITS,
     summary="Send a dataset",
 )

@@ -19,7 +19,7 @@ class Replay(Contract):
         default=(), description="Of the gradients with which the optimizer was called, so after clipping."
     )
     gradients: dict[str, tuple[float, ...]] = Field(
-        default_factory=dict, description="Trained tensor -> some values of its gradient with which step 0 was made."
+        default_factory=dict, description="Trained matrix -> some values of its gradient with which step 0 was made."
     )
     still: tuple[int, ...] = Field(default=(), description="Steps, from 0, after which no trained weight had changed.")
     moved: dict[str, float] = Field(

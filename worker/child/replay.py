@@ -183,7 +183,7 @@ class Arrived:
             self.gradients = {
                 name: tuple(_spread(weight.grad, COMPARED).to("cpu", torch.float32).tolist())
                 for name, weight in trained_tensors(self.bundle.model).items()
-                if weight.grad is not None
+                if weight.grad is not None and weight.ndim >= 2
             }
 
     def end(self) -> None:

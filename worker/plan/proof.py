@@ -189,9 +189,9 @@ def _first_step(ours: Replay, reference: Replay, rounds: bool, learns_otherwise:
 
 
 def _gradients(ours: Replay, reference: Replay) -> list[str]:
-    """What is wrong with step 0's gradients of single tensors, which hardly tell in the norm of all.
+    """What is wrong with step 0's gradients of single matrices, which hardly tell in the norm of all.
 
-    What is next to nothing beside most tensors, as the gradient of a key's bias, is nothing but rounding.
+    What is next to nothing beside most of them is nothing but rounding, as the gradients of keys' biases always are.
     """
     both = [name for name in reference.gradients if len(ours.gradients.get(name, ())) == len(reference.gradients[name])]
     sizes = {name: math.hypot(*reference.gradients[name]) / len(reference.gradients[name]) ** 0.5 for name in both}
@@ -203,7 +203,7 @@ def _gradients(ours: Replay, reference: Replay) -> list[str]:
     if not others:
         return []
     share = f"{away[others[0]]:.0%} away from the reference's, {FIRST_GRADIENT:.0%} allowed"
-    return [f"step 0's gradient of {others[0]} is {share} ({len(others)} of {len(told)} tensors): it computes others"]
+    return [f"step 0's gradient of {others[0]} is {share} ({len(others)} of {len(told)} matrices): it computes others"]
 
 
 def _stood_still(ours: Replay, reference: Replay) -> list[str]:
