@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ from service.errors import Refused, Unreachable
 __all__ = ["Client", "Refused", "Unreachable"]
 Answer = TypeVar("Answer", bound=Contract)
 TRIALS_A_PAGE, EVENTS_A_PAGE = 200, 1000  # that are asked for
-AGAIN_SECONDS = 1.0  # until a stream that ended before its job is opened again
+AGAIN_SECONDS, TRIES = 1.0, 15  # until a control plane that ended a stream is asked for its job, and how often
 UNAVAILABLE = 503  # the status of an answer that another time may be another
 
 
@@ -195,17 +195,26 @@ class Client:
         """A job's events, as they happen, until it has ended.
 
         A stream that the control plane ended before, as where it ends itself, is opened again; Unreachable where none
-        answers any more.
+        answers for some seconds.
         """
         seq = 0
         while True:
             for event in self._stream(job_id, seq):
                 yield event
                 seq = event.seq
-            if self.job(job_id).status.ended:
+            job = self._job_again(job_id)
+            if job.status.ended:
                 yield from self.events(job_id, seq)
                 return
             time.sleep(AGAIN_SECONDS)
+
+    def _job_again(self, job_id: str) -> views.JobView:
+        """The job, from a control plane that may be starting anew."""
+        for _ in range(TRIES):
+            with suppress(Unreachable):
+                return self.job(job_id)
+            time.sleep(AGAIN_SECONDS)
+        return self.job(job_id)
 
     def _stream(self, job_id: str, after: int) -> Iterator[views.EventView]:
         headers, wanted = {"Accept": "text/event-stream"}, {"after": after}

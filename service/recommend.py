@@ -301,7 +301,7 @@ def _time_spent(
 ) -> dict[str, float]:
     """Seconds of all trials by phase, of the verifications in all, and of what else there was.
 
-    `processes` is the rest of the trials' time: their processes start and end, and some fail and tell of no phase.
+    `processes` is the rest of the trials' time: their processes start and end.
     """
     found: dict[str, float] = {}
     for record in history:

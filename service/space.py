@@ -25,7 +25,7 @@ def blocked(spec: JobSpec, facts: HardwareFacts, lacks: Mapping[str, str]) -> st
         missing = LEVERS[name].choice(chosen).missing(facts, asked=True)
         if missing:
             return f"search.fixed: {name}={chosen} {missing}"
-        if reason := lacks.get(f"{name}={chosen}"):
+        if (reason := lacks.get(f"{name}={chosen}")) and not LEVERS[name].may_do_nothing:
             return f"search.fixed: {name}={chosen} cannot be with this model: {reason}"
     return None
 

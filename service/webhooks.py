@@ -48,6 +48,7 @@ JITTER = 0.2  # of a rest, so that receivers that were away are not asked for ev
 SENDING_SECONDS = 120.0  # for which no other control plane sends a message that one has begun to send
 TIMEOUT_SECONDS = 15.0  # of an attempt, once its host's address is known
 AT_ONCE = 20  # messages that are sent at the same time
+LOOK_UPS = 4 * AT_ONCE  # of hosts at the same time: one that is given up goes on in its thread, up to a minute
 TRIES = 100  # of reading the key's file, a hundredth of a second apart
 MOST = 20  # webhooks of one owner
 NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses as a gateway translates them (RFC 6052)
@@ -83,7 +84,7 @@ class Webhooks(Transactions):
         super().__init__(engine, clock)
         self._made_key, self._private = key, private
         # Looking up a host may take long, so it is not done by the threads that reap, prune and note attempts.
-        self._lookups = ThreadPoolExecutor(AT_ONCE, "look-up of a host")
+        self._lookups = ThreadPoolExecutor(LOOK_UPS, "look-up of a host")
 
     @cached_property
     def key(self) -> bytes:
@@ -151,7 +152,8 @@ class Webhooks(Transactions):
         status, error = None, None
         try:
             looked_up = asyncio.get_running_loop().run_in_executor(self._lookups, check, message.url, self._private)
-            address = await looked_up
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                address = await looked_up
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 status = await post(message, address, self.key)
         except TimeoutError:

@@ -145,7 +145,10 @@ class ProbeDone(Contract):
 
 
 class Built(Contract):
-    """The model and the data of a trial are there. These are the fields of its Measurement, however it ends."""
+    """The model and the data of a trial are there. These are fields of its Measurement, however it ends.
+
+    `prepare_seconds` are those of what a job's first process does for all, in its measurement a phase.
+    """
 
     kind: Literal["built"] = "built"
     dataset: DatasetFacts
@@ -157,10 +160,12 @@ class Built(Contract):
     parameters: int
     trainable_parameters: int
     lacks: dict[str, str]
+    prepare_seconds: float = 0.0
 
     def fields(self) -> dict[str, Any]:
         """The Measurement's fields by their names."""
-        return {name: getattr(self, name) for name in type(self).model_fields if name != "kind"}
+        others = ("kind", "prepare_seconds")
+        return {name: getattr(self, name) for name in type(self).model_fields if name not in others}
 
 
 class Result(Contract):

@@ -155,8 +155,9 @@ class Recommendation(Winner):
     rejected: tuple[Rejected, ...] = ()
     time_spent: dict[str, float] = Field(
         default_factory=dict,
-        description="Seconds of all trials by phase (load, probe, compile, warm-up, timing and others; processes is "
-        "the rest of their time), of verifications, of planning, and idle: while no task of the job ran on any worker.",
+        description="Seconds of all trials by phase (prepare is what the first does for all, failed those of processes "
+        "that came to nothing; load, probe, compile, warm-up, timing and others; processes is the rest), of "
+        "verifications, of planning, and idle: while no task of the job ran on any worker.",
     )
     spec: dict[str, Any]
     reproduce: str

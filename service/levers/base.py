@@ -183,7 +183,8 @@ class Lever:
     to change the seconds by nearly as much as each other, so that one measured tells of the rest; `together` is what
     choices of several levers are expected to do beyond what each does by itself. A lever that `changes_evaluation`
     makes an evaluation take another amount of memory than training does; one that does next to nothing to a step's peak
-    says so by `touches_memory`.
+    says so by `touches_memory`. What a model lacks of a lever that `may_do_nothing` is no mistake where a job asks for
+    it: it is the same as the baseline there.
     """
 
     name: str
@@ -202,6 +203,7 @@ class Lever:
     reference: str | None = None
     changes_evaluation: bool = False
     touches_memory: bool = True
+    may_do_nothing: bool = False
 
     def applies(self, method: str, task: str) -> bool:
         """Whether the lever has an effect with that method and task; where it has none, it stays at its baseline."""

@@ -12,6 +12,7 @@ LEVER = Lever(
     source="https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html",
     order=80,
     touches_memory=False,
+    may_do_nothing=True,
     stage="base",
     tasks=("causal-lm", "masked-lm"),
     families=(("multiple-8", "multiple-64"),),

@@ -119,6 +119,17 @@ def test_a_mistake_in_the_plan_ends_its_task_and_the_worker_goes_on(
     assert ended == {"p": said, "q": said} and "in broken" in capsys.readouterr().err
 
 
+def test_a_task_whose_children_something_ends_is_handed_back_once(
+    work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time its lease runs out, which counts as a death: what sends SIGTERM may do so for ever."""
+    monkeypatch.setattr(loop_room, "measure", lambda *_, **__: (None, ""))
+    queue, released = FakeQueue(TRIAL, TRIAL, TRIAL.model_copy(update={"task_id": "other"})), list[str]()
+    queue.release = lambda claim: released.append(claim.task_id)  # type: ignore[method-assign]
+    work(queue)
+    assert released == [TRIAL.task_id, "other"]
+
+
 @pytest.mark.parametrize("why", ["the job was cancelled", "the worker's time is up"])
 def test_a_task_that_is_over_stops_fetching_its_data(work: Callable[..., FakeQueue], why: str) -> None:
     queue = FakeQueue(TRIAL)

@@ -18,6 +18,17 @@ from worker.runner.sandbox import Ending
 
 SPEC = JobSpec.model_validate({"model": {"source": "org/model"}, "dataset": {"source": "org/data"}})
 GIB = 2**30
+BUILT = Built(
+    dataset=DATASET,
+    capacity_bytes=24 * GIB,
+    used_before_bytes=0,
+    load_seconds=14.0,
+    load_peak_bytes=None,
+    weights_dtype="bfloat16",
+    parameters=8_000_000_000,
+    trainable_parameters=42_000_000,
+    lacks={"experts=grouped": "the model has no experts"},
+)
 
 
 def ended(ending: Ending, line: MemoryLine | None = None) -> Measurement:
@@ -56,6 +67,10 @@ def test_what_a_failed_trial_took_is_told() -> None:
     """Or a search that mostly fails would think that its trials take no time."""
     found = ended(Ending(EndingKind.signal, "killed by SIGSEGV"))
     assert set(found.time_spent) == {"failed"} and found.time_spent["failed"] >= 0.0
+    first = ended(
+        Ending(EndingKind.signal, "killed by SIGSEGV", None, [BUILT.model_copy(update={"prepare_seconds": 60.0})])
+    )
+    assert first.time_spent["prepare"] == 60.0, "what it did for all is not what later ones are expected to take"
 
 
 def test_what_the_model_lacks_is_in_the_measurement_of_a_failed_trial() -> None:
@@ -67,22 +82,11 @@ def test_what_the_model_lacks_is_in_the_measurement_of_a_failed_trial() -> None:
 
 def test_a_trial_that_fails_tells_what_it_had_built() -> None:
     """The search then knows the checkpoint's format and the data's lengths, though nothing has run yet."""
-    facts = Built(
-        dataset=DATASET,
-        capacity_bytes=24 * GIB,
-        used_before_bytes=0,
-        load_seconds=14.0,
-        load_peak_bytes=None,
-        weights_dtype="bfloat16",
-        parameters=8_000_000_000,
-        trainable_parameters=42_000_000,
-        lacks={"experts=grouped": "the model has no experts"},
-    )
     last = OutOfMemory(reason="no memory", used_bytes=24 * GIB)
-    found = ended(Ending(EndingKind.out_of_memory, last.reason, last, [facts, ProbeStarted(micro_batch_size=1)]))
+    found = ended(Ending(EndingKind.out_of_memory, last.reason, last, [BUILT, ProbeStarted(micro_batch_size=1)]))
     assert found.outcome is Outcome.infeasible and found.probes[0].peak_bytes is None
     assert (found.weights_dtype, found.parameters, found.dataset) == ("bfloat16", 8_000_000_000, DATASET)
-    crash = Ending(EndingKind.signal, "killed by SIGSEGV", None, [facts])
+    crash = Ending(EndingKind.signal, "killed by SIGSEGV", None, [BUILT])
     found = ended(crash)
     assert (found.outcome, found.reason) == (Outcome.crashed, "killed by SIGSEGV")
-    assert found.capacity_bytes == 24 * GIB and found.lacks == facts.lacks
+    assert found.capacity_bytes == 24 * GIB and found.lacks == BUILT.lacks

@@ -153,6 +153,39 @@ def test_a_lowered_micro_batch_is_that_of_the_turns(verify: Verify, monkeypatch:
     assert [size for key, size in asked if key == FASTEST.configuration.key] == [8, 8, 4, 4, 4, 4]
 
 
+def unsafe_at_first(monkeypatch: pytest.MonkeyPatch, after: Callable[[Verifier], None] = lambda _: None) -> None:
+    """The first soak runs out of memory, and `after` is called then."""
+    original, count = Verifier._soak, iter(range(100))
+
+    def soak(self: Verifier, candidate: Measurement) -> Soak | str:
+        found = original(self, candidate)
+        self._unsafe = next(count) == 0
+        if self._unsafe:
+            after(self)
+        return "the soak failed (infeasible): memory ran out" if self._unsafe else found
+
+    monkeypatch.setattr(Verifier, "_soak", soak)
+
+
+def test_a_lowered_baseline_stays_comparable(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a slower configuration would be the answer, for want of a block beside it."""
+    unsafe_at_first(monkeypatch)
+    slower = [measured(configuration(attention="eager"), 36.0), measured(configuration(batching="sorted"), 38.0)]
+    found, _ = verify(finalists=tuple(slower))
+    assert found.ranking[0] == found.baseline_key == BASELINE.configuration.key
+    speedups = {one.key: one.speedup for one in found.verdicts}
+    assert speedups[slower[0].configuration.key] == pytest.approx(20 / 36, rel=0.02)
+
+
+def test_what_was_lowered_runs_though_no_time_is_left(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or what has just been proved and soaked would not be the answer; here candidates run one after another."""
+    unsafe_at_first(monkeypatch, lambda _: monkeypatch.setattr(Verifier, "_left", lambda _: 0.0))
+    found, _ = verify(finalists=(FASTEST, WITHOUT_BATCHING), memory=1 << 30)
+    assert found.ranking[0] == FASTEST.configuration.key
+    verdict = next(one for one in found.verdicts if one.key == found.ranking[0])
+    assert verdict.speedup == pytest.approx(4.0, rel=0.02), "beside the baseline"
+
+
 def test_with_the_micro_batch_the_evaluation_s_batch_is_lowered() -> None:
     """The evaluation may be what ran out of memory."""
     lower = lowered(FASTEST.model_copy(update={"micro_batch_size": 8, "evaluation_batch_size": 64}))

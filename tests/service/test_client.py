@@ -87,8 +87,11 @@ def test_following_goes_on_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> N
     client, asked = client_of(monkeypatch, answers)
     assert [event.seq for event in client.follow("j")] == [1, 2, 3, 4]
     assert asked[2] == "/v1/jobs/j/events/stream?after=2" and asked[4].startswith("/v1/jobs/j/events?after=3")
-    for answer, error in ((401, Refused), (httpx.ConnectError("refused"), Unreachable)):
-        client, _ = client_of(monkeypatch, [stream(1), answer])
+    client, _ = client_of(monkeypatch, [stream(1), httpx.ConnectError("refused"), job("succeeded"), {"items": []}])
+    assert [event.seq for event in client.follow("j")] == [1], "asked again while it starts anew"
+    away = [httpx.ConnectError("refused")] * (module.TRIES + 1)
+    for answers, error in (([401], Refused), (away, Unreachable)):
+        client, _ = client_of(monkeypatch, [stream(1), *answers])
         with pytest.raises(error):
             list(client.follow("j"))
 

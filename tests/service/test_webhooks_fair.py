@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -36,11 +38,17 @@ def test_a_slow_look_up_takes_no_thread_of_others_and_no_time_of_the_attempt(
 
     def slow(url: str, private: bool) -> str:
         names.append(threading.current_thread().name)
-        time.sleep(1.5)
+        time.sleep(0.7)
         return looked_up(url, private)
 
+    async def slowly(*given: Any) -> int:
+        await asyncio.sleep(0.7)
+        return await post(*given)
+
+    post = webhooks.post
     monkeypatch.setattr(webhooks, "check", slow)
-    monkeypatch.setattr(webhooks, "TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(webhooks, "post", slowly)
+    monkeypatch.setattr(webhooks, "TIMEOUT_SECONDS", 1.2)
     send(hooks)
     assert len(receiver.seen) == 1 and only(hooks).last_error is None
     assert not names[0].startswith("asyncio"), "the default pool has the threads of all else"

@@ -11,8 +11,8 @@ def pad_head(model: Any, multiple: int) -> None:
     """Pad the output layer's matmul with zero columns up to a multiple, and cut their logits off.
 
     The stored weights stay as they are (tied weights stay tied, and what is saved fits the checkpoint), as they are
-    padded at each use. The extra logits are cut off before the loss, so the loss is the same. ValueError where there
-    is nothing to pad.
+    padded at each use. The extra logits are cut off before the loss, so the loss is the same. Nothing changes where the
+    vocabulary is such a multiple already.
     """
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
@@ -20,7 +20,7 @@ def pad_head(model: Any, multiple: int) -> None:
     size = head.weight.shape[0]
     extra = -size % multiple
     if not extra:
-        raise ValueError(f"the vocabulary of {size:,} tokens is a multiple of {multiple} already")
+        return
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
         weight = torch.nn.functional.pad(head.weight, (0, 0, 0, extra))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -177,13 +177,14 @@ def read_through(folder: Path) -> None:
     Else the first trial, which is the baseline's, would be the only one that loads them from a disk or over a network,
     and every other one would be told to be so much faster.
     """
-    files = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
-    if sum(file.stat().st_size for file in files) > CACHED_SHARE * psutil.virtual_memory().available:
-        return
-    for file in files:
-        with file.open("rb", buffering=0) as stream:
-            while stream.read(READ_BYTES):
-                pass
+    files = [*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")]
+    with suppress(OSError):  # what cannot be read is told when the model loads
+        if sum(file.stat().st_size for file in files) > CACHED_SHARE * psutil.virtual_memory().available:
+            return
+        for file in files:
+            with file.open("rb", buffering=0) as stream:
+                while stream.read(READ_BYTES):
+                    pass
 
 
 def check_config(folder: Path, options: Mapping[str, Any]) -> None:

@@ -107,16 +107,10 @@ def lacking(model: Any, task: str) -> dict[str, str]:
 
 
 def lacking_in_vocabulary(size: int) -> dict[str, str]:
-    """`vocabulary=choice` -> why a vocabulary of that size would not grow by it, or not differ from a choice before."""
-    found, sizes = {}, {size}
-    for choice in LEVERS["vocabulary"].choices:
-        if choice.function is None:
-            continue
-        multiple: int = choice.options["multiple"]
-        padded = size + -size % multiple
-        if padded == size:
-            found[f"vocabulary={choice.name}"] = f"the model's {size:,} tokens are a multiple of {multiple} already"
-        elif padded in sizes:
-            found[f"vocabulary={choice.name}"] = f"it pads {size:,} tokens to {padded:,}, as another choice does"
-        sizes.add(padded)
-    return found
+    """`vocabulary=choice` -> why a vocabulary of that size does not grow by it."""
+    multiples = {one.name: one.options["multiple"] for one in LEVERS["vocabulary"].choices if one.function}
+    return {
+        f"vocabulary={name}": f"the model's {size:,} tokens are a multiple of {multiple} already"
+        for name, multiple in multiples.items()
+        if size % multiple == 0
+    }

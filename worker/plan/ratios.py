@@ -52,11 +52,11 @@ def spread_of_pairs(logs: Sequence[float]) -> float:
     count = len(logs)
     own, degrees = statistics.stdev(logs) if count > 1 else 0.0, SEEN + count - 1
     blended = math.sqrt((SEEN * PROCESS_SPREAD**2 + (count - 1) * own**2) / degrees)
-    return max(PROCESS_SPREAD * wider(degrees), blended * wider(degrees), own if count > 2 else 0.0)
+    return max(PROCESS_SPREAD, blended * wider(degrees), own if count > 2 else 0.0)
 
 
 def wider(degrees: int) -> float:
-    """How many times as wide as the normal distribution's 95% interval Student's is, within 3% from 3 degrees on."""
+    """How many times as wide as the normal distribution's 95% interval Student's is, within 3% from 4 degrees on."""
     return 1 + 1.2 / degrees + 1.4 / degrees**2
 
 

@@ -25,7 +25,7 @@ from service.contract.child import (
 )
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Outcome, Probe
+from service.contract.measurement import PREPARE, Measurement, Outcome, Probe
 from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
 from worker.runner.incumbent import Contender, Incumbent
@@ -85,19 +85,21 @@ def measure(
     stays = incumbent is not None and incumbent.wanted(spec)
     trial = incumbent.at_pace(trial) if incumbent is not None else trial
     probes: list[Probe] = []
-    began, before = time.monotonic(), 0.0
+    began, before, prepared = time.monotonic(), 0.0, 0.0
 
-    def spent(measured: Measurement, failed: float) -> Measurement:
+    def spent(measured: Measurement) -> Measurement:
         """With the seconds of its children that failed, which its own phases do not hold."""
-        phases = measured.time_spent | ({FAILED: round(failed, 3)} if failed else {})
+        phases = measured.time_spent | ({FAILED: round(max(0.0, before - prepared), 3)} if before else {})
+        phases |= {PREPARE: round(prepared, 3)} if prepared else {}
         return measured.model_copy(update={"time_spent": phases})
 
     log, seen = "", Measurement(configuration=trial.configuration, outcome=Outcome.infeasible)
     for _ in range(MOST_CHILDREN):
+        limit = max(LEAST_SECONDS, trial.seconds_limit - before)
         request = RunTrial(
             workplace=bench.workplace_of(job_id),
             spec=spec,
-            trial=trial,
+            trial=trial.model_copy(update={"seconds_limit": limit}),
             known=tuple(probes),
             only_probe=only_probe,
             stays=stays,
@@ -105,7 +107,7 @@ def measure(
         with contextlib.ExitStack() as end:
             child = end.enter_context(bench.sandbox.started(request, lock_fd))
             ending = child.watch(
-                max(LEAST_SECONDS, trial.seconds_limit - before),
+                limit,
                 lambda message: on_progress(what) if (what := doing(message)) is not None else None,
                 ended,
                 bench.host_cap(spec),
@@ -115,23 +117,24 @@ def measure(
             probes += done
             seen = seen.model_copy(update={**_built(ending), "probes": tuple(probes)})
             if incumbent is not None and isinstance(ending.last, Result) and ending.last.stays:
-                contender = Contender(job_id, child, end, spent(_conclude(ending, seen), before), trial.best_seconds)
+                contender = Contender(job_id, child, end, spent(_conclude(ending, seen)), trial.best_seconds)
                 return incumbent.meet(contender, spec, on_progress, ended), log
         if ending.kind is EndingKind.ended:
             return None, log
         if isinstance(ending.last, Result):
-            return spent(_conclude(ending, seen), before), log
+            return spent(_conclude(ending, seen)), log
         before = time.monotonic() - began
+        prepared += sum(one.prepare_seconds for one in ending.seen if isinstance(one, Built))
         if ending.kind is not EndingKind.out_of_memory or begun is None:
-            return spent(_conclude(ending, seen), before), log
+            return spent(_conclude(ending, seen)), log
         # An out-of-memory error leaves memory behind in its process, so another child goes on from the known probes.
         probes.append(begun)
         seen = seen.model_copy(update={"probes": tuple(probes)})
         if begun.micro_batch_size <= 1 and begun.phase is not ProbePhase.evaluation:
-            return spent(_with_reason(seen, _no_room(trial) + memory_sentence(ending)), before), log
+            return spent(_with_reason(seen, _no_room(trial) + memory_sentence(ending))), log
     sizes = ", ".join(str(probe.micro_batch_size) for probe in probes if probe.peak_bytes is None)
     reason = f"memory ran out {MOST_CHILDREN} times (micro batches {sizes}), so it is not safe at any size tried"
-    return spent(_with_reason(seen, reason), before), log
+    return spent(_with_reason(seen, reason)), log
 
 
 def _no_room(trial: TrialRequest) -> str:

@@ -59,6 +59,7 @@ class Verifier:
         self._unsafe, self._may_be_together, self._rested = False, True, False
         self._halfway: list[Measurement] = []  # who still has to run in reverse order
         self._lowered: dict[str, Measurement] = {}  # those that the soak gave a smaller micro batch
+        self._due: set[str] = set()  # the keys of those whose next block runs whatever time is left
         self._tentative: set[str] = set()  # the keys of those without a lever, which only tell what it brings
         self.log = ""
 
@@ -190,7 +191,7 @@ class Verifier:
         from worker.plan.budget import block_seconds
 
         finalists = {one.configuration.key for one in self._request.finalists}
-        if finalists.isdisjoint(block.key for block in self._blocks):
+        if finalists.isdisjoint(block.key for block in self._blocks) or candidate.configuration.key in self._due:
             return True
         return self._left() >= block_seconds(self._spec, self._bench.facts, candidate)
 
@@ -242,20 +243,25 @@ class Verifier:
         self._run_beside_baseline(lower)
 
     def _run_beside_baseline(self, candidate: Measurement) -> None:
-        """Run blocks of a candidate that has none yet and of the baseline, or of the first there is without one.
+        """Run blocks of a candidate that has none yet, and of the baseline beside it; of a finalist without one.
 
-        Blocks that ran before are minutes old by now, and the machine's pace may be another.
+        Blocks that ran before are minutes old by now, and the machine's pace may be another. The first of the new ones
+        runs whatever time is left, or what is held would not be the answer for want of it.
         """
         known = {**self._known(), **self._lowered}
-        first = next((known[key] for key in self.judged().ranking), None)
-        beside = self._request.baseline or first
-        together = [beside, candidate] if beside and beside.configuration != candidate.configuration else [candidate]
+        every = (self._request.baseline, *self._request.finalists)
+        others = [known[one.configuration.key] for one in every if one and one.configuration != candidate.configuration]
+        ran = {block.key for block in self._blocks}
+        beside = [one for one in others if one.configuration.key in ran and self._runs(one)][:1]
+        self._due = {one.configuration.key for one in (*beside, candidate)}
         self._halfway = []
         for number in range(LEAST_BLOCKS):
-            if self._left() <= 0 and (number and not self._halfway):
+            if number and self._left() <= 0:
                 break
-            self._run_block(self._halfway or together)
+            self._run_block(self._halfway or [*beside, candidate])
             self._numbers += 1
+            self._due = set()
+        self._halfway = []
 
     def judged(self) -> Verification:
         """What has run so far comes to; once something is proved and soaked, only that may be first."""
