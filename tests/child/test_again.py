@@ -72,7 +72,9 @@ def test_a_block_after_another_is_what_it_is_in_a_fresh_process(llama: Path, fun
     assert all(torch.equal(one, found[name]) for name, one in first_weights.items())
     assert again.frozen(bundle.model) == marks
     unit = trained(bundle, list(range(16)))
-    assert unit.losses == expected.losses and unit.grad_norms == expected.grad_norms
+    # An embedding's gradient is added up by threads in no fixed order; other masks of dropout would move much more.
+    assert unit.losses == pytest.approx(expected.losses, rel=1e-6)
+    assert unit.grad_norms == pytest.approx(expected.grad_norms, rel=1e-6)
 
 
 def test_the_learning_rate_is_the_requests(llama: Path, functions: Path) -> None:
