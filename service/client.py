@@ -34,7 +34,7 @@ from service.errors import Refused, Unreachable
 __all__ = ["Client", "Refused", "Unreachable"]
 Answer = TypeVar("Answer", bound=Contract)
 TRIALS_A_PAGE, EVENTS_A_PAGE = 200, 1000  # that are asked for
-AGAIN_SECONDS, TRIES = 1.0, 15  # until a control plane that ended a stream is asked for its job, and how often
+AGAIN_SECONDS, TRIES = 1.0, 15  # between two looks for a control plane that ended a stream, and how many there are
 UNAVAILABLE = 503  # the status of an answer that another time may be another
 
 

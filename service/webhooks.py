@@ -46,7 +46,7 @@ from service.transactions import Transactions
 RESTS = (5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)  # seconds between attempts
 JITTER = 0.2  # of a rest, so that receivers that were away are not asked for everything at once
 SENDING_SECONDS = 120.0  # for which no other control plane sends a message that one has begun to send
-TIMEOUT_SECONDS = 15.0  # of an attempt, once its host's address is known
+TIMEOUT_SECONDS = 15.0  # for finding a host's address, and for an attempt once it is known
 AT_ONCE = 20  # messages that are sent at the same time
 LOOK_UPS = 4 * AT_ONCE  # of hosts at the same time: one that is given up goes on in its thread, up to a minute
 TRIES = 100  # of reading the key's file, a hundredth of a second apart
@@ -151,9 +151,7 @@ class Webhooks(Transactions):
     async def _send(self, message: Message) -> None:
         status, error = None, None
         try:
-            looked_up = asyncio.get_running_loop().run_in_executor(self._lookups, check, message.url, self._private)
-            async with asyncio.timeout(TIMEOUT_SECONDS):
-                address = await looked_up
+            address = await self._looked_up(message.url)
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 status = await post(message, address, self.key)
         except TimeoutError:
@@ -161,6 +159,14 @@ class Webhooks(Transactions):
         except Exception as problem:  # noqa: BLE001 - whatever it is, the message must not be tried for ever
             error = str(problem) or type(problem).__name__
         await asyncio.to_thread(self.sent, message, status, error)
+
+    async def _looked_up(self, url: str) -> str:
+        """The address of the URL's host; BadWebhook where that is not known in time, or is not sent to."""
+        found = asyncio.get_running_loop().run_in_executor(self._lookups, check, url, self._private)
+        try:
+            return await asyncio.wait_for(found, TIMEOUT_SECONDS)
+        except TimeoutError:
+            raise BadWebhook(f"url: its host was not found within {TIMEOUT_SECONDS:.0f} s.") from None
 
     def due(self) -> list[Message]:
         """The next message of some webhooks; for a while no other control plane is given them.

@@ -27,7 +27,7 @@ class TooLong(Exception):
 def read(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a .jsonl, .json or .csv file; ValueError says what is wrong in which line, OSError passes through.
 
-    TooLong at the row before whose end `most` characters have been read, where that is given.
+    Where `most` is given, TooLong at the first row that does not end within the file's first `most` characters.
     """
     try:
         if path.suffix == ".csv":

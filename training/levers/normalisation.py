@@ -57,13 +57,22 @@ def _low_precision(forward: Any) -> Any:
     return in_low_precision
 
 
+def layer_norms(model: Any) -> list[Any]:
+    """All of torch's LayerNorm modules."""
+    return [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+
+
+def lacking_layer_norms(model: Any) -> str | None:
+    """Why Apex's kernels, which are of LayerNorm, have no place in the model; None where they have one."""
+    return None if layer_norms(model) else f"{model.config.model_type} models have no LayerNorm"
+
+
 def apex_norms(model: Any) -> None:
     """Put Apex's fused kernels in place of torch's LayerNorm; ValueError where the model has none."""
     fused = import_module("apex.normalization").FusedLayerNorm
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
-    if not norms:
-        raise ValueError("Apex's kernels are of LayerNorm, which this model has none of")
-    for module in norms:
+    if reason := lacking_layer_norms(model):
+        raise ValueError(reason)
+    for module in layer_norms(model):
         kernel = fused(module.normalized_shape, eps=module.eps).to(module.weight.device)
         kernel.weight, kernel.bias = module.weight, module.bias
         module.forward = kernel.forward

@@ -70,7 +70,7 @@ class Bundle:
     scaler: torch.amp.GradScaler | None
     load_seconds: float
     data_seconds: float
-    prepare_seconds: float  # of what a job's first process does for all of them
+    prepare_seconds: float  # in the place of `data_seconds` in a job's first process, which does it for all
     skipped: int = 0  # updates in a row that the gradient scaler has skipped
     quantising_seconds: float = 0.0  # saved by loading weights that an earlier trial has quantised and stored
     load_peak_bytes: int | None = None
@@ -137,16 +137,13 @@ def build(spec: JobSpec, configuration: Configuration, device: Device, workplace
     folder = sources.model_folder(spec.model, workplace)
     if is_first and spec.model.weights != "random":
         read_through(folder)
-    prepare_seconds = time.perf_counter() - began
-    started = time.perf_counter()
     options = {"trust_remote_code": workplace.allow_remote_code}  # no revision: `folder` is that snapshot
     recipe = replace(recipe_of(spec, configuration), source_options=options)
     check_config(folder, options)
     tokenizer = load_tokenizer(folder, recipe)
     data = job_data.load(spec, recipe, tokenizer, workplace)
-    data_seconds = time.perf_counter() - started
-    both = prepare_seconds + data_seconds
-    prepare_seconds, data_seconds = (both, 0.0) if is_first else (0.0, both)
+    seconds = time.perf_counter() - began
+    prepare_seconds, data_seconds = (seconds, 0.0) if is_first else (0.0, seconds)
     recipe = replace(
         recipe_of(spec, configuration, data.facts, device.can_pin),
         seed=seed,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-import torch
-
 from service.levers import LEVERS
 from service.levers.head import WITHOUT_LOGITS
 from service.tasks import untrainable
 from training.errors import TrainingError
 from training.levers.head import lacking_plain_logits
 from training.levers.kernels import lacking_in_liger
+from training.levers.normalisation import lacking_layer_norms
 from training.recipe import Recipe, task_of
 
 
@@ -100,8 +99,8 @@ def lacking(model: Any, task: str) -> dict[str, str]:
     tasks = LEVERS["head"].tasks
     if (tasks is None or task in tasks) and (changed := lacking_plain_logits(base)):
         found |= {f"head={choice}": changed for choice in WITHOUT_LOGITS}
-    if not any(isinstance(module, torch.nn.LayerNorm) for module in base.modules()):
-        found["normalisation=apex-fused"] = f"{base.config.model_type} models have no LayerNorm"
+    if without := lacking_layer_norms(base):
+        found["normalisation=apex-fused"] = without
     head = base.get_output_embeddings()
     return found | (lacking_in_vocabulary(head.weight.shape[0]) if hasattr(head, "weight") else {})
 

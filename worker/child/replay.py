@@ -26,7 +26,7 @@ from worker.child.data import work_unit
 Steps = tuple[tuple[int, ...], ...]  # the samples of each
 
 WATCHED = 4096  # weights of each trained tensor, spread over it: a copy of all weights might not fit
-COMPARED = 48  # values of each trained tensor's gradient
+COMPARED = 48  # values of the gradient of each trained matrix, spread over it
 LONGEST = 0.1  # of the samples are the longest of the data, because faults often show on long rows only
 
 
@@ -83,7 +83,7 @@ def replay(bundle: Bundle, plan: list[Step], given: list[int]) -> Replay:
             terms.append(sum(map(_labels, batches)))
             result = steps.StepResult(*map(float, steps.optimizer_step(bundle, batches, count)))
             steps.check(bundle, result, number)
-            arrived.has_begun = True
+            arrived.first_is_over = True
             losses.append(result.loss)
             norms.append(result.grad_norm if math.isfinite(result.grad_norm) else None)
             if not watch.has_moved() and bundle.skipped == 0:
@@ -160,7 +160,7 @@ def _beside(way: torch.Tensor, first: torch.Tensor) -> float:
 
 @dataclass
 class Arrived:
-    """The norms of the gradients with which the optimizer is called, and some of their values in step 0.
+    """The norms of the gradients with which the optimizer is called, and some values of step 0's.
 
     None of an optimizer without hooks, or one that steps in the backward pass: it has dropped the gradients by then.
     """
@@ -168,7 +168,7 @@ class Arrived:
     bundle: Bundle
     norms: list[float | None] = field(default_factory=list)
     gradients: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    has_begun: bool = False  # whether step 0 is over, whose update a gradient scaler may have skipped
+    first_is_over: bool = False  # of the steps: the next call is a later one's, even where a scaler skipped the first
     _hook: Any = None
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ class Arrived:
         gradients = [one.grad for group in self.bundle.optimizer.param_groups for one in group["params"]]
         norm = float(torch.nn.utils.get_total_norm([one for one in gradients if one is not None]))
         self.norms.append(norm if math.isfinite(norm) else None)
-        if not self.has_begun:
+        if not self.first_is_over:
             self.gradients = {
                 name: tuple(_spread(weight.grad, COMPARED).to("cpu", torch.float32).tolist())
                 for name, weight in trained_tensors(self.bundle.model).items()

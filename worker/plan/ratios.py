@@ -48,7 +48,10 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
 
 
 def spread_of_pairs(logs: Sequence[float]) -> float:
-    """How far pairs of processes are to be taken to scatter whose ratios have these logarithms, as by a wide normal."""
+    """The standard deviation between pairs of processes whose ratios have these logarithms, as `ratio` says.
+
+    It is wider by what Student's t is wider than the normal distribution, so that NORMAL may be applied to it.
+    """
     count = len(logs)
     own, degrees = statistics.stdev(logs) if count > 1 else 0.0, SEEN + count - 1
     blended = math.sqrt((SEEN * PROCESS_SPREAD**2 + (count - 1) * own**2) / degrees)
@@ -110,8 +113,8 @@ def relative_costs(spec: JobSpec, blocks: tuple[Block, ...], candidates: Sequenc
     """Each candidate's seconds as a share of the anchor's, in the blocks that both ran in; infinite without a block.
 
     The anchor is the first of those that ran in most blocks. One that ran in none of them is compared with it by way of
-    another. Not every candidate runs in every block, and a shared
-    machine may be slower in some of them, so costs of different blocks are never compared.
+    another. Not every candidate runs in every block, and a shared machine may be slower in some of them, so costs of
+    different blocks are never compared.
     """
     timed = {one.configuration.key: 0 for one in candidates}
     for block in blocks:

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -169,23 +169,21 @@ def in_turns(best: Measurement, measured: Measurement, of_best: Block, own: Bloc
         f"Took turns with the best so far: {1 / ratio:.3f} times as fast, and by this ratio its seconds are told. "
         f"Alone it took {1 / factor:.3f} times as long."
     )
-    return measured.model_copy(
-        update={
-            "timing": measured.timing.scaled(factor).model_copy(update=told),
-            "curve": tuple(one.scaled(factor) for one in measured.curve),
-            "notes": (*measured.notes, note),
-        }
-    )
+    return _scaled(measured, factor, note, told)
 
 
 def at_the_pace_of_trials(measured: Measurement, pace: float) -> Measurement:
-    """The measurement as it would be if the machine were as fast as in earlier trials, whose time is 1 / `pace`."""
-    if measured.timing is None:
-        return measured
+    """The measurement at the pace of earlier trials, while the machine now takes `pace` times as long as then."""
     note = f"The machine was at another pace: its seconds were {pace:.3f} times as long as they are told here."
+    return _scaled(measured, 1 / pace, note, {})
+
+
+def _scaled(measured: Measurement, factor: float, note: str, told: dict[str, Any]) -> Measurement:
+    """The measurement with its seconds times the factor, what is `told` of its timing instead, and a note."""
+    assert measured.timing is not None, "only good trials meet"
     changes = {
-        "timing": measured.timing.scaled(1 / pace),
-        "curve": tuple(one.scaled(1 / pace) for one in measured.curve),
+        "timing": measured.timing.scaled(factor).model_copy(update=told),
+        "curve": tuple(one.scaled(factor) for one in measured.curve),
         "notes": (*measured.notes, note),
     }
     return measured.model_copy(update=changes)

@@ -32,7 +32,7 @@ from worker.runner.incumbent import Contender, Incumbent
 from worker.runner.sandbox import Ending, Sandbox
 
 FAILED = "failed"  # the phase of children that did not come to a measurement
-LEAST_SECONDS = 10.0  # of a child, where those before it took all of the trial's time
+LEAST_SECONDS = 10.0  # that a child of a trial has, also where those before it took all of the trial's time
 MOST_CHILDREN = 4  # of one trial: three times, memory may run out and the probe go on in another child
 # "you tried to allocate 1048576 bytes" (CPU), "Tried to allocate 2.00 GiB" (CUDA).
 ALLOCATION = re.compile(r"tried to allocate (?P<amount>[\d.]+) ?(?P<unit>bytes|[KMG]iB)", re.IGNORECASE)

@@ -25,7 +25,7 @@ from worker.runner.sandbox import Ending
 from worker.runner.together import fit_together, groups
 
 SOAK_SHARE, HOLD_SHARE = 0.25, 0.5  # of the verification's time: for a soak; kept for the proof and the soak
-REFERENCE_TIMES = 10.0  # the candidate's own time, in which a reference, in fp32 and one sample a row, has replayed it
+REFERENCE_TIMES = 10.0  # times as long as the candidate itself a reference may take: in fp32, with one sample a row
 LEAST_BLOCKS = 2  # before a verification may end early: what one pair of processes shows, another may not
 
 
@@ -71,7 +71,7 @@ class Verifier:
             for reserve in self._request.reserves:
                 if self._held() or self._left() <= 0:
                     break
-                self._run_beside_baseline(reserve)
+                self._run_beside_another(reserve)
                 self._hold_fastest()
             self._take_levers_back()
         except _Ended:
@@ -240,10 +240,10 @@ class Verifier:
     def _time_again(self, lower: Measurement) -> None:
         """Replace a candidate's blocks, which ran at a micro batch that failed the soak, by blocks at the lower one."""
         self._blocks = [block for block in self._blocks if block.key != lower.configuration.key]
-        self._run_beside_baseline(lower)
+        self._run_beside_another(lower)
 
-    def _run_beside_baseline(self, candidate: Measurement) -> None:
-        """Run blocks of a candidate that has none yet, and of the baseline beside it; of a finalist without one.
+    def _run_beside_another(self, candidate: Measurement) -> None:
+        """Run blocks of a candidate that has none yet, beside the baseline; where there is none, beside a finalist.
 
         Blocks that ran before are minutes old by now, and the machine's pace may be another. The first of the new ones
         runs whatever time is left, or what is held would not be the answer for want of it.
@@ -329,7 +329,7 @@ class Verifier:
         return ending
 
     def _limit(self, candidate: Measurement) -> float:
-        """Seconds after which a process hangs: a block does once what its trial did several times.
+        """Seconds after which a process counts as hanging: a block does once what its trial did several times.
 
         On top comes what trials do not do: the evaluation of a soak, and a replay by a reference that takes a while.
         """
