@@ -8,7 +8,7 @@ LATER = "Trainer takes fp8 through accelerate's configuration only; train.py con
 FLOAT8 = ("tensorwise", "rowwise", "rowwise-high-precision-gradients")
 
 
-def scaled(name: str, summary: str, recipe: str) -> Choice:
+def scaled(name: str, summary: str, scaling: str) -> Choice:
     """The choice of one of torchao's scaling recipes, by its name there."""
     return Choice(
         name,
@@ -17,7 +17,7 @@ def scaled(name: str, summary: str, recipe: str) -> Choice:
         changes_numerics=True,
         changes_learning=True,
         function="float8_linear",
-        options={"recipe": recipe},
+        options={"scaling": scaling},
         effect=Effect(0.85, 0.15),
         not_expressible=LATER,
     )

@@ -53,6 +53,11 @@ def test_a_choice_for_one_kind_of_device_is_barred_on_the_others() -> None:
     assert not LEVERS["precision"].choice("fp32").barred("cpu")
 
 
+def test_no_option_has_the_name_that_printing_takes_away() -> None:
+    """A printed function loses its parameter `recipe`, of which all is decided then: fp8's script could not run."""
+    assert not [one.name for lever in LEVERS.values() for one in lever.choices if "recipe" in one.options]
+
+
 def test_packages_are_known_by_what_needs_them() -> None:
     found = packages()
     assert found["flash_attn"] == ["attention=flash-attention-2"] and found["apex"]

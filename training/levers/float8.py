@@ -10,7 +10,7 @@ import torch
 from training.levers.compile import layers_of
 
 
-def float8_linear(model: Any, recipe: str) -> None:
+def float8_linear(model: Any, scaling: str) -> None:
     """torchao's float8 training in the linear modules of the model's layers, but for those of unsuitable sizes.
 
     fp8 matmuls need sizes that are multiples of 16 (torchao's documentation), and the number of rows is one of them:
@@ -23,5 +23,5 @@ def float8_linear(model: Any, recipe: str) -> None:
         suits = isinstance(module, torch.nn.Linear) and not any(size % 16 for size in module.weight.shape)
         return suits and id(module) in within
 
-    config = float8.Float8LinearConfig.from_recipe_name(recipe)
+    config = float8.Float8LinearConfig.from_recipe_name(scaling)
     float8.convert_to_float8_training(model, config=config, module_filter_fn=takes)
