@@ -63,8 +63,8 @@ LEVER = Lever(
         ),
         Choice(
             "packed-global",
-            "an epoch's samples packed into rows, rows shuffled: fullest rows, changes the order, and a step's samples "
-            "only nearly number the effective batch",
+            "an epoch's samples packed into rows, rows shuffled: fullest rows, changes the order, and steps have the "
+            "effective batch in the mean only",
             changes_order=True,
             function="packed_globally",
             not_expressible=f"Trainer has no packing; train.py {LATER}",

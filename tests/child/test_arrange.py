@@ -103,8 +103,8 @@ def test_as_many_steps_as_plain_padding(batching: str, seed: int) -> None:
     """Nothing is gained by taking fewer or larger steps, also where the micro batch does not divide them."""
     made = case(seed)
     steps, plain = len(made.plan(batching)), -(-len(made.order) // made.effective)
-    # Rows that are packed across steps hold several samples, so a step may have a few too many.
-    assert steps <= plain if batching == "packed-global" else steps == plain
+    # Rows that are packed across steps hold several samples, so the last step may be half as large again.
+    assert plain - (batching == "packed-global") <= steps <= plain
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -150,7 +150,7 @@ def test_sorting_pads_no_more_than_the_random_order_and_grouping_no_more_than_so
 @pytest.mark.parametrize("seed", SEEDS)
 def test_best_fit_decreasing_opens_a_row_only_when_none_has_room(seed: int) -> None:
     made = case(seed)
-    rows = pack(made.order, made.lengths, ROW_LENGTH)
+    rows = pack(made.order, made.lengths, ROW_LENGTH, len(made.order))
     fills = [sum(made.lengths[sample] for sample in row) for row in rows]
     for at, row in enumerate(rows):
         assert all(fill + made.lengths[row[0]] > ROW_LENGTH for fill in fills[:at])
@@ -168,22 +168,29 @@ def test_best_fit_decreasing_is_the_textbook_one(seed: int) -> None:
             max(fitting, key=sum).append(length)
         else:
             expected.append([length])
-    rows = pack(made.order, made.lengths, ROW_LENGTH)
+    rows = pack(made.order, made.lengths, ROW_LENGTH, len(made.order))
     assert sorted([made.lengths[sample] for sample in row] for row in rows) == sorted(expected)
 
 
 def test_packing_takes_the_fullest_row_that_has_room() -> None:
     lengths = [60, 50, 30, 20, 10]
     # 60 | 50 open two rows of 90; 30 fits into the first exactly, 20 and 10 into the second only.
-    assert pack(range(5), lengths, 90) == [[0, 2], [1, 3, 4]]
-    assert pack([4, 3, 2, 1, 0], lengths, 90) == [[0, 2], [1, 3, 4]], "the order given does not matter"
+    assert pack(range(5), lengths, 90, 5) == [[0, 2], [1, 3, 4]]
+    assert pack([4, 3, 2, 1, 0], lengths, 90, 5) == [[0, 2], [1, 3, 4]], "the order given does not matter"
+
+
+def test_a_row_has_no_more_samples_than_a_step() -> None:
+    assert pack(range(5), [60, 50, 30, 20, 10], 90, 2) == [[0, 2], [1, 3], [4]]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_global_packing_fills_rows_at_least_as_well_and_its_steps_have_their_samples(seed: int) -> None:
     made = case(seed)
     plan = made.plan("packed-global", seed)
-    assert all(len(flat(step)) >= made.effective for step in plan[:-1])
+    sizes = [len(flat(step)) for step in plan]
+    for at in range(1, len(sizes)):  # so many steps have so many samples, to half a step
+        assert abs(sum(sizes[:at]) - at * made.effective) <= made.effective / 2
+    assert max(sizes) <= 2 * made.effective
     rows, within = (sum(len(micro) for step in one for micro in step) for one in (plan, made.plan("packed")))
     assert rows <= within
     assert plan == made.plan("packed-global", seed)

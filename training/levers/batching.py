@@ -29,8 +29,11 @@ def longest_first(samples: Sequence[int], lengths: Sequence[int]) -> list[int]:
     return sorted(samples, key=lambda one: (-lengths[one], one))
 
 
-def pack(samples: Sequence[int], lengths: Sequence[int], row_length: int) -> list[Row]:
-    """Best-fit decreasing: longest sample first, each is put into the fullest row that still has room for it."""
+def pack(samples: Sequence[int], lengths: Sequence[int], row_length: int, most: int) -> list[Row]:
+    """Best-fit decreasing: longest sample first, each is put into the fullest row that still has room for it.
+
+    A row has room up to `row_length` tokens and up to `most` samples.
+    """
     rows: list[Row] = []
     room: list[tuple[int, int]] = []  # (tokens free, row), sorted
     for sample in longest_first(samples, lengths):
@@ -41,7 +44,8 @@ def pack(samples: Sequence[int], lengths: Sequence[int], row_length: int) -> lis
             free, row = row_length, len(rows)
             rows.append([])
         rows[row].append(sample)
-        insort(room, (free - lengths[sample], row))
+        if len(rows[row]) < most:
+            insort(room, (free - lengths[sample], row))
     return rows
 
 
@@ -73,29 +77,34 @@ def packed_within(
     order: Sequence[int], lengths: Sequence[int], effective: int, micro: int, row_length: int, **_: int
 ) -> list[Step]:
     """Each step's samples packed into rows of at most `row_length` tokens."""
-    return [cut(pack(step, lengths, row_length), micro) for step in steps_of(order, effective)]
+    return [cut(pack(step, lengths, row_length, effective), micro) for step in steps_of(order, effective)]
 
 
 def side_by_side(order: Sequence[int], lengths: Sequence[int], effective: int, micro: int, **_: int) -> list[Step]:
     """Each step's samples in rows of at most the tokens of `micro` longest samples; each row is a micro batch."""
     budget = micro * max(lengths)
-    return [cut(pack(step, lengths, budget), 1) for step in steps_of(order, effective)]
+    return [cut(pack(step, lengths, budget, effective), 1) for step in steps_of(order, effective)]
 
 
 def packed_globally(
     order: Sequence[int], lengths: Sequence[int], effective: int, micro: int, row_length: int, seed: int, **_: int
 ) -> list[Step]:
-    """All samples packed into rows, the rows shuffled, and put in a step until it has `effective` samples."""
-    rows = pack(order, lengths, row_length)
+    """All samples packed into rows, the rows shuffled and cut into steps, each with about `effective` samples.
+
+    A row has at most `effective` samples. A step ends where all samples up to its end are nearest to those that so many
+    steps of `effective` samples have, so that there are as many steps as without packing, or one less.
+    """
+    rows = pack(order, lengths, row_length, effective)
     random.Random(seed).shuffle(rows)
-    plan: list[Step] = []
-    step: list[Row] = []
+    plan: list[list[Row]] = []
+    seen, due = 0, 0
     for row in rows:
-        step.append(row)
-        if sum(map(len, step)) >= effective:
-            plan.append(cut(step, micro))
-            step = []
-    return [*plan, cut(step, micro)] if step else plan
+        if not plan or due - seen < seen + len(row) - due:
+            plan.append([])
+            due += effective
+        plan[-1].append(row)
+        seen += len(row)
+    return [cut(step, micro) for step in plan]
 
 
 def grouped(

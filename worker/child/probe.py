@@ -65,7 +65,7 @@ def bound(bundle: Bundle) -> tuple[int, str]:
     bounds = [(effective, "effective batch"), (data.facts.rows, "dataset size")]
     if bundle.recipe.rows_are_packed:
         longest = sorted(range(len(data.lengths)), key=lambda one: -data.lengths[one])[:effective]
-        rows = len(pack(longest, data.lengths, bundle.spec.dataset.max_length))
+        rows = len(pack(longest, data.lengths, bundle.spec.dataset.max_length, effective))
         bounds[0] = (rows, "effective batch")
     if bundle.spec.search.max_micro_batch_size:
         bounds.append((bundle.spec.search.max_micro_batch_size, "search.max_micro_batch_size"))
