@@ -347,6 +347,13 @@ def cramped(request: bytes, messages: Connection, lifeline: Connection, scratch:
     entry.main(request, messages, lifeline, scratch, lock)
 
 
+def without_pages(_request: bytes, _messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """bitsandbytes, which ends the process where there is no memory for the pages of an optimizer's states."""
+    isolate(lifeline, scratch)
+    print("Error out of memory at line 93 in file /src/csrc/pythonInterface.cpp", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def aborting(_request: bytes, _messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """A Rust library that ends the process when it is refused memory, as tokenizers does under a tight cap."""
     isolate(lifeline, scratch)

@@ -118,7 +118,7 @@ def resume(model: Any, kept: dict[str, Any], path: Path) -> int:
     """Load a checkpoint's state; return the number of steps that were done."""
     if not path.exists():
         raise TrainingError(f"--resume: there is no checkpoint {path}")
-    state = torch.load(path, weights_only=True)
+    state = torch.load(path, weights_only=True, map_location="cpu")  # not beside the model, where it may not fit
     for name, part in kept.items():
         part.load_state_dict(state[name])
     for parameter, weight in zip(trained_parameters(model), state["weights"], strict=True):
@@ -143,6 +143,8 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     """Load, train, save, evaluate."""
     args = arguments(argv, recipe)
     device = torch.device(args.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # or some kernels would run on the first GPU, on this one's memory
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     tokenizer = tokenizer_of(args.model, recipe)
     samples, held_out = load_data(args.data, tokenizer, recipe)

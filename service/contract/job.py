@@ -229,7 +229,13 @@ class HardwareSpec(Asked):
     name: str | None = Field(
         default=None, min_length=1, max_length=100, description="Part of the device's name, such as 'H200'."
     )
-    memory_gib: float | None = Field(default=None, gt=0, le=1_000_000, description="Memory cap in GiB.")
+    memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        le=1_000_000,
+        description="Memory cap in GiB: of a host, what a trial's process may take; of a GPU, what PyTorch may, beside "
+        "which there are its context (half a GiB or so) and the pages of paged optimizers.",
+    )
     price_per_hour: float | None = Field(
         default=None,
         gt=0,

@@ -131,6 +131,7 @@ LEVER = Lever(
             "flash-attention-3",
             "FlashAttention 3, for Hopper, from the hub where flash_attn_interface is not installed",
             needs=(cuda(), hopper(), package("flash_attn_interface", "its kernels", instead="kernels")),
+            drops_attention=False,
             options={"implementation": "flash_attention_3"},
             from_pretrained={"attn_implementation": "flash_attention_3"},
             supported_by=("_supports_flash_attn",),

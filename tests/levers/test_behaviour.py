@@ -124,6 +124,16 @@ def test_varlen_attention_does_not_know_of_chunks() -> None:
     assert "attention=sdpa" not in lacking_attention(config, None)
 
 
+def test_kernels_without_dropout_are_not_offered_to_models_that_drop_attention() -> None:
+    import transformers
+
+    def lacks(rate: float) -> set[str]:
+        found = lacking_attention(transformers.BertConfig(attention_probs_dropout_prob=rate), None)
+        return {name.removeprefix("attention=") for name, reason in found.items() if "no dropout" in reason}
+
+    assert lacks(0.1) == {"flex", "varlen", "flash-attention-3"} and lacks(0.0) == set()
+
+
 def test_a_roberta_s_positions_begin_after_its_padding_s_number() -> None:
     import transformers
 

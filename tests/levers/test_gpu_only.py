@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.integrations import sdpa_attention
 
 from service.levers import LEVERS
 from tests.child import tiny
@@ -73,11 +74,12 @@ def groups() -> list[dict[str, Any]]:
 def test_optimizers_of_other_packages(
     monkeypatch: pytest.MonkeyPatch, module: str, name: str, make: Any, expected: dict[str, Any]
 ) -> None:
-    kind = Recorder("made")
+    made = torch.optim.SGD(groups())
+    kind = Recorder(made)
     install(monkeypatch, "galore_torch.galore_projector", GaLoreProjector=Recorder)
     install(monkeypatch, module, **{name: kind})
     given = groups()
-    assert make(given, 1e-3) == "made"
+    assert make(given, 1e-3) is made
     ((passed,), more) = kind.calls[0]
     assert passed is given and more == expected
     assert ("rank" in passed[0]) is (name == "GaLoreAdamW") and "rank" not in passed[1], "vectors are not projected"
@@ -288,6 +290,11 @@ def test_process_wide_switches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.backends.cuda, f"enable_{name}_sdp", lambda on, name=name: seen.update({name: on}))
     attention.sdpa_backends(cudnn=True)
     assert seen == {"flash": False, "mem_efficient": False, "cudnn": True, "math": True}
+    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)  # to have it back afterwards
+    keys = torch.ones(1, 2, 4, 8)
+    assert sdpa_attention.use_gqa_in_sdpa(None, keys, keys)
+    attention.sdpa_backends(mem_efficient=True)
+    assert not sdpa_attention.use_gqa_in_sdpa(None, keys, keys), "its kernel takes equally many heads only"
     monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", lambda text: seen.update(settings=text))
     allocator.expandable_segments()
     assert seen["settings"] == "expandable_segments:True"

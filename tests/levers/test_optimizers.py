@@ -95,9 +95,76 @@ def test_a_run_goes_on_where_it_was_saved(choice: Any, tmp_path: Path) -> None:
     for one, weight in zip(run.model.parameters(), weights, strict=True):
         one.data.copy_(weight)
     for ours, theirs, before in zip(run.train(3, 6), without_a_break, halfway, strict=True):
-        # Adafactor's states are rounded to the weights' 16 bits as they are loaded, which moves a weight's last bit.
         moved, away = (float((theirs - one).abs().max()) for one in (before, ours))
         assert moved > 0 and away <= 0.2 * moved
+
+
+def test_states_have_the_formats_in_which_they_were_saved(tmp_path: Path) -> None:
+    """Also where the weights have others: torch would give the states theirs."""
+
+    def made() -> Any:
+        groups = [{"params": [torch.nn.Parameter(torch.ones(8, 8, dtype=torch.bfloat16))], "weight_decay": 0.0}]
+        return optimizer.adafactor(groups, 1e-2)
+
+    def formats(of: Any) -> dict[str, torch.dtype]:
+        (state,) = of.state.values()
+        return {name: value.dtype for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+    first, second = made(), made()
+    (weight,) = first.param_groups[0]["params"]
+    weight.grad = torch.full_like(weight, 0.1)
+    first.step()
+    torch.save(first.state_dict(), tmp_path / "saved.pt")
+    second.load_state_dict(torch.load(tmp_path / "saved.pt", weights_only=True))
+    assert formats(second) == formats(first)
+    assert torch.float32 in formats(second).values()
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The states that bitsandbytes' paged optimizers ask pages for, as they are asked for, without a GPU."""
+    from bitsandbytes.optim.optimizer import Optimizer8bit
+
+    asked: list[torch.Tensor] = []
+
+    def buffer(_: Any, weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        asked.append(torch.zeros_like(weight, dtype=dtype))
+        return asked[-1]
+
+    monkeypatch.setattr(Optimizer8bit, "get_state_buffer", buffer)
+    return asked
+
+
+def test_paged_states_are_in_pages_again_after_a_checkpoint_was_loaded(pages: list[torch.Tensor]) -> None:
+    def made() -> Any:
+        groups = [{"params": [torch.nn.Parameter(torch.ones(64, 64))], "weight_decay": 0.0}]
+        return optimizer.paged_optimizer(groups, 1e-2, "PagedAdamW32bit")
+
+    first, second = made(), made()
+    (weight,) = first.param_groups[0]["params"]
+    weight.grad = torch.full_like(weight, 0.1)
+    first.step()
+    saved = first.state_dict()
+    pages.clear()
+    second.load_state_dict(saved)
+    (state,), (theirs,) = second.state.values(), first.state.values()
+    assert [any(state[name] is one for one in pages) for name in ("state1", "state2")] == [True, True]
+    assert torch.equal(state["state1"], theirs["state1"]) and bool(state["state1"].any())
+
+
+def test_a_paged_optimizer_forgets_in_its_own_pages(pages: list[torch.Tensor], llama: Path, functions: Path) -> None:
+    """Nothing frees them, so that a new optimizer would take as many again."""
+    bundle = tiny.bundle(tiny.job(llama, functions), "full")
+    groups = [{"params": list(bundle.model.parameters()), "weight_decay": 0.0}]
+    bundle.optimizer = optimizer.paged_optimizer(groups, 1e-2, "PagedAdamW32bit")
+    batches, items, _ = steps.prepare(bundle, [[[one] for one in SAMPLES]])
+    steps.optimizer_step(bundle, batches, items)
+    count = len(pages)
+    assert count and any(bool(one.any()) for one in pages)
+    steps.new_optimizer(bundle)
+    assert not any(bool(one.any()) for one in pages)
+    steps.optimizer_step(bundle, batches, items)
+    assert len(pages) == count
 
 
 def test_weights_that_are_loaded_before_the_first_step_are_the_hosts_too() -> None:

@@ -180,6 +180,7 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         "illegal",
         "panic",
         "aborting",
+        "without_pages",
         "cramped",
         "babbling",
     ):
@@ -209,6 +210,7 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         "illegal": Outcome.crashed,
         "panic": Outcome.crashed,
         "aborting": Outcome.infeasible,
+        "without_pages": Outcome.infeasible,
         "cramped": Outcome.infeasible,
         "babbling": Outcome.crashed,
     }

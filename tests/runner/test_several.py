@@ -6,15 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service import deaths
+from service.contract.hardware import HardwareFacts
 from tests.conftest import ROOT
+from worker.runner import main
 from worker.runner.several import Processes
+from worker.runner.stay import Terms
 
 WAITS = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('ready', flush=True); signal.pause()"
 
@@ -98,3 +101,25 @@ print(code, len(laid))
 """
     done = subprocess.run(run(code), cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["0", "1"], done.stderr
+
+
+def test_each_is_told_its_device_s_facts(monkeypatch: pytest.MonkeyPatch, facts: Callable[..., HardwareFacts]) -> None:
+    """To read them again it would open a context on every GPU, beside what its siblings measure."""
+    told: dict[str, HardwareFacts] = {}
+
+    class Told:
+        def __init__(self, commands: dict[str, list[str]], lifeline: int) -> None:
+            for name, command in commands.items():
+                told[name] = main.read_facts(Path(command[command.index("--facts") + 1]))
+                assert command[command.index("--devices") + 1] == name and str(lifeline) in command
+
+        def run(self) -> int:
+            return 0
+
+    found = [facts(device="cuda", has_own_memory=True, index=number) for number in (0, 1)]
+    monkeypatch.setattr(main, "discover", lambda: found)
+    monkeypatch.setattr(main, "Processes", Told)
+    with pytest.raises(SystemExit) as ended:
+        main.start("all", None, "worker.child.entry:main", 60.0, None, None, Terms())
+    assert ended.value.code == 0
+    assert told == {"cuda:0": found[0], "cuda:1": found[1]}

@@ -14,6 +14,10 @@ def sdpa_backends(flash: bool = False, mem_efficient: bool = False, cudnn: bool 
     torch.backends.cuda.enable_mem_efficient_sdp(mem_efficient)
     torch.backends.cuda.enable_cudnn_sdp(cudnn)
     torch.backends.cuda.enable_math_sdp(True)
+    if mem_efficient:  # which takes as many heads of keys as of queries, or plain matmuls would take its place
+        from transformers.integrations import sdpa_attention
+
+        sdpa_attention.use_gqa_in_sdpa = lambda *_: False
 
 
 def register_varlen() -> None:

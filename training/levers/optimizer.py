@@ -28,6 +28,27 @@ def bitsandbytes_optimizer(groups: list[dict[str, Any]], rate: float, name: str)
     return made
 
 
+def paged_optimizer(groups: list[dict[str, Any]], rate: float, name: str) -> torch.optim.Optimizer:
+    """A paged optimizer of bitsandbytes, whose states are in pages again after a checkpoint was loaded.
+
+    bitsandbytes itself would move them to the device for good, where they may not fit.
+    """
+    import bitsandbytes
+
+    class Paged(getattr(bitsandbytes.optim, name)):  # type: ignore[misc]
+        def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = False) -> None:
+            super().load_state_dict(state_dict, move_to_device=move_to_device)
+            for weight, state in self.state.items():
+                for key, value in state.items():
+                    if key in ("state1", "state2"):
+                        state[key] = self.get_state_buffer(weight, dtype=value.dtype).copy_(value)
+                    elif isinstance(value, torch.Tensor):
+                        state[key] = value.to(weight.device)
+
+    made: torch.optim.Optimizer = Paged(groups, lr=rate)
+    return made
+
+
 def stable_embedding_optimizer(
     groups: list[dict[str, Any]], rate: float, name: str, embeddings: int
 ) -> torch.optim.Optimizer:
@@ -60,16 +81,33 @@ def anyprecision(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optim
     """torchdistx's AnyPrecisionAdamW with Kahan summation."""
     kind = import_module("torchdistx.optimizers").AnyPrecisionAdamW
     states = {"momentum_dtype": torch.bfloat16, "variance_dtype": torch.bfloat16}
-    made: torch.optim.Optimizer = kind(groups, lr=rate, use_kahan_summation=True, **states)
-    return made
+    return loaded_as_saved(kind(groups, lr=rate, use_kahan_summation=True, **states))
 
 
 def adafactor(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
     """transformers' Adafactor at a given learning rate, as its Trainer makes it."""
     from transformers.optimization import Adafactor
 
-    made: torch.optim.Optimizer = Adafactor(groups, lr=rate, scale_parameter=False, relative_step=False)
-    return made
+    return loaded_as_saved(Adafactor(groups, lr=rate, scale_parameter=False, relative_step=False))
+
+
+def loaded_as_saved(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer, which loads states in the formats they were saved in; torch would give them the weights'."""
+    saved: dict[int, dict[str, Any]] = {}
+
+    def remember(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        saved.update(state_dict["state"])
+
+    def restore(loaded: torch.optim.Optimizer) -> None:
+        weights = [one for group in loaded.param_groups for one in group["params"]]
+        for number, state in saved.items():
+            tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+            loaded.state[weights[number]] |= {name: value.to(weights[number].device) for name, value in tensors.items()}
+        saved.clear()
+
+    optimizer.register_load_state_dict_pre_hook(remember)
+    optimizer.register_load_state_dict_post_hook(restore)
+    return optimizer
 
 
 def galore_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:

@@ -20,6 +20,7 @@ import torch
 from service.contract.child import Again, ChildMessage, Order, Result, RunBlock, RunReplay, Turn
 from training.errors import TrainingError
 from training.step import gradient_scaler
+from worker.child import steps
 from worker.child.block import run_block
 from worker.child.build import Bundle, build
 from worker.child.replay import run_replay
@@ -99,7 +100,7 @@ def reset(bundle: Bundle, request: RunBlock | RunReplay) -> None:
     for weight in _trained(bundle.model).values():
         weight.grad = None
     draw_adapter(bundle.model, bundle.recipe.seed, bundle.recipe.autocast_adapter)
-    bundle.new_optimizer()
+    steps.new_optimizer(bundle)
     bundle.scaler, bundle.skipped = gradient_scaler(bundle.device.torch, bundle.recipe), 0
     gc.collect()
     bundle.device.synchronize()

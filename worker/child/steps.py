@@ -18,6 +18,7 @@ from training.optimization import gradient_norm
 from training.samples import Batch, Step
 from worker.child.build import Bundle
 
+PIECE = 1 << 24  # weights of which a checksum takes a copy at a time
 OF_HEADS = ("classifier_", "summary_", "seq_classif_")  # how the names of heads' dropout rates begin, in configurations
 
 
@@ -153,6 +154,18 @@ def held(optimizer: Any) -> contextlib.AbstractContextManager[Any]:
     return optimizer.held() if hasattr(optimizer, "held") else contextlib.nullcontext()
 
 
+def new_optimizer(bundle: Bundle) -> None:
+    """Give the bundle an optimizer that knows nothing of the steps so far.
+
+    A paged one forgets them in its own pages: bitsandbytes never frees those, so another would be one more set.
+    """
+    if getattr(bundle.optimizer, "is_paged", False):
+        bundle.device.synchronize()
+        forget(bundle)
+    else:
+        bundle.new_optimizer()
+
+
 def forget(bundle: Bundle) -> None:
     """Reset the optimizer to how it began, and let the gradient scaler find its scale.
 
@@ -184,5 +197,9 @@ def _zero(name: str, value: torch.Tensor) -> None:
 
 
 def trained_sum(model: torch.nn.Module) -> float:
-    """A checksum of the trained weights, by which a trial sees that training has changed them."""
-    return float(sum(weight.detach().double().abs().sum() for weight in model.parameters() if weight.requires_grad))
+    """A checksum of the trained weights, by which a trial sees that training has changed them.
+
+    It is summed up in pieces: a copy of an embedding of a large vocabulary in 64 bits might not fit any more.
+    """
+    trained = [weight.detach().flatten() for weight in model.parameters() if weight.requires_grad]
+    return sum(float(piece.double().abs().sum()) for weight in trained for piece in weight.split(PIECE))

@@ -12,8 +12,10 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -155,12 +157,18 @@ def start(
     if len(served) == 1:
         serve(served[0], entry, lease, lifeline, server, terms)
         return
-    command = [sys.executable, "-m", "worker", "--entry", entry, "--lease", str(lease), *terms.options(), "--devices"]
+    command = [sys.executable, "-m", "worker", "--entry", entry, "--lease", str(lease), *terms.options()]
     # The children watch a pipe whose other end only this process has: however this process ends, they end too.
     theirs, _ours = os.pipe()  # kept open here, as a process may have to be started again
-    command[-1:-1] = ["--lifeline", str(theirs), *(["--server", server] if server else [])]
-    names = [f"{facts.device}:{facts.index}" for facts in served]
-    sys.exit(Processes({name: [*command, name] for name in names}, theirs).run())
+    command += ["--lifeline", str(theirs), *(["--server", server] if server else [])]
+    with tempfile.TemporaryDirectory(prefix="dynotune-facts-") as folder:
+        # Told its facts, a process need not read all devices again, which would open a context on each of them.
+        commands: dict[str, Sequence[str]] = {}
+        for facts in served:
+            name, known = f"{facts.device}:{facts.index}", Path(folder) / f"{facts.device}-{facts.index}.json"
+            known.write_text(facts.model_dump_json())
+            commands[name] = [*command, "--devices", name, "--facts", str(known)]
+        sys.exit(Processes(commands, theirs).run())
 
 
 def serve(

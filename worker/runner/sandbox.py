@@ -51,8 +51,9 @@ TAIL_BYTES = 64 << 10  # of the child's output, kept as its log
 POLL_SECONDS = 0.2  # between two looks at the time, the memory and `ended`
 GRACE_SECONDS = 5.0  # for a process to end after its last message, or after it was killed
 MOST_MESSAGE_BYTES = 64 << 20
-# What a Rust library such as tokenizers prints before it aborts the process because an allocation failed.
-ABORTED_WITHOUT_MEMORY = re.compile(r"memory allocation of \d+ bytes failed")
+# What a library prints before it ends the process because an allocation failed: a Rust one such as tokenizers, by a
+# signal, and bitsandbytes where there is no room for the pages of an optimizer's states, by an exit code.
+ENDED_WITHOUT_MEMORY = re.compile(r"memory allocation of \d+ bytes failed|Error out of memory at line \d+ in file .*")
 FINAL = ("result", "out_of_memory", "failed")
 
 
@@ -147,7 +148,8 @@ class Child:
         if ending.kind not in FINAL:
             _kill_group(self._process)  # or it would go on using the device while others are measured
         ending.log = _tail(self._scratch / OUTPUT, self._printed)
-        if ending.kind is EndingKind.signal and (said := ABORTED_WITHOUT_MEMORY.search(ending.log)):
+        by_itself = ending.kind in (EndingKind.signal, EndingKind.exit)
+        if by_itself and (said := ENDED_WITHOUT_MEMORY.search(ending.log)):
             ending.kind, ending.reason = EndingKind.out_of_memory, said[0]
         return ending
 
