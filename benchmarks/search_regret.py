@@ -151,7 +151,7 @@ def shown(value: float) -> str:
     return f"{'inf':>7}" if math.isinf(value) else f"{value * 100:6.1f}%"
 
 
-def show(rows: list[Row], policies: list[str]) -> None:
+def show(rows: list[Row]) -> None:
     """Print the regrets of each surface, then over all of them."""
     head = " ".join(f"{f'median {count}':>10} {f'p90 {count}':>7}" for count in TRIALS)
     print(f"{'surface':20} {'policy':11} {head}")
@@ -164,20 +164,22 @@ def show(rows: list[Row], policies: list[str]) -> None:
             told = f"{shown(row['cost']['median'])} {shown(row['cost']['p90'])}"
             print(f"{row['surface']:20} {row['policy']:11} {told}")
     print("\nOver all surfaces and seeds")
+    for group, policies_of in over_all(rows).items():
+        for policy, found in policies_of.items():
+            cells = [f"{shown(found[str(n)]['median']):>10} {shown(found[str(n)]['p90'])}" for n in TRIALS]
+            print(f"{group:20} {policy:11} {' '.join(cells)}")
+
+
+def over_all(rows: list[Row]) -> dict[str, dict[str, Row]]:
+    """Kind of surface, or "all" -> policy -> trials -> the median regret and the 90th percentile over all its seeds."""
+    found: dict[str, dict[str, Row]] = {}
     for group in ("all", "recorded", "mechanistic", "synthetic"):
-        for policy in policies:
-            cells = []
-            for count in TRIALS:
-                values = [
-                    one
-                    for row in rows
-                    if row["policy"] == policy and group in ("all", row["kind"])
-                    for one in row["seeds"][str(count)]
-                ]
-                if values:
-                    cells.append(f"{shown(quantile(values, 0.5)):>10} {shown(quantile(values, 0.9))}")
-            if cells:
-                print(f"{group:20} {policy:11} {' '.join(cells)}")
+        for policy in dict.fromkeys(row["policy"] for row in rows):
+            mine = [row for row in rows if row["policy"] == policy and group in ("all", row["kind"])]
+            regrets = {str(count): [one for row in mine for one in row["seeds"][str(count)]] for count in TRIALS}
+            if mine:
+                found.setdefault(group, {})[policy] = {count: _over(values) for count, values in regrets.items()}
+    return found
 
 
 def known_effects(wanted: list[str]) -> dict[str, float]:
@@ -217,7 +219,7 @@ def main() -> None:
     wanted = options.surface or ([one for one in names() if one in QUICK] if options.quick else names())
     tasks = [(name, policy, seeds, options.cache) for name in wanted for policy in options.policy]
     rows = collect(tasks, options.jobs)
-    show(rows, options.policy)
+    show(rows)
     known = known_effects(wanted)
     if known:
         told = [shown(quantile(known.values(), share)).strip() for share in (0.5, 0.9)]
@@ -226,6 +228,7 @@ def main() -> None:
     print(f"\nAnother policy is better than {OURS} by over half a point on {len(better)} of {len(wanted)}: {better}")
     result = {
         "surfaces": written([{key: value for key, value in row.items() if key != "seeds"} for row in rows]),
+        "over_all": written(over_all(rows)),
         "beaten": better,
         "known_effects": written(known),
         "seeds": seeds,

@@ -91,7 +91,7 @@ def arrange(lengths: Lengths, effectives: tuple[int, ...]) -> Arranged:
         steps = groups.reshape(-1, effective)
         rows: dict[str, list[float]] = {
             "packed": [_rows(step, lengths.longest) for step in steps],
-            "packed-global": [packed * effective],
+            "packed-global": [max(packed * effective, 1.0)],  # no row has more samples than a step
         }
         for b, batching in enumerate(BATCHING):
             for m, micro in enumerate(MICROS):
