@@ -95,12 +95,15 @@ def break_even(spec: JobSpec, best: Measurement, good: Iterable[Measurement]) ->
     eager = next(
         (one for one in fastest_first(spec, list(good)) if _compiles_nothing(one) and _is_like(one, mine)), None
     )
-    ours, theirs = best.step_seconds, eager.step_seconds if eager else None
     rows = best.dataset.rows if best.dataset else None
-    if ours is None or theirs is None or rows is None or theirs <= ours:
+    if eager is None or rows is None or best.timing is None or eager.timing is None:
         return None
-    steps = math.ceil(best.compile_seconds / (theirs - ours))
-    whole = math.ceil(spec.training.epochs * rows / best.configuration.effective_batch_size)
+    effective = mine.effective_batch_size
+    gain = effective * (eager.timing.seconds / eager.timing.samples - best.timing.seconds / best.timing.samples)
+    if gain <= 0:
+        return None
+    steps = math.ceil(best.compile_seconds / gain)
+    whole = math.ceil(spec.training.epochs * math.ceil(rows / effective))
     return (
         f"Compiling takes {best.compile_seconds:.0f} s once and pays from {steps:,} optimizer steps on, beside the "
         f"fastest configuration that compiles nothing; this run has {whole:,}."

@@ -26,7 +26,7 @@ def figure(spec: JobSpec, evidence: Evidence, verdicts: Sequence[Verdict] = ()) 
         unit, ours, theirs = "bytes", evidence.peak_bytes, None
         if baseline is not None:
             verdict = next((one for one in verdicts if one.key == baseline.configuration.key), None)
-            theirs = proven_peak(spec, baseline, verdict)
+            theirs = proven_peak(baseline, verdict)
     elif name == "cost":
         unit, ours, theirs = "money", evidence.run_cost, evidence.baseline_run_cost
     else:

@@ -7,11 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from service import __version__
-from service.aims import break_even, instead
+from service.aims import instead
 from service.comparisons import waterfall
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
-from service.contract.measurement import Measurement, Outcome, Verdict, Verification
+from service.contract.measurement import (
+    NORMAL,
+    PROCESS_SPREAD,
+    Measurement,
+    Outcome,
+    Timing,
+    Verdict,
+    Verification,
+)
 from service.contract.objective import (
     counted_seconds,
     counts_once,
@@ -34,10 +42,10 @@ from service.contract.recommendation import (
 from service.contract.states import Origin
 from service.contract.task import TrialRecord
 from service.exports.arguments import arguments
-from service.headline import figure, sentence
+from service.headline import figure
 from service.levers import as_fixed
-from service.levers.batching import ACROSS_STEPS, BUDGETED, ROWS
-from service.scaling import NOT_ADAPTIVE, asked_batch, larger_batch
+from service.levers.batching import BUDGETED, ROWS
+from service.remarks import remarks
 
 MANY_ALTERNATIVES = 5
 NO_TASKS: Mapping[str, float] = {}
@@ -69,17 +77,18 @@ def recommend(
     best = min(winners.values(), key=lambda winner: (winner.stability.stable is not True, _value(spec, winner)))
     dataset = best.evidence.measurement.dataset
     chosen = {winner.evidence.measurement.configuration.key for winner in winners.values()}
-    others = [one for one in ranked(spec, good, baselines) if one.configuration.key not in chosen]
     unstable = {one.key for found in verifications.values() if found for one in found.verdicts if not one.stable}
-    sound = [one for one in good if one.configuration.key not in unstable and as_fixed(spec, one.configuration)]
-    pays = break_even(spec, best.evidence.measurement, sound)
+    not_unstable = [one for one in good if one.configuration.key not in unstable]
+    others = [one for one in ranked(spec, not_unstable, baselines) if one.configuration.key not in chosen]
+    sound = [one for one in not_unstable if as_fixed(spec, one.configuration)]
+    verified = _as_verified(best)
     return Recommendation(
         **{name: getattr(best, name) for name in Winner.model_fields},
         job_id=job_id,
         job_name=spec.name,
         final=final,
         weights=_weights(spec),
-        notes=notes + (dataset.notes if dataset else ()) + _notes(spec, best, pays),
+        notes=notes + (dataset.notes if dataset else ()) + remarks(spec, best, winners.values(), verified, sound),
         methods=winners,
         environment=_environment(facts),
         dataset=dataset,
@@ -87,7 +96,7 @@ def recommend(
         contributions=waterfall(
             spec, best.evidence.measurement, best.evidence.baseline, history, best.verdicts
         ).contributions,
-        instead=instead(spec, best.evidence.measurement, sound, baselines),
+        instead=instead(spec, verified, sound, baselines),
         rejected=_rejected(spec, history, verifications, best.evidence.peak_bytes),
         time_spent=_time_spent(history, verifications, spent),
         spec=spec.model_dump(mode="json"),
@@ -137,6 +146,7 @@ def _build(
     timing = measurement.timing
     assert timing is not None and measurement.micro_batch_size is not None
     blocks = (verdict.timing if verdict else None) or timing
+    every = _timings(verification, measurement) or [blocks]
     speedup, low, high, source = _speedup(spec, measurement, baseline, verdict)
     configuration = measurement.configuration
     micro, accumulation = measurement.micro_batch_size, measurement.gradient_accumulation_steps or 1
@@ -157,7 +167,7 @@ def _build(
         adapter_excludes=measurement.adapter_excludes,
         rows_are_packed=configuration.levers["batching"] in ROWS,
     )
-    peak, capacity = proven_peak(spec, measurement, verdict), measurement.capacity_bytes
+    peak, capacity = proven_peak(measurement, verdict), measurement.capacity_bytes
     seconds = run_seconds(spec, measurement, blocks)
     theirs = _with_baseline(spec, seconds, training_seconds(spec, measurement, blocks), speedup, baseline)
     evidence = Evidence(
@@ -168,8 +178,8 @@ def _build(
         speedup_high=high,
         speedup_from=source,
         tokens_per_second=blocks.tokens / blocks.seconds,
-        tokens_per_second_low=blocks.tokens / blocks.high,
-        tokens_per_second_high=blocks.tokens / blocks.low,
+        tokens_per_second_low=min(one.tokens / one.high for one in every),
+        tokens_per_second_high=max(one.tokens / one.low for one in every),
         samples_per_second=blocks.samples / blocks.seconds,
         step_seconds=blocks.seconds / blocks.steps,
         peak_bytes=peak,
@@ -187,6 +197,16 @@ def _build(
         stability=_stability(spec, verdict, verification),
         verdicts=verdicts,
     )
+
+
+def _as_verified(winner: Winner) -> Measurement:
+    """The winner's measurement as its verification left it: another peak, and all else where the soak lowered it."""
+    evidence, verdict = winner.evidence, winner.stability.verdict
+    changes: dict[str, Any] = {"peak_bytes": evidence.peak_bytes}
+    if verdict and verdict.micro_batch_size:
+        changes["micro_batch_size"] = verdict.micro_batch_size
+        changes["timing"] = verdict.timing or evidence.measurement.timing
+    return evidence.measurement.model_copy(update=changes)
 
 
 def _with_baseline(
@@ -227,9 +247,14 @@ def _speedup(
         return None, None, None, "the baseline did not run to its end, so there is nothing to compare with"
     ours, theirs = measurement.timing, baseline.timing
     ratio = counted_seconds(spec, baseline) / counted_seconds(spec, measurement)
-    unsure = (theirs.low / theirs.seconds) * (ours.seconds / ours.high)
-    over = (theirs.high / theirs.seconds) * (ours.seconds / ours.low)
-    return ratio, ratio * unsure, ratio * over, "single trials, one after the other (not verified)"
+    width = math.exp(NORMAL * math.hypot(PROCESS_SPREAD, ours.log_error, theirs.log_error))
+    return ratio, ratio / width, ratio * width, "single trials, one after the other (not verified)"
+
+
+def _timings(verification: Verification | None, measurement: Measurement) -> list[Timing]:
+    """The timings of a configuration's blocks."""
+    key, blocks = measurement.configuration.key, verification.blocks if verification else ()
+    return [one.timing for one in blocks if one.key == key and one.timing]
 
 
 def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verification | None) -> Stability:
@@ -240,7 +265,8 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
         )
     soak, proof = verdict.soak, verdict.proof
     stable: bool | None = verdict.stable
-    ran = "it is the baseline itself, or was not compared with a reference"
+    itself = verdict.key == verification.baseline_key
+    ran = "it is the baseline itself" if itself else "it was not compared with a reference"
     if proof:
         ran = f"{proof.steps} optimizer steps of the same {proof.samples} samples compared with a reference "
         ran += f"({proof.reference}): losses at most {proof.largest_loss_difference or 0:.2%} away, the weights moved "
@@ -248,6 +274,9 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
     elif verification.baseline_key is None:
         stable = None if verdict.stable else False
         ran = "it was compared with nothing, as no baseline ran to its end; so whether it is stable is not known"
+    if verdict.stable and soak is None:
+        stable = None
+        ran += "; it was not soaked, so that whether it is stable is not known"
     if soak:
         ran += f"; then a soak of {soak.steps} of {soak.wanted_steps} steps at micro batch {soak.micro_batch_size}"
         ran += f" (interrupted, so in {soak.segments} processes)" if soak.segments > 1 else ""
@@ -318,25 +347,6 @@ def _weights(spec: JobSpec) -> str:
     if spec.model.weights == "random":
         return "random: the model was drawn, not loaded, so the losses say nothing about its use; the timings hold"
     return "pretrained"
-
-
-def _notes(spec: JobSpec, best: Winner, pays: str | None) -> tuple[str, ...]:
-    """Sentences about the answer; `pays` is that about compiling."""
-    measurement = best.evidence.measurement
-    notes = [one for one in (sentence(spec, best.evidence), *measurement.notes) if one]
-    given = spec.training.effective_batch_size
-    if given is None:
-        plain = best.configuration.levers["optimizer"] in NOT_ADAPTIVE
-        rule = "by the ratio of the batches" if plain else "by the square root of the ratio"
-        notes.append(
-            f"No effective batch was given: {best.configuration.effective_batch_size} is the smallest within 1% of the "
-            f"fastest; the learning rate went from {spec.training.learning_rate:g} (at {asked_batch(spec)}) to "
-            f"{best.configuration.learning_rate:g}, {rule}."
-        )
-    if best.configuration.levers["batching"] in ACROSS_STEPS:
-        name = best.configuration.levers["batching"]
-        notes.append(f"Batching {name!r} arranges samples across steps: every sample is seen, in another order.")
-    return (*notes, *(one for one in (pays, larger_batch(spec, measurement, best.stability.verdict)) if one))
 
 
 def _environment(facts: HardwareFacts) -> dict[str, Any]:

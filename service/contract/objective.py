@@ -138,17 +138,15 @@ def smallest_within(order: list[str], cost: dict[str, float], sizes: Mapping[str
     return [smallest, *(key for key in order if key != smallest)]
 
 
-def proven_peak(spec: JobSpec, measurement: Measurement, verdict: Verdict | None) -> int | None:
+def proven_peak(measurement: Measurement, verdict: Verdict | None) -> int | None:
     """Peak bytes of a configuration after its verification, or None where they are not known.
 
-    Where the soak lowered the micro batch, the trial's own peak is a larger one's, so the soak's and probes' count.
-    With the objective memory the soak's counts in any case, as it is what is promised.
+    The soak's counts beside the trial's own; where it lowered the micro batch, that is a larger one's, so that of the
+    probes counts in its place.
     """
     if verdict is None:
         return measurement.peak_bytes
     if verdict.micro_batch_size is None:
-        if not minimises_memory(spec):
-            return measurement.peak_bytes
         seen = [measurement.peak_bytes]
     else:
         seen = [

@@ -93,6 +93,21 @@ def test_a_lever_that_does_not_surely_bring_a_gain_is_left_out(
     assert judge(spec(), request, blocks, {}, {}).ranking[0] == made[first].configuration.key
 
 
+def test_a_simpler_one_is_not_surely_slower_than_the_fastest_which_a_smaller_one_went_before(spec: Spec) -> None:
+    """Within 1% of the fastest the one of fewer levers is first, and within 3% of that one that is simpler still."""
+    most = {"batching": "sorted", "padding": "multiple-8", "compile": "per-layer", "kernels": "liger"}
+    fastest = measured(configuration(**most), 5.0)
+    fewer = measured(configuration(batching="sorted", padding="multiple-8"), 5.0)
+    simplest = measured(configuration(batching="sorted"), 5.0)
+    request = REQUEST.model_copy(update={"finalists": (fastest, fewer, simplest)})
+    unsteady = (4.75, 5.4, 4.7, 5.35, 4.72, 5.38, 4.78, 5.3)
+    made = ((fastest, (5.0,) * 8), (simplest, (5.18,) * 8), (fewer, unsteady))
+    blocks = tuple(block(one, seconds[number], number) for number in range(8) for one, seconds in made)
+    blocks += tuple(block(BASE, 10.0, number) for number in range(8))
+    found = judge(spec(), request, blocks, {}, {})
+    assert found.ranking[0] != simplest.configuration.key
+
+
 def test_another_candidate_is_not_simpler(spec: Spec) -> None:
     """A tie with one that has other levers is for the measured order."""
     blocks = (block(BASE, 10.0), block(FAST, 5.0), block(SLOW, 5.1))

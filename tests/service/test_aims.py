@@ -37,5 +37,5 @@ def test_compiling_says_when_it_pays(spec: Spec) -> None:
     eager = measured(configuration(batching="grouped"), 8.0)
     other = measured(configuration(effective=64), 2.0)
     said = break_even(spec(), best, [best, eager, other])
-    assert said is not None and "pays from 20 optimizer steps on" in said and said.endswith("this run has 94.")
+    assert said is not None and "pays from 20 optimizer steps on" in said and said.endswith("this run has 96.")
     assert break_even(spec(), eager, [best, eager]) is None and break_even(spec(), best, [best]) is None

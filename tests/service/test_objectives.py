@@ -105,7 +105,8 @@ def test_memory_takes_the_least_peak_that_is_not_slower(spec: Spec, facts: Facts
 def verified(job: JobSpec, slim: float, soak: Soak | None = None) -> dict[str, Verification | None]:
     request = VerifyRequest(method="lora", baseline=BASE, finalists=(SLIM, FAST), blocks=1, seconds_limit=60)
     blocks = (block(BASE, 10.0), block(SLIM, slim), block(FAST, 5.0))
-    soaks: dict[str, Soak | str] = {SLIM.configuration.key: soak} if soak else {}
+    soaks: dict[str, Soak | str] = {FAST.configuration.key: Soak(steps=8, wanted_steps=8)}
+    soaks |= {SLIM.configuration.key: soak} if soak else {}
     return {"lora": judge(job, request, blocks, soaks, {})}
 
 
@@ -139,7 +140,7 @@ def test_the_soaks_peak_is_what_is_promised(spec: Spec, facts: Facts) -> None:
     assert best and best.evidence.measurement == SLIM and best.evidence.peak_bytes == 5 * GIB
     assert best.evidence.objective and best.evidence.objective.value == 5 * GIB
     usual = recommend("j", spec(), facts(), RECORDS, verified(spec(), 4.0, soak))
-    assert usual and usual.evidence.measurement == SLIM and usual.evidence.peak_bytes == 4 * GIB
+    assert usual and usual.evidence.measurement == SLIM and usual.evidence.peak_bytes == 5 * GIB
 
 
 def test_the_method_of_least_memory_leads_if_it_is_not_slower_than_its_own_baseline(spec: Spec, facts: Facts) -> None:

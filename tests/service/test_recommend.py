@@ -9,17 +9,18 @@ from rich.console import Console
 
 from service.cli.display import result_table, whole_run
 from service.contract.hardware import HardwareFacts
-from service.contract.job import JobSpec
+from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome, Probe, Soak, Verification
 from service.contract.recommendation import Recommendation
 from service.contract.replay import Proof
 from service.contract.states import Origin
-from service.contract.task import PlanInput, VerifyRequest
+from service.contract.task import PlanInput, TrialRecord, VerifyRequest
 from service.recommend import recommend
 from tests.factory import DATASET, block, configuration, failed, history, measured, record
 from worker.plan.verdicts import judge
 from worker.plan.view import View
 
+SOAK = Soak(steps=8, wanted_steps=8)
 Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]
 
@@ -64,10 +65,49 @@ def test_verification_decides(spec: Spec, facts: Facts) -> None:
     request = VerifyRequest(method="lora", baseline=base, finalists=(two, one), blocks=1, seconds_limit=60)
     blocks = (block(base, 12.0), block(one, 5.0), block(two, 4.0))
     proofs: dict[str, Proof | str] = {two.configuration.key: Proof(reasons=("half of the labels",))}
-    best = recommend("j", spec(), facts(), records, {"lora": judge(spec(), request, blocks, {}, proofs)})
+    soaks: dict[str, Soak | str] = {one.configuration.key: SOAK}
+    best = recommend("j", spec(), facts(), records, {"lora": judge(spec(), request, blocks, soaks, proofs)})
     assert best and best.configuration.levers["batching"] == "sorted" and best.stability.stable is True
     assert best.evidence.speedup == pytest.approx(12.0 / 5.0, rel=0.01) and "verification" in best.evidence.speedup_from
     assert any(rejected.outcome == "unstable" for rejected in best.rejected)
+    assert [alternative.configuration for alternative in best.alternatives] == [base.configuration], "only rejected"
+    unsoaked = recommend("j", spec(), facts(), records, {"lora": judge(spec(), request, blocks, {}, proofs)})
+    assert unsoaked and unsoaked.stability.stable is None and "it was not soaked" in unsoaked.stability.statement
+
+
+def test_methods_that_were_verified_minutes_apart_are_in_doubt_where_they_are_close(spec: Spec, facts: Facts) -> None:
+    job = spec(method=["lora", "qlora"])
+
+    def of(method: Method, seconds: float) -> tuple[tuple[TrialRecord, ...], Verification]:
+        base = measured(configuration(method), 10.0)
+        one = measured(configuration(method, batching="sorted"), seconds)
+        request = VerifyRequest(method=method, baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
+        judged = judge(job, request, (block(base, 10.0), block(one, seconds)), {one.configuration.key: SOAK}, {})
+        return (record(base, Origin.baseline), record(one)), judged
+
+    def notes(qlora: float) -> str:
+        (ones, first), (others, second) = of("lora", 5.0), of("qlora", qlora)
+        best = recommend("j", job, facts(), (*ones, *others), {"lora": first, "qlora": second})
+        assert best and best.configuration.method == "lora"
+        return " ".join(best.notes)
+
+    assert "With qlora it takes 1.10 times as long as with lora" in notes(5.5)
+    assert "their order is not sure" in notes(5.5) and "their order" not in notes(7.0)
+
+
+def test_the_note_on_the_batch_that_was_chosen_says_no_more_than_holds(spec: Spec, facts: Facts) -> None:
+    def note(job: JobSpec, *trials: Measurement) -> str:
+        records = (record(trials[0], Origin.baseline), *map(record, trials[1:]))
+        best = recommend("j", job, facts(), records, {})
+        assert best
+        return next(one for one in best.notes if one.startswith("No effective batch was given"))
+
+    base, fast = measured(configuration(), 10.0), measured(configuration(effective=64, batching="sorted"), 5.0)
+    free = {"learning_rate": 1e-4}
+    chosen = note(spec(training=free), base, fast)
+    assert "the search chose 64, the smallest within 1% of the fastest; the learning rate went from" in chosen
+    slim = measured(configuration(batching="grouped"), 9.9, peak_bytes=1 << 20)
+    assert "within 1%" not in note(spec(training=free, search={"objective": "memory"}), base, fast, slim)
 
 
 @pytest.mark.parametrize(("first", "second", "verified"), [(0.4, 0.1, 8), (0.1, 0.4, 2), (None, None, 2)])
@@ -96,7 +136,7 @@ def test_what_is_fixed_holds_where_the_baseline_is_the_fastest(spec: Spec, facts
     best = recommend("j", job, facts(), records, {})
     assert best and best.configuration.levers["batching"] == "sorted"
     request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
-    judged = judge(job, request, (block(base, 10.0), block(one, 12.0)), {}, {})
+    judged = judge(job, request, (block(base, 10.0), block(one, 12.0)), {one.configuration.key: SOAK}, {})
     assert judged.ranking == (one.configuration.key,), "so that it is what the soak runs"
     best = recommend("j", job, facts(), records, {"lora": judged})
     assert best and best.configuration.levers["batching"] == "sorted" and best.stability.stable is True
@@ -108,7 +148,7 @@ def test_what_was_compared_with_nothing_is_not_called_stable(spec: Spec, facts: 
     one = measured(configuration(batching="sorted"), 5.0)
     records = (record(failed(configuration(micro=8)), Origin.baseline), record(one))
     request = VerifyRequest(method="lora", baseline=None, finalists=(one,), blocks=1, seconds_limit=60)
-    judged = judge(spec(), request, (block(one, 5.0),), {one.configuration.key: Soak(steps=8, wanted_steps=8)}, {})
+    judged = judge(spec(), request, (block(one, 5.0),), {one.configuration.key: SOAK}, {})
     best = recommend("j", spec(), facts(), records, {"lora": judged})
     assert best and best.stability.stable is None and best.evidence.speedup is None
     assert "it was compared with nothing, as no baseline ran to its end" in best.stability.statement
@@ -129,11 +169,13 @@ def test_the_peak_is_that_of_the_micro_batch_that_the_soak_lowered(
     probes = (Probe(micro_batch_size=8, peak_bytes=2 << 30), Probe(micro_batch_size=4, peak_bytes=probed))
     records = (history(spec())[0], record(measured(configuration(batching="sorted"), 5.0, probes=probes)))
     base, one = (record.measurement for record in records)
+    slim = record(measured(configuration(batching="grouped"), 9.0, peak_bytes=7 << 28))  # 1.75 GiB
     request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
     soak = Soak(micro_batch_size=4, steps=8, wanted_steps=8, worst_case_steps=2, peak_bytes=soaked)
     judged = judge(spec(), request, (block(base, 12.0), block(one, 5.0)), {one.configuration.key: soak}, {})
-    best = recommend("j", spec(), facts(), records, {"lora": judged})
+    best = recommend("j", spec(), facts(), (*records, slim), {"lora": judged})
     assert best and best.configuration.micro_batch_size == 4 and best.evidence.measurement.peak_bytes == 2 << 30
+    assert not [other for other in best.instead if other.aim == "least-memory"], "the answer itself takes less"
     assert best.evidence.peak_bytes == peak
     assert best.evidence.headroom_bytes == (None if peak is None else (3 << 30) - peak)
 

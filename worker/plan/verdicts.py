@@ -47,12 +47,13 @@ def judge(
     sizes = {one.configuration.key: _size(spec, one, baseline) for one in candidates}
 
     def by_pace(keys: list[str]) -> list[str]:
-        order = smallest_within(sorted(keys, key=lambda key: cost[key]), cost, sizes)
-        return _simpler_first(spec, blocks, [known[key] for key in order], baseline)
+        fastest = sorted(keys, key=lambda key: cost[key])
+        order = [known[key] for key in smallest_within(fastest, cost, sizes)]
+        return _simpler_first(spec, blocks, order, known[fastest[0]], baseline) if order else []
 
     kept = [one for one in verdicts if one.key in stable and not is_too_slow(one.speedup)]
     if minimises_memory(spec) and kept:  # where all are slower than the baseline, the fastest comes first
-        least, others = _least_first({one.key: _peak(spec, known[one.key], one) for one in kept})
+        least, others = _least_first({one.key: _peak(known[one.key], one) for one in kept})
         order = [*by_pace(least), *others]
         near = order[:2] if len(least) > 1 else []
     else:
@@ -72,9 +73,9 @@ def judge(
     )
 
 
-def _peak(spec: JobSpec, candidate: Measurement, verdict: Verdict) -> float:
+def _peak(candidate: Measurement, verdict: Verdict) -> float:
     """The candidate's peak bytes, as far as it was verified; infinite where they are not known."""
-    return float(proven_peak(spec, candidate, verdict) or math.inf)
+    return float(proven_peak(candidate, verdict) or math.inf)
 
 
 def _least_first(peaks: dict[str, float]) -> tuple[list[str], list[str]]:
@@ -85,20 +86,23 @@ def _least_first(peaks: dict[str, float]) -> tuple[list[str], list[str]]:
 
 
 def _simpler_first(
-    spec: JobSpec, blocks: tuple[Block, ...], order: list[Measurement], baseline: Measurement | None
+    spec: JobSpec,
+    blocks: tuple[Block, ...],
+    order: list[Measurement],
+    fastest: Measurement,
+    baseline: Measurement | None,
 ) -> list[str]:
     """The keys, with the simplest first that is the first without some of its levers, unless these surely bring a gain.
 
-    A lever that does nothing is measured as a gain as often as not.
+    A lever that does nothing is measured as a gain as often as not. Nor may `fastest` surely be faster, which need not
+    be the first: what is within a percent of it and smaller comes before it.
     """
-    if not order:
-        return []
     first, changes = order[0], {one.configuration.key: _changes(one, baseline) for one in order}
     for one in sorted(order[1:], key=lambda one: len(changes[one.configuration.key])):
         same = one.configuration.effective_batch_size == first.configuration.effective_batch_size
         if same and changes[one.configuration.key].items() < changes[first.configuration.key].items():
-            gain = ratio(spec, blocks, first, one)
-            if gain is not None and gain[1] <= 1.0 and gain[0] <= UNSURE_WITHIN:
+            gains = [ratio(spec, blocks, other, one) for other in (first, fastest) if other is not one]
+            if all(gain is not None and gain[1] <= 1.0 and gain[0] <= UNSURE_WITHIN for gain in gains):
                 order = [one, *(other for other in order if other is not one)]
                 break
     return [one.configuration.key for one in order]
@@ -182,7 +186,7 @@ def _verdict(
     lowered = isinstance(soak, Soak) and soak.micro_batch_size not in (None, candidate.micro_batch_size)
     reasons += [soak] if isinstance(soak, str) else []
     found = chained(spec, blocks, candidate, request.baseline, candidates) if request.baseline else None
-    speedup, low, high = found or (None, None, None)
+    speedup, low, high = (1.0, 1.0, 1.0) if candidate is request.baseline else found or (None, None, None)
     timings = sorted(_timings(blocks, key), key=lambda timing: timing.seconds / timing.tokens)
     return Verdict(
         key=key,

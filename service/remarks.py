@@ -1,0 +1,65 @@
+"""Sentences about an answer, beside its figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from service.aims import break_even
+from service.contract.job import JobSpec
+from service.contract.measurement import Measurement
+from service.contract.objective import SMALLEST_WITHIN, counted_seconds, minimises_memory
+from service.contract.recommendation import Winner
+from service.headline import sentence
+from service.levers.batching import ACROSS_STEPS
+from service.scaling import NOT_ADAPTIVE, asked_batch, larger_batch
+
+# Of two methods' winners, how many times as long the slower one may take for the order to be in doubt: so much a
+# machine's pace may change from one verification to the next, as it may between two trials.
+MINUTES_APART = 1.25
+
+
+def remarks(
+    spec: JobSpec, best: Winner, winners: Iterable[Winner], verified: Measurement, sound: Sequence[Measurement]
+) -> tuple[str, ...]:
+    """What a user should know of the best of the methods' `winners`.
+
+    `verified` is the best one's measurement as its verification left it, `sound` are those that may be recommended.
+    """
+    measurement, batching = best.evidence.measurement, best.configuration.levers["batching"]
+    found = [sentence(spec, best.evidence), *measurement.notes]
+    if spec.training.effective_batch_size is None:
+        found.append(_chosen_batch(spec, best, sound))
+    if batching in ACROSS_STEPS:
+        found.append(f"Batching {batching!r} arranges samples across steps: every sample is seen, in another order.")
+    found += [break_even(spec, verified, sound), larger_batch(spec, measurement, best.stability.verdict)]
+    found += [_minutes_apart(spec, best, other) for other in winners if other is not best]
+    return tuple(one for one in found if one)
+
+
+def _chosen_batch(spec: JobSpec, best: Winner, sound: Sequence[Measurement]) -> str:
+    """Where no effective batch was given, the one that the search chose, and what that does to the learning rate."""
+    chosen, given, now = best.configuration, spec.training.learning_rate, best.configuration.learning_rate
+    said = f"No effective batch was given: the search chose {chosen.effective_batch_size}"
+    seconds = [counted_seconds(spec, one) for one in sound if one.configuration.method == chosen.method]
+    near = min(seconds, default=0.0) * (1 + SMALLEST_WITHIN)
+    if not minimises_memory(spec) and counted_seconds(spec, best.evidence.measurement) <= near:
+        said += ", the smallest within 1% of the fastest"
+    if now == given:
+        return f"{said}; the learning rate is the one that was given."
+    rule = "by the ratio of the batches" if chosen.levers["optimizer"] in NOT_ADAPTIVE else "by its square root"
+    return f"{said}; the learning rate went from {given:g} (at {asked_batch(spec)}) to {now:g}, {rule}."
+
+
+def _minutes_apart(spec: JobSpec, best: Winner, other: Winner) -> str | None:
+    """That the order of two methods is in doubt, where both were verified and are about as fast."""
+    ours, theirs = best.stability.verdict, other.stability.verdict
+    if minimises_memory(spec) or not (ours and theirs and ours.timing and theirs.timing):
+        return None
+    seconds = counted_seconds(spec, other.evidence.measurement, theirs.timing)
+    times = seconds / counted_seconds(spec, best.evidence.measurement, ours.timing)
+    if not 1.0 <= times <= MINUTES_APART:
+        return None
+    return (
+        f"With {other.configuration.method} it takes {times:.2f} times as long as with {best.configuration.method}, "
+        "where the methods were verified one after the other and not in turns, so that their order is not sure."
+    )
