@@ -18,11 +18,13 @@ what each loses there and what that costs; `dynotune export JOB -f NAME` writes 
 |---|---|---|---|
 """
 TABLE = """
+Two more train nothing: `json` is the recommendation with its evidence, `spec` the job that led to it, to run it again.
+
 ## Who says what
 
 **says**: the trainer does the same. *nearest*: it does something near it, and the file says what. cannot: it has
-nothing of the kind. Two words: which of them holds depends on what else was chosen, as the method. `train.py` says
-everything.
+nothing of the kind. Where two words stand, which of them holds depends on what else was chosen, such as the
+method. `train.py` says everything.
 
 """
 HELD = """

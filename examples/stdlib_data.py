@@ -2,7 +2,7 @@
 
     python examples/stdlib_data.py --out DIR
 
-It only reads files that ship with every Python 3.11 to 3.13 and writes three of its own:
+It only reads files that ship with every Python from 3.11 on and writes three of its own:
 
 functions.jsonl   {"prompt", "completion"}: a function's signature and docstring, and the rest of its source;
                   the two joined are the function as written, moved to column 0.

@@ -43,6 +43,8 @@ class Client:
 
     def __init__(self, url: str = "http://127.0.0.1:8000", timeout: float = 30.0, key: str | None = None) -> None:
         self.url = url.rstrip("/")
+        if not self.url.startswith(("http://", "https://")):
+            raise Unreachable(f"{url} is not a URL: it has to begin with http:// or https://")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             self._http = httpx.Client(base_url=self.url, timeout=timeout, headers=headers)

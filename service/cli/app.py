@@ -268,7 +268,7 @@ def trials(
 
 @app.command()
 def stop(job: str, url: Url = LOCAL, json_: Json = False) -> None:
-    """End a job now and keep the best so far."""
+    """End a job now; its best so far is its answer."""
     with connect(url) as client:
         client.stop(job)
         ended = client.job(job)
@@ -277,7 +277,7 @@ def stop(job: str, url: Url = LOCAL, json_: Json = False) -> None:
 
 @app.command()
 def cancel(job: str, url: Url = LOCAL, json_: Json = False) -> None:
-    """End a job now."""
+    """End a job now as cancelled; nothing more is computed for it."""
     with connect(url) as client:
         client.cancel(job)
         ended = client.job(job)

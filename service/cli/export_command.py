@@ -23,6 +23,8 @@ def export(
     """Write a job's recommendation for a trainer, or list the trainers, and what each of them loses."""
     if format_ is None and output:
         fail("--output goes with --format NAME, which of the exports to write", USAGE)
+    if not Path(job).is_file() and ("/" in job or job.endswith(".json")):
+        fail(f"{job} does not exist; give a job's id or the path of a recommendation.json", USAGE)
     if format_ is None:
         list_exports(job, url, json_)
         return

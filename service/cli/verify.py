@@ -58,7 +58,9 @@ def read(path: Path) -> Recommendation:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
-        raise Misconfigured(f"{path} is no recommendation.json of this version: {place}: {first['msg']}") from error
+        which = " of this version" if b'"schema_version"' in path.read_bytes() else ""
+        how = "" if which else "; `dynotune export JOB -f json -o recommendation.json` writes one"
+        raise Misconfigured(f"{path} is no recommendation.json{which} ({place}: {first['msg']}){how}") from error
 
 
 def verify(path: Path, minutes: float, as_json: bool, console: Console) -> int:

@@ -190,12 +190,19 @@ class SearchSpec(Asked):
     fixed: dict[str, str] = Field(default_factory=dict, description="Lever -> the only choice to use.")
     objective: Literal["wall-clock", "throughput", "memory", "cost"] = Field(
         default="wall-clock",
-        description="What is best: the least wall-clock of the whole run; the most samples a second; the least peak "
+        description="What is best: the least wall-clock of the whole run; the most tokens a second; the least peak "
         "memory of what is not slower than the baseline; or the least cost, by hardware.price_per_hour.",
     )
-    trials: int = Field(default=30, ge=2, le=1000)
-    minutes: float = Field(default=60.0, gt=0, le=10_000)
-    quality: Literal["preserve", "allow"] = "preserve"
+    trials: int = Field(default=30, ge=2, le=1000, description="Most trials of the search, the baseline's among them.")
+    minutes: float = Field(
+        default=60.0,
+        gt=0,
+        le=10_000,
+        description="For search and verification together; a verification that has begun may end a tenth later.",
+    )
+    quality: Literal["preserve", "allow"] = Field(
+        default="preserve", description="`allow` also tries choices that may change what is learnt; see docs/levers.md."
+    )
     verify: Literal["quick", "standard", "strict"] = Field(
         default="standard", description="How deeply the answer is verified: compared steps, blocks, length of the soak."
     )
@@ -242,6 +249,13 @@ class HardwareSpec(Asked):
         le=1_000_000,
         description="Of the device, in any currency; the answer says what the run costs.",
     )
+
+    @field_validator("device")
+    @classmethod
+    def _is_no_gpu(cls, value: str) -> str:
+        if value == "gpu":
+            raise ValueError("'gpu' is no kind of device; NVIDIA's GPUs are 'cuda'")
+        return value
 
 
 class JobSpec(Asked):

@@ -125,6 +125,15 @@ def test_no_size(text: str) -> None:
 
 def test_no_such_server(run: Run) -> None:
     one_sentence(run("service.cli", "ls", DYNOTUNE_URL="http://localhost:port"), 3, "is not a URL")
+    one_sentence(run("service.cli", "ls", DYNOTUNE_URL="localhost:8000"), 3, "it has to begin with http://")
+
+
+def test_no_such_recommendation(run: Run, tmp_path: Path) -> None:
+    one_sentence(run("service.cli", "export", "nofile.json"), 2, "nofile.json does not exist; give a job's id or")
+    (tmp_path / "job.json").write_text('{"name": "a job"}')
+    other = run("service.cli", "export", str(tmp_path / "job.json"))
+    one_sentence(other, 2, "is no recommendation.json (")
+    assert "-f json -o recommendation.json` writes one" in other.stderr
 
 
 @pytest.fixture

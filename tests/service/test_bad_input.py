@@ -70,6 +70,7 @@ MODEL = {"source": "model", "weights": "random"}
         ({"labels": {"k": "v" * 201}}, "/labels/k", "at most 200 characters"),
         ({"hardware": {"name": "x" * 201}}, "/hardware/name", "at most 100 characters"),
         ({"hardware": {"memory_gib": 1e300}}, "/hardware/memory_gib", "less than or equal to"),
+        ({"hardware": {"device": "gpu"}}, "/hardware/device", "'gpu' is no kind of device; NVIDIA's GPUs are 'cuda'"),
         ({"name": "a\0b"}, "", "name holds a NUL"),
         ({"name": "a\nb"}, "/name", "name: must be one line of text without control characters, not 'a\\nb'"),
         ({"name": "\x1b[2J"}, "/name", "not '\\x1b[2J'"),

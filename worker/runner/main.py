@@ -54,7 +54,11 @@ def work(
     ] = LEASE_SECONDS,
     exit_when_idle: Annotated[
         float | None,
-        typer.Option(min=0, metavar="[MINUTES]", help="End after so many minutes without a task; 5 if not said."),
+        typer.Option(
+            min=0,
+            metavar="[MINUTES]",
+            help="End after so many minutes without a task, or after 5 if no number follows. A worker stays otherwise.",
+        ),
     ] = None,
     until: Annotated[
         str | None,
