@@ -283,6 +283,7 @@ TARGET = Target(
     neutral=NEUTRAL,
     words=WORDS,
     shaped=shaped,
+    differs=("its warm-up takes the whole steps of the share, rounded down, and two where that is one",),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from service.exports.words import Word, Words, alike, cannot, nearest, says
@@ -58,12 +59,20 @@ WHOLE_ONLY = "it compiles the whole model or nothing; whole graphs break at adap
 NO_ACCUMULATION = (
     "gradients lie in the graphs' memory, so that it fails with more than one micro batch a step (pytorch issue 169545)"
 )
+# As training/levers/compile.py has it: inductor computes wrong gradients of chained norms (pytorch issue 193061).
+INDUCTOR = {"TORCHINDUCTOR_MIX_ORDER_REDUCTION": "0"}
+FOR_EACH_SHAPE = "it compiles for each shape at first, where train.py compiles once for all shapes"
 COMPILE = {
     "off": says(torch_compile=False),
     **alike(cannot(WHOLE_ONLY), "per-layer", "per-layer-max-autotune", "per-layer-aot-eager"),
-    "whole": says(torch_compile=True),
-    "whole-reduce-overhead": nearest(NO_ACCUMULATION, torch_compile=True, torch_compile_mode="reduce-overhead"),
-    "whole-max-autotune": says(torch_compile=True, torch_compile_mode="max-autotune-no-cudagraphs"),
+    "whole": replace(nearest(FOR_EACH_SHAPE, torch_compile=True), environment=INDUCTOR),
+    "whole-reduce-overhead": replace(
+        nearest(NO_ACCUMULATION, torch_compile=True, torch_compile_mode="reduce-overhead"), environment=INDUCTOR
+    ),
+    "whole-max-autotune": replace(
+        nearest(FOR_EACH_SHAPE, torch_compile=True, torch_compile_mode="max-autotune-no-cudagraphs"),
+        environment=INDUCTOR,
+    ),
     "whole-cudagraphs": nearest(NO_ACCUMULATION, torch_compile=True, torch_compile_backend="cudagraphs"),
 }
 LOADING = {
@@ -80,7 +89,12 @@ LOADING = {
     "workers-2": says(dataloader_num_workers=2, dataloader_prefetch_factor=2, dataloader_persistent_workers=True),
     "workers-4": says(dataloader_num_workers=4, dataloader_prefetch_factor=2, dataloader_persistent_workers=True),
 }
-CACHE = {"kept": says(torch_empty_cache_steps=None), "emptied": says(torch_empty_cache_steps=1)}
+CACHE = {
+    "kept": says(torch_empty_cache_steps=None),
+    "emptied": nearest(
+        "it is emptied in every micro batch, before the backward pass, and not once a step", torch_empty_cache_steps=1
+    ),
+}
 EVALUATION = {
     "loss": says(),
     "loss-16bit": nearest("it evaluates in 16 bits outside of training only", bf16_full_eval=True),

@@ -183,6 +183,8 @@ def write(recommendation: Recommendation) -> str:
         "output_dir": "output",
         **arguments,
     }
+    if settings.get("quant_bits") == 4 and recommendation.BitsAndBytesConfig:  # or fp32 where the weights have fp16
+        job["bnb_4bit_compute_dtype"] = recommendation.BitsAndBytesConfig["bnb_4bit_compute_dtype"]
     if recommendation.LoraConfig:
         targets = lora_targets(recommendation)
         job |= {

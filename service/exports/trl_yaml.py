@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from service.contract.measurement import DatasetFacts
@@ -64,7 +65,7 @@ SHARED: Words = {
     "attention": ATTENTION,
     "kernels": {
         "off": says(use_liger_kernel=False),
-        "liger": says(**switched_on("rope", "rms_norm", "swiglu")),
+        "liger": says(**switched_on("rope", "rms_norm", "swiglu", "geglu")),
         "liger-rope": says(**switched_on("rope")),
         "liger-rms-norm": says(**switched_on("rms_norm")),
         "liger-swiglu": says(**switched_on("swiglu")),
@@ -177,9 +178,13 @@ TARGET = Target(
 
 
 def size_of(recommendation: Recommendation) -> Batch:
-    """Micro batches of samples, or of packed rows: one row at a time where attention has a mask."""
-    packed = was_packed(recommendation)
-    return batch(recommendation, packed, row_by_row=recommendation.configuration.levers["attention"] not in FLASH)
+    """Micro batches of samples, or of packed rows: one row at a time where attention has a mask, also in evaluations.
+
+    TRL lays the packed rows of a batch side by side there, too.
+    """
+    packed, masked = was_packed(recommendation), recommendation.configuration.levers["attention"] not in FLASH
+    size = batch(recommendation, packed, row_by_row=masked)
+    return replace(size, evaluation=1) if packed and masked else size
 
 
 def write(recommendation: Recommendation) -> str:
