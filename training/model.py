@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig
 
+from training.errors import TrainingError
 from training.packing import know_packed_rows, know_single_rows, offset_positions
 from training.recipe import Recipe, apply, task_of
 from training.samples import Sample
@@ -74,7 +75,7 @@ def know_padding(model: Any, tokenizer: Any) -> None:
 
 def loaded_model(source: str | Path, config: Any, device: torch.device, recipe: Recipe) -> Any:
     """The pretrained model on the device, quantised if the recipe says so."""
-    model = (
+    model, found = (
         task_of(recipe)
         .model_class()
         .from_pretrained(
@@ -85,12 +86,28 @@ def loaded_model(source: str | Path, config: Any, device: torch.device, recipe: 
             attn_implementation=recipe.attention,
             use_safetensors=None if recipe.pickled_weights else True,  # a pickle can run code when it is read
             quantization_config=quantization(config, recipe) if recipe.quantization else None,
+            output_loading_info=True,
             **recipe.source_options,
         )
     )
+    if recipe.lora is not None and recipe.heads:
+        check_drawn(found["missing_keys"], recipe)
     if recipe.quantization:
         keep_layout(model)
     return model
+
+
+def check_drawn(missing: set[str], recipe: Recipe) -> None:
+    """TrainingError where layers beside the head are drawn: they would be frozen so, and are saved with no adapter."""
+    drawn = {
+        key.rpartition(".")[0] for key in missing if not any(part.endswith(recipe.heads) for part in key.split("."))
+    }
+    if drawn:
+        raise TrainingError(
+            f"model.source: the checkpoint has no weights of {', '.join(sorted(drawn)[:3])}, which an adapter neither "
+            "trains nor saves, so that the trained model could not be loaded again; use method full, or a checkpoint "
+            "that has them"
+        )
 
 
 def keep_layout(model: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from training.recipe import Recipe
 
 Record = dict[str, Any]
+HELD_OUT = ("test", "validation", "valid", "dev", "eval")  # splits that are not trained on, by their usual names
 
 
 def read_file(path: Path, recipe: Recipe) -> list[Record]:
@@ -45,7 +46,16 @@ def read_parquet(path: Path) -> list[Record]:
     from pyarrow import parquet
 
     batches = parquet.ParquetFile(path).iter_batches(use_threads=False)
-    return [row for batch in batches for row in batch.to_pylist()]
+    return [{name: as_written(one) for name, one in row.items()} for batch in batches for row in batch.to_pylist()]
+
+
+def as_written(value: Any) -> Any:
+    """A value without the nulls that parquet puts where another row has a field, as of another tool's arguments."""
+    if isinstance(value, list):
+        return [as_written(one) for one in value]
+    if isinstance(value, dict):
+        return {name: as_written(one) for name, one in value.items() if one is not None or name == "content"}
+    return value
 
 
 def files_of(source: Path, split: str, recipe: Recipe) -> list[Path]:
@@ -67,7 +77,8 @@ def read_splits(source: Path, recipe: Recipe) -> tuple[list[Record], list[Record
         held_files = files_of(source, recipe.validation_split, recipe) if recipe.validation_split else []
         files = files_of(source, recipe.train_split, recipe)
         if not files and recipe.train_split == "train":  # no file is named after the split: all others train
-            files = [path for path in files_of(source, "", recipe) if path not in held_files]
+            others = {path for split in HELD_OUT for path in files_of(source, split, recipe)} | set(held_files)
+            files = [path for path in files_of(source, "", recipe) if path not in others]
         train, held = ([row for path in some for row in read_file(path, recipe)] for some in (files, held_files))
     else:
         train, held = read_file(source, recipe), []

@@ -134,7 +134,10 @@ def save(model: Any, tokenizer: Any, source: str, output: Path, recipe: Recipe) 
     if recipe.lora is None:
         model.config.use_cache = True  # the KV cache is off while training only
     else:
-        model.peft_config["default"].base_model_name_or_path = source
+        adapter = model.peft_config["default"]
+        adapter.base_model_name_or_path, adapter.revision = source, recipe.source_options.get("revision")
+        if recipe.heads:
+            model.config.save_pretrained(output)  # the base is loaded with it: it has the labels and what pads
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
 

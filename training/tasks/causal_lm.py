@@ -15,30 +15,39 @@ from training.samples import IGNORED, Batch, Sample, sample_of
 
 
 def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[Sample]:
-    """Token ids and labels; the labels of a sample's first token, and of tokens that are not learnt, are IGNORED."""
-    begin = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
-    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    """Token ids and labels; the labels of a sample's first token, and of tokens that are not learnt, are IGNORED.
+
+    A prompt and its completion are one text to the tokenizer, as they are to a model that goes on with a prompt. A
+    text begins with the token for that where the tokenizer puts one there, and ends with that for the end, each once.
+    """
     if "messages" in recipe.columns:
         if recipe.chat_template is not None:
             tokenizer.chat_template = recipe.chat_template
         pairs = [chat(turns_of(row[recipe.columns["messages"]], recipe), tokenizer) for row in rows]
     elif "text" in recipe.columns:
-        pairs = [answered(begin, ids, end) for ids in token_ids(rows, recipe.columns["text"], tokenizer, recipe)]
+        texts = texts_of(rows, recipe.columns["text"], recipe)
+        pairs = [whole(ids, tokenizer) for ids in token_ids(texts, tokenizer)]
     else:
-        prompts = token_ids(rows, recipe.columns["prompt"], tokenizer, recipe)
-        completions = token_ids(rows, recipe.columns["completion"], tokenizer, recipe)
-        pairs = [answered(begin + asked, answer, end) for asked, answer in zip(prompts, completions, strict=True)]
+        prompts, completions = (texts_of(rows, recipe.columns[kind], recipe) for kind in ("prompt", "completion"))
+        joined = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        both = zip(token_ids(joined, tokenizer), token_ids(prompts, tokenizer), strict=True)
+        pairs = [whole(ids, tokenizer, len(commonprefix([ids, asked]))) for ids, asked in both]
     return [labelled(ids, learnt, recipe) for ids, learnt in pairs]
 
 
-def token_ids(rows: list[dict[str, Any]], column: str, tokenizer: Any, recipe: Recipe) -> list[list[int]]:
-    """Token ids of the column's texts without special tokens."""
-    return list(tokenizer(texts_of(rows, column, recipe), add_special_tokens=False)["input_ids"])
+def token_ids(texts: list[str], tokenizer: Any) -> list[list[int]]:
+    """Token ids of the texts without special tokens."""
+    return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
-def answered(asked: list[int], answer: list[int], end: list[int]) -> tuple[list[int], list[bool]]:
-    """(all tokens, for each whether it is learnt): those of the answer and its end are, unless the answer is empty."""
-    return asked + answer + end, [False] * len(asked) + [bool(answer)] * len(answer + end)
+def whole(ids: list[int], tokenizer: Any, asked: int = 0) -> tuple[list[int], list[bool]]:
+    """(all tokens of a text, for each whether it is learnt): what comes after the first `asked` is, and the end."""
+    first, last = tokenizer.bos_token_id, tokenizer.eos_token_id
+    begin = [first] if tokenizer("")["input_ids"][:1] == [first] and ids[:1] != [first] else []
+    end = [last] if last is not None and ids[-1:] != [last] else []
+    learnt = len(ids) > asked
+    asked += len(begin)
+    return begin + ids + end, [False] * asked + [learnt] * (len(begin + ids + end) - asked)
 
 
 def labelled(ids: list[int], learnt: list[bool], recipe: Recipe) -> Sample:
@@ -60,32 +69,48 @@ def turns_of(conversation: Any, recipe: Recipe) -> Any:
 def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
     """(tokens of a conversation by the chat template, for each whether it is learnt: the assistant's are).
 
-    A turn's tokens are those that it adds to the turns before it. An empty turn is not learnt, not even its end. Some
-    templates write the last turn in another way (they drop earlier turns' thoughts): then only the last turn is learnt,
-    as where no role is `assistant`.
+    A turn's tokens are those that it adds to the turns before it. Some templates write turns in another way once others
+    follow, as without their thoughts; then they are those that differ where the turn says something else. A turn that
+    says nothing and calls no tool is not learnt, not even its end. Where no role is `assistant`, the last turn is.
     """
-
-    def ids_of(turns: Any, **options: bool) -> list[int]:
-        if not turns:
-            return []
-        return list(tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False, **options))
-
     try:
-        whole = ids_of(messages)
-        learnt, last = [False] * len(whole), len(messages) - 1
-        for at in [at for at, turn in enumerate(messages) if turn["role"] == "assistant"] or [last]:
-            asked, done = ids_of(messages[:at], add_generation_prompt=True), ids_of(messages[: at + 1])
-            begin = len(asked)
-            if done[:begin] != asked and done[: len(before := ids_of(messages[:at]))] == before:
-                begin = len(commonprefix([done, asked]))  # the prompt ends with what no answer has, such as <think>
-            if at == last or (whole[: len(done)] == done and done[:begin] == asked[:begin]):
-                said = at >= 0 and messages[at].get("content") != ""  # -1 is the last turn of no turns
-                learnt[begin : len(done)] = [said] * (len(done) - begin)
+        everything = ids_of(messages, tokenizer)
+        learnt = [False] * len(everything)
+        for at in [at for at, turn in enumerate(messages) if turn["role"] == "assistant"] or [len(messages) - 1]:
+            if at >= 0 and (messages[at].get("content") != "" or messages[at].get("tool_calls")):
+                begin, end = turn_in(everything, messages, at, tokenizer)
+                learnt[begin:end] = [True] * (end - begin)
     except Exception as error:  # noqa: BLE001 - a template is a program, which may raise whatever it likes
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         shown = f"{str(messages)[:80]!r} does not fit the chat template: {reason}"
         raise TrainingError(f"dataset.columns.messages: {shown}") from error
-    return whole, learnt
+    return everything, learnt
+
+
+def ids_of(turns: Any, tokenizer: Any, **options: bool) -> list[int]:
+    """The tokens of some turns by the chat template."""
+    if not turns:
+        return []
+    return list(tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False, **options))
+
+
+def turn_in(everything: list[int], messages: Any, at: int, tokenizer: Any) -> tuple[int, int]:
+    """Where the tokens of a turn begin and end among those of the whole conversation, its end token included."""
+    asked, before = ids_of(messages[:at], tokenizer, add_generation_prompt=True), ids_of(messages[:at], tokenizer)
+    done = ids_of(messages[: at + 1], tokenizer)
+    if everything[: len(done)] == done:
+        if done[: len(asked)] == asked:
+            return len(asked), len(done)
+        if done[: len(before)] == before:  # the prompt ends with what no answer has, such as <think>
+            return len(commonprefix([done, asked])), len(done)
+    said = str(messages[at].get("content") or "").strip()
+    other = {"role": messages[at]["role"], "content": "0" if said[:1] + said[-1:] != "00" else "1"}
+    changed = ids_of([*messages[:at], other, *messages[at + 1 :]], tokenizer)
+    begin = len(commonprefix([everything, changed]))
+    end = len(everything) - len(commonprefix([everything[begin:][::-1], changed[begin:][::-1]]))
+    after = len(commonprefix([done[::-1], ids_of([*messages[:at], other], tokenizer)[::-1]]))
+    closes = done[len(done) - after :] == everything[end : end + after]  # with what stands at its end when it is last
+    return begin, end + after * closes
 
 
 def loss_terms(sample: Sample) -> int:

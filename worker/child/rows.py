@@ -57,6 +57,10 @@ def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Rec
         notes.append(
             f"{beyond} csv rows have more fields than the header, which were left out: quote texts with commas."
         )
+    used = {*columns.values(), recipe.split_column, BEYOND}
+    if left := [repr(name) for name in rows[0] if name not in used]:
+        read = " and ".join(f"{column!r} ({kind})" for kind, column in columns.items())
+        notes.append(f"Of the data's columns {read} were read, and not {', '.join(left[:8])}.")
     if recipe.chat_template and "messages" not in columns:
         fields["chat_template"] = None
         notes.append(f"dataset.chat_template was not used: the data was read as {' and '.join(columns)}, not messages.")

@@ -1,0 +1,125 @@
+"""Which tokens a sample has and which of them are learnt, with the templates and tokenizers that people use."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tokenizers import decoders, pre_tokenizers
+
+from tests.child import tiny
+from tests.child.test_data_mistakes import load
+from training.errors import TrainingError
+from training.script import save
+from worker.child.data import Data
+
+# Of each, the lines that matter here.
+QWEN3 = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}[assistant]{% if loop.last %}<think>done</think>{% endif %}"
+    "{{ m.content or '' }}{% for call in m.tool_calls or [] %}<call>{{ call.function.name }}</call>{% endfor %}</s>"
+    "{% else %}[{{ m.role }}]{{ m.content }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+MISTRAL = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set rest = messages[1:] %}"
+    "{% else %}{% set rest = messages %}{% endif %}{% for m in rest %}{% if m.role == 'user' %}[INST]"
+    "{% if loop.last and system is defined %}{{ system }} {% endif %}{{ m.content }}[/INST]"
+    "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+
+
+def turn(role: str, content: str | None, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def learnt(found: Data, tokenizer: Any, sample: int = 0) -> str:
+    """The text of all tokens that are learnt."""
+    return str(tokenizer.decode([one for one in found.train[sample][1] if one != -100]))
+
+
+def test_every_answer_is_learnt_though_the_template_thinks_in_the_last_only(tmp_path: Path, tokenizer: Any) -> None:
+    talk = [turn("user", "a"), turn("assistant", "path value"), turn("user", "b"), turn("assistant", "return name")]
+    found = load(tiny.write(tmp_path / "a.jsonl", [{"messages": talk}] * 4), tokenizer, chat_template=QWEN3)
+    assert learnt(found, tokenizer) == "path value</s><think>done</think>return name</s>"
+
+
+@pytest.mark.parametrize("content", ["", None])
+def test_a_call_of_a_tool_is_learnt_also_where_nothing_is_said(
+    tmp_path: Path, tokenizer: Any, content: str | None
+) -> None:
+    calls = [{"type": "function", "function": {"name": "weather", "arguments": {}}}]
+    asks = [turn("user", "rain?"), turn("assistant", content, tool_calls=calls)]
+    talk = [*asks, turn("tool", "no"), turn("assistant", "it is dry")]
+    found = load(tiny.write(tmp_path / "a.jsonl", [{"messages": talk}] * 4), tokenizer, chat_template=QWEN3)
+    assert learnt(found, tokenizer) == "<call>weather</call></s><think>done</think>it is dry</s>"
+
+
+@pytest.mark.parametrize("system", ["be brief", "be as brief as any list of names that has been returned so far"])
+def test_an_answer_is_learnt_from_its_beginning_wherever_the_system_s_words_are(
+    tmp_path: Path, tokenizer: Any, system: str
+) -> None:
+    talk = [turn("system", system), turn("user", "where?"), turn("assistant", "in the path of the module")]
+    found = load(tiny.write(tmp_path / "a.jsonl", [{"messages": talk}] * 4), tokenizer, chat_template=MISTRAL)
+    assert learnt(found, tokenizer).strip() == "in the path of the module</s>"
+
+
+def test_a_text_begins_and_ends_as_the_tokenizer_has_it_and_once(tmp_path: Path, tokenizer: Any) -> None:
+    begin, end = tokenizer.bos_token, tokenizer.eos_token
+    rows = [{"text": "return value"}] * 2 + [{"text": f"{begin}return value{end}"}] * 2
+    found = load(tiny.write(tmp_path / "rows.jsonl", rows), tokenizer)
+    assert len({tuple(ids) for ids, _ in found.train}) == 1, "as written, and as the tokenizer would write them"
+    ids = found.train[0][0]
+    assert ids[-1] == tokenizer.eos_token_id and list(ids).count(tokenizer.eos_token_id) == 1
+    puts_one = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    assert (ids[0] == tokenizer.bos_token_id) is puts_one
+
+
+def test_a_completion_goes_on_with_its_prompt_in_the_same_text(tmp_path: Path, tokenizer: Any) -> None:
+    """A tokenizer of SentencePiece begins every text with a space, and a completion is none of its own."""
+    spaced = copy.deepcopy(tokenizer)
+    spaced.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    spaced.backend_tokenizer.decoder = decoders.ByteLevel()
+    rows = [{"prompt": "def path", "completion": "lib_name"}] * 4
+    ids, labels = load(tiny.write(tmp_path / "rows.jsonl", rows), spaced).train[0]
+    assert "def pathlib_name" in spaced.decode(ids)
+    assert "lib_name" in spaced.decode([one for one in labels if one != -100])
+
+
+def test_columns_that_are_not_read_are_told(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"instruction": "Translate.", "input": "good morning", "output": "guten Morgen"}] * 4
+    (told,) = load(tiny.write(tmp_path / "rows.jsonl", rows), tokenizer).facts.notes
+    assert told == "Of the data's columns 'instruction' (prompt) and 'output' (completion) were read, and not 'input'."
+    assert not load(tiny.write(tmp_path / "b.jsonl", tiny.pairs(8)), tokenizer).facts.notes
+
+
+def test_a_folder_s_test_file_is_not_trained_on(tmp_path: Path, tokenizer: Any) -> None:
+    for name, word in (("data", "return"), ("test", "value"), ("dev-00", "value")):
+        tiny.write(tmp_path / "data" / f"{name}.jsonl", [{"text": word}] * 4)
+    found = load(tmp_path / "data", tokenizer)
+    assert all("value" not in tokenizer.decode(ids) for ids, _ in (*found.train, *found.validation))
+
+
+def test_a_classifier_s_adapter_is_saved_with_what_its_base_is_loaded_with(
+    tmp_path: Path, llama: Path, reviews: Path
+) -> None:
+    bundle = tiny.bundle(tiny.job(llama, reviews, task="sequence-classification"), "lora")
+    recipe = replace(bundle.recipe, source_options={"revision": "v1.0"})
+    save(bundle.model, bundle.tokenizer, str(llama), tmp_path / "saved", recipe)
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert len(config["id2label"]) == 3 and config["pad_token_id"] == bundle.tokenizer.pad_token_id
+    adapter = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert (adapter["base_model_name_or_path"], adapter["revision"]) == (str(llama), "v1.0")
+
+
+def test_an_adapter_is_for_no_checkpoint_that_lacks_layers_beside_the_head(tmp_path: Path, reviews: Path) -> None:
+    """They would be drawn, frozen, and not saved: what is loaded again is another model."""
+    transformers.BertForMaskedLM(tiny.config("bert")).save_pretrained(tmp_path / "bert")
+    job = tiny.job(tiny.with_tokenizer(tmp_path / "bert"), reviews, task="sequence-classification")
+    assert tiny.bundle(job, "full").model
+    with pytest.raises(TrainingError, match=r"no weights of bert\.pooler\.dense, which an adapter neither trains nor"):
+        tiny.bundle(job, "lora")
