@@ -14,10 +14,12 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.acceptance import (
@@ -82,19 +84,30 @@ def run(place: Place, step: Step) -> Row:
     return row | {"wall_seconds": round(time.monotonic() - started, 1)}
 
 
-def walk(place: Place, parts: list[Part], store: Store, without: Sequence[str] = ()) -> list[str]:
-    """Run what is not there yet and fits into the time; keys of what did not. Keys with a text of `without` are not."""
-    late = []
+def walk(
+    place: Place,
+    parts: list[Part],
+    store: Store,
+    without: Sequence[str] = (),
+    write: Callable[[list[str]], None] = lambda _: None,
+) -> list[str]:
+    """Run what is not there yet and fits into the time; keys of what did not. Keys with a text of `without` are not.
+
+    What another device measured is measured again, as it is no figure of this one. `write` is called after each step.
+    """
+    late: list[str] = []
     for part in parts:
         for step in part.steps(place):
             if any(text in step.key for text in without):
                 continue
-            if "reason" not in place.rows.get(step.key, {"reason": ""}):
+            known = place.rows.get(step.key, {"reason": ""})
+            if "reason" not in known and known.get("device", place.facts.name) == place.facts.name:
                 say(f"{step.key}: from an earlier call")
             elif not place.dry and place.left() < step.seconds:
                 late.append(step.key)
             else:
-                store.put(step.key, run(place, step))
+                store.put(step.key, run(place, step) | {"device": place.facts.name})
+                write(late)
     return late
 
 
@@ -126,6 +139,8 @@ def main() -> int:
     parser.add_argument("--facts", type=Path, help="a file with the device's facts, which takes seconds to find out")
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
+    # Started in the background, it would ignore SIGINT, and so would a search that is interrupted at the end of a call.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     deadline = time.monotonic() + options.minutes * 60
     os.environ.update(environment())
     device = read_facts(options.facts) if options.facts else discover()[0]
@@ -138,20 +153,28 @@ def main() -> int:
     store = Store(home / "results.json")
     place = Place(device, home, options.dry_run, deadline, store.rows)
     parts = [PARTS[name] for name in (CALLS[options.call - 1] if options.call else options.part)]
-    late = walk(place, parts, store, options.without)
+    write = partial(_write, options.json, place)
+    late = walk(place, parts, store, options.without, write)
     show(place, parts, late)
-    if options.json:
-        machine = {"name": device.name, "driver": device.driver, "os": platform.platform(), "versions": device.versions}
-        result = {
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": machine,
-            "dry_run": place.dry,
-            "rows": store.rows,
-            "left": late,
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    write(late)
     return int(any("reason" in row for row in store.rows.values()))
+
+
+def _write(file: Path | None, place: Place, late: list[str]) -> None:
+    """All rows so far, with the machine they were measured on, if a file was asked for."""
+    if file is None:
+        return
+    facts = place.facts
+    machine = {"name": facts.name, "driver": facts.driver, "os": platform.platform(), "versions": facts.versions}
+    result = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine,
+        "dry_run": place.dry,
+        "rows": place.rows,
+        "left": late,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def run(bench: Bench, table: Table, row: Row, size: Size, speed_only: bool) -> F
     found, _ = measure(bench, spec, table.name, request, lambda _: None, lambda: False, None)
     assert found is not None, "nobody ends it from outside"
     if found.outcome is not Outcome.ok or found.timing is None:
-        return {"name": row.name, "reason": f"{found.outcome}: {found.reason}"}
+        return {"name": row.name, "reason": f"{found.outcome}: {found.reason}", "failed": True}
     timing = found.timing
     return {
         "name": row.name,
@@ -216,6 +216,8 @@ def main() -> None:
             # A row that was not trained must not stand for one that is to be.
             key = f"{table.name}/{row.name}{'/speed' if options.speed_only else ''}"
             known = store.get(key)
+            if known and known.get("failed"):  # it is tried again
+                known = None
             if known is None and time.monotonic() > deadline:
                 known = {"name": row.name, "reason": "not begun in the seconds that were given"}
             rows.append(known or store.put(key, run(bench, table, row, size, options.speed_only)))

@@ -31,8 +31,8 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 class Recording(Sandbox):
     """A sandbox that keeps how each of its children ended."""
 
-    def __init__(self, own_memory: bool, entry: str = "worker.child.entry:main") -> None:
-        super().__init__(own_memory, entry)
+    def __init__(self, facts: HardwareFacts, own_memory: bool) -> None:
+        super().__init__(own_memory, capability=facts.capability)
         self.endings: list[Ending] = []
 
     def run(self, *args: Any, **more: Any) -> Ending:
@@ -81,7 +81,7 @@ class Machine:
 
 def dynotune(machine: Machine, case: Case) -> Row:
     """The probe of a trial, with a new child after each out-of-memory error."""
-    sandbox = Recording(case.device != "cpu")
+    sandbox = Recording(machine.facts, case.device != "cpu")
     request = TrialRequest(
         configuration=case.configuration(),
         origin=Origin.baseline,

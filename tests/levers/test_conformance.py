@@ -236,7 +236,7 @@ def test_switches_are_really_set(build: Callable[..., Bundle]) -> None:
     wanted = {"adamw-loop": "AdamW", "adamw-8bit": "AdamW8bit", "paged-adamw-8bit": "PagedAdamW8bit"}
     wanted |= {"adamw-bnb-32bit": "AdamW32bit", "adafactor": "Adafactor", "lion": "Lion32bit", "sgd": "SGD"}
     for choice, kind in wanted.items():
-        assert type(build("full", optimizer=choice).optimizer).__name__ == kind
+        assert kind in {one.__name__ for one in type(build("full", optimizer=choice).optimizer).__mro__}
     flags = [build("full", optimizer=choice).optimizer.defaults for choice in ("adamw-foreach", "adamw-fused")]
     assert [(one["foreach"], one["fused"]) for one in flags] == [(True, None), (None, True)]
 
