@@ -243,6 +243,8 @@ def _speedup(
 ) -> tuple[float | None, float | None, float | None, str]:
     if verdict and verdict.speedup is not None:
         return verdict.speedup, verdict.speedup_low, verdict.speedup_high, "verification blocks, interleaved"
+    if measurement is baseline:
+        return 1.0, 1.0, 1.0, "it is the baseline itself"
     if baseline is None or baseline.timing is None or measurement.timing is None:
         return None, None, None, "the baseline did not run to its end, so there is nothing to compare with"
     ours, theirs = measurement.timing, baseline.timing
@@ -274,7 +276,7 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
     elif verification.baseline_key is None:
         stable = None if verdict.stable else False
         ran = "it was compared with nothing, as no baseline ran to its end; so whether it is stable is not known"
-    if verdict.stable and soak is None:
+    elif verdict.stable and soak is None:
         stable = None
         ran += "; it was not soaked, so that whether it is stable is not known"
     if soak:

@@ -40,13 +40,15 @@ def _chosen_batch(spec: JobSpec, best: Winner, sound: Sequence[Measurement]) -> 
     """Where no effective batch was given, the one that the search chose, and what that does to the learning rate."""
     chosen, given, now = best.configuration, spec.training.learning_rate, best.configuration.learning_rate
     said = f"No effective batch was given: the search chose {chosen.effective_batch_size}"
-    seconds = [counted_seconds(spec, one) for one in sound if one.configuration.method == chosen.method]
-    near = min(seconds, default=0.0) * (1 + SMALLEST_WITHIN)
-    if not minimises_memory(spec) and counted_seconds(spec, best.evidence.measurement) <= near:
+    mine = {one.configuration.key: one for one in sound if one.configuration.method == chosen.method}
+    most = min((counted_seconds(spec, one) for one in mine.values()), default=0.0) * (1 + SMALLEST_WITHIN)
+    near = [one.configuration.effective_batch_size for one in mine.values() if counted_seconds(spec, one) <= most]
+    is_near = best.evidence.measurement.configuration.key in mine and chosen.effective_batch_size == min(near)
+    if not minimises_memory(spec) and is_near and counted_seconds(spec, best.evidence.measurement) <= most:
         said += ", the smallest within 1% of the fastest"
     if now == given:
         return f"{said}; the learning rate is the one that was given."
-    rule = "by the ratio of the batches" if chosen.levers["optimizer"] in NOT_ADAPTIVE else "by its square root"
+    rule = "by the ratio of the batches" if chosen.levers["optimizer"] in NOT_ADAPTIVE else "by the square root of that"
     return f"{said}; the learning rate went from {given:g} (at {asked_batch(spec)}) to {now:g}, {rule}."
 
 

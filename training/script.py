@@ -137,7 +137,7 @@ def save(model: Any, tokenizer: Any, source: str, output: Path, recipe: Recipe) 
         adapter = model.peft_config["default"]
         adapter.base_model_name_or_path, adapter.revision = source, recipe.source_options.get("revision")
         if recipe.heads:
-            model.config.save_pretrained(output)  # the base is loaded with it: it has the labels and what pads
+            model.config.save_pretrained(output / "base")  # the base is loaded with it: it has the labels and what pads
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
+from peft import PeftModel
 from tokenizers import decoders, pre_tokenizers
 
 from tests.child import tiny
-from tests.child.test_data_mistakes import load
+from tests.child.test_data_mistakes import load, refused
 from training.errors import TrainingError
 from training.script import save
 from worker.child.data import Data
@@ -59,6 +61,33 @@ def test_a_call_of_a_tool_is_learnt_also_where_nothing_is_said(
     assert learnt(found, tokenizer) == "<call>weather</call></s><think>done</think>it is dry</s>"
 
 
+@pytest.mark.parametrize("answer", ["0.5", "10", "0x1", "100"])
+def test_an_answer_that_is_a_number_is_learnt_whole(tmp_path: Path, tokenizer: Any, answer: str) -> None:
+    talk = [turn("user", "a"), turn("assistant", answer), turn("user", "b"), turn("assistant", "return")]
+    found = load(tiny.write(tmp_path / "a.jsonl", [{"messages": talk}] * 4), tokenizer, chat_template=QWEN3)
+    assert learnt(found, tokenizer) == f"{answer}</s><think>done</think>return</s>"
+
+
+def test_a_turn_that_nothing_else_may_stand_for_is_not_learnt(tmp_path: Path, tokenizer: Any) -> None:
+    """As where a tool's answer has to follow a call: what else such a turn might say, the template refuses."""
+    calls = [{"type": "function", "function": {"name": "weather", "arguments": {}}}]
+    strict = "{% for m in messages %}{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
+    strict += "{{ raise_exception('no call') }}{% endif %}{% endfor %}"
+    talk = [turn("user", "rain?"), turn("assistant", "", tool_calls=calls), turn("tool", "no")]
+    rows = [{"messages": [*talk, turn("assistant", "it is dry")]}] * 4
+    changing = QWEN3.replace("{{ m.content or '' }}", "{{ m.content or ('' if loop.last else ' ') }}")
+    changing = changing.replace("<call>", "{{ '' if loop.last else 'did' }}<call>")
+    found = load(tiny.write(tmp_path / "a.jsonl", rows), tokenizer, chat_template=strict + changing)
+    assert learnt(found, tokenizer) == "<think>done</think>it is dry</s>"
+
+
+@pytest.mark.parametrize("nothing", ["", None])
+def test_an_end_alone_is_not_learnt(tmp_path: Path, tokenizer: Any, nothing: str | None) -> None:
+    talk = [turn("user", "a"), turn("assistant", nothing), turn("user", "b"), turn("assistant", "return")]
+    found = load(tiny.write(tmp_path / "a.jsonl", [{"messages": talk}] * 4), tokenizer, chat_template=QWEN3)
+    assert learnt(found, tokenizer) == "<think>done</think>return</s>"
+
+
 @pytest.mark.parametrize("system", ["be brief", "be as brief as any list of names that has been returned so far"])
 def test_an_answer_is_learnt_from_its_beginning_wherever_the_system_s_words_are(
     tmp_path: Path, tokenizer: Any, system: str
@@ -102,16 +131,25 @@ def test_a_folder_s_test_file_is_not_trained_on(tmp_path: Path, tokenizer: Any) 
         tiny.write(tmp_path / "data" / f"{name}.jsonl", [{"text": word}] * 4)
     found = load(tmp_path / "data", tokenizer)
     assert all("value" not in tokenizer.decode(ids) for ids, _ in (*found.train, *found.validation))
+    assert "were not trained on: dev-00.jsonl, test.jsonl." in " ".join(found.facts.notes)
+    tiny.write(tmp_path / "alone" / "test.jsonl", [{"text": "value"}] * 4)
+    assert "named after other splits: test.jsonl" in refused(load, tmp_path / "alone", tokenizer)
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # by peft
 def test_a_classifier_s_adapter_is_saved_with_what_its_base_is_loaded_with(
     tmp_path: Path, llama: Path, reviews: Path
 ) -> None:
     bundle = tiny.bundle(tiny.job(llama, reviews, task="sequence-classification"), "lora")
     recipe = replace(bundle.recipe, source_options={"revision": "v1.0"})
     save(bundle.model, bundle.tokenizer, str(llama), tmp_path / "saved", recipe)
-    config = json.loads((tmp_path / "saved" / "config.json").read_text())
-    assert len(config["id2label"]) == 3 and config["pad_token_id"] == bundle.tokenizer.pad_token_id
+    known = transformers.AutoConfig.from_pretrained(tmp_path / "saved" / "base")
+    assert len(known.id2label) == 3 and known.pad_token_id == bundle.tokenizer.pad_token_id
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(llama, config=known)
+    again = PeftModel.from_pretrained(base, tmp_path / "saved").eval()
+    ids = torch.tensor([[1, 5, 9, 2]])
+    with torch.no_grad():
+        assert torch.allclose(again(ids).logits, bundle.model.eval()(ids).logits, atol=1e-5)
     adapter = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == (str(llama), "v1.0")
 

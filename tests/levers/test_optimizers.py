@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,10 +136,11 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return asked
 
 
-def test_paged_states_are_in_pages_again_after_a_checkpoint_was_loaded(pages: list[torch.Tensor]) -> None:
+@pytest.mark.parametrize("name", ["PagedAdamW32bit", "PagedAdamW8bit"])
+def test_paged_states_are_in_pages_again_after_a_checkpoint_was_loaded(pages: list[torch.Tensor], name: str) -> None:
     def made() -> Any:
         groups = [{"params": [torch.nn.Parameter(torch.ones(64, 64))], "weight_decay": 0.0}]
-        return optimizer.paged_optimizer(groups, 1e-2, "PagedAdamW32bit")
+        return optimizer.paged_optimizer(groups, 1e-2, name)
 
     first, second = made(), made()
     (weight,) = first.param_groups[0]["params"]
@@ -161,8 +163,10 @@ def test_a_paged_optimizer_forgets_in_its_own_pages(pages: list[torch.Tensor], l
     steps.optimizer_step(bundle, batches, items)
     count = len(pages)
     assert count and any(bool(one.any()) for one in pages)
+    bundle.recipe = replace(bundle.recipe, learning_rate=3e-3)
     steps.new_optimizer(bundle)
     assert not any(bool(one.any()) for one in pages)
+    assert {group["lr"] for group in bundle.optimizer.param_groups} == {3e-3}
     steps.optimizer_step(bundle, batches, items)
     assert len(pages) == count
 

@@ -92,7 +92,8 @@ def packed_globally(
     """All samples packed into rows, the rows shuffled and cut into steps, each with about `effective` samples.
 
     A row has at most `effective` samples. A step ends where all samples up to its end are nearest to those that so many
-    steps of `effective` samples have, so that there are as many steps as without packing, or one less.
+    steps of `effective` samples have, so that there are as many steps as without packing, or one less. A step may have
+    up to twice as many samples.
     """
     rows = pack(order, lengths, row_length, effective)
     random.Random(seed).shuffle(rows)

@@ -101,8 +101,9 @@ def loaded_as_saved(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     def restore(loaded: torch.optim.Optimizer) -> None:
         weights = [one for group in loaded.param_groups for one in group["params"]]
         for number, state in saved.items():
+            now = loaded.state[weights[number]]
             tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-            loaded.state[weights[number]] |= {name: value.to(weights[number].device) for name, value in tensors.items()}
+            now |= {name: value.to(now[name].device) for name, value in tensors.items()}
         saved.clear()
 
     optimizer.register_load_state_dict_pre_hook(remember)

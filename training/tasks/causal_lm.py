@@ -25,13 +25,15 @@ def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[S
             tokenizer.chat_template = recipe.chat_template
         pairs = [chat(turns_of(row[recipe.columns["messages"]], recipe), tokenizer) for row in rows]
     elif "text" in recipe.columns:
+        ends = ends_of(tokenizer)
         texts = texts_of(rows, recipe.columns["text"], recipe)
-        pairs = [whole(ids, tokenizer) for ids in token_ids(texts, tokenizer)]
+        pairs = [within(ends, ids) for ids in token_ids(texts, tokenizer)]
     else:
+        ends = ends_of(tokenizer)
         prompts, completions = (texts_of(rows, recipe.columns[kind], recipe) for kind in ("prompt", "completion"))
         joined = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
         both = zip(token_ids(joined, tokenizer), token_ids(prompts, tokenizer), strict=True)
-        pairs = [whole(ids, tokenizer, len(commonprefix([ids, asked]))) for ids, asked in both]
+        pairs = [within(ends, ids, len(commonprefix([ids, asked]))) for ids, asked in both]
     return [labelled(ids, learnt, recipe) for ids, learnt in pairs]
 
 
@@ -40,14 +42,20 @@ def token_ids(texts: list[str], tokenizer: Any) -> list[list[int]]:
     return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
-def whole(ids: list[int], tokenizer: Any, asked: int = 0) -> tuple[list[int], list[bool]]:
-    """(all tokens of a text, for each whether it is learnt): what comes after the first `asked` is, and the end."""
+def ends_of(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """(the token that begins every text of this tokenizer, the token that ends a text): none or one of each."""
     first, last = tokenizer.bos_token_id, tokenizer.eos_token_id
-    begin = [first] if tokenizer("")["input_ids"][:1] == [first] and ids[:1] != [first] else []
-    end = [last] if last is not None and ids[-1:] != [last] else []
-    learnt = len(ids) > asked
-    asked += len(begin)
-    return begin + ids + end, [False] * asked + [learnt] * (len(begin + ids + end) - asked)
+    begins = first is not None and list(tokenizer("")["input_ids"])[:1] == [first]
+    return [first] if begins else [], [last] if last is not None else []
+
+
+def within(ends: tuple[list[int], list[int]], ids: list[int], asked: int = 0) -> tuple[list[int], list[bool]]:
+    """(a text's tokens between its ends, for each whether it is learnt): what follows the first `asked` is, if any."""
+    begin = [] if ids[:1] == ends[0] else ends[0]
+    end = [] if ids[-1:] == ends[1] else ends[1]
+    learnt = len(ids) - asked + len(end) if len(ids) > asked else 0
+    every = begin + ids + end
+    return every, [False] * (len(every) - learnt) + [True] * learnt
 
 
 def labelled(ids: list[int], learnt: list[bool], recipe: Recipe) -> Sample:
@@ -77,7 +85,7 @@ def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
         everything = ids_of(messages, tokenizer)
         learnt = [False] * len(everything)
         for at in [at for at, turn in enumerate(messages) if turn["role"] == "assistant"] or [len(messages) - 1]:
-            if at >= 0 and (messages[at].get("content") != "" or messages[at].get("tool_calls")):
+            if at >= 0 and (messages[at].get("content") not in ("", None, []) or messages[at].get("tool_calls")):
                 begin, end = turn_in(everything, messages, at, tokenizer)
                 learnt[begin:end] = [True] * (end - begin)
     except Exception as error:  # noqa: BLE001 - a template is a program, which may raise whatever it likes
@@ -95,7 +103,10 @@ def ids_of(turns: Any, tokenizer: Any, **options: bool) -> list[int]:
 
 
 def turn_in(everything: list[int], messages: Any, at: int, tokenizer: Any) -> tuple[int, int]:
-    """Where the tokens of a turn begin and end among those of the whole conversation, its end token included."""
+    """Where the tokens of a turn begin and end among those of the whole conversation; at the same place for none.
+
+    What closes the turn belongs to it, unless the template closes the last turn otherwise.
+    """
     asked, before = ids_of(messages[:at], tokenizer, add_generation_prompt=True), ids_of(messages[:at], tokenizer)
     done = ids_of(messages[: at + 1], tokenizer)
     if everything[: len(done)] == done:
@@ -103,13 +114,19 @@ def turn_in(everything: list[int], messages: Any, at: int, tokenizer: Any) -> tu
             return len(asked), len(done)
         if done[: len(before)] == before:  # the prompt ends with what no answer has, such as <think>
             return len(commonprefix([done, asked])), len(done)
-    said = str(messages[at].get("content") or "").strip()
-    other = {"role": messages[at]["role"], "content": "0" if said[:1] + said[-1:] != "00" else "1"}
-    changed = ids_of([*messages[:at], other, *messages[at + 1 :]], tokenizer)
-    begin = len(commonprefix([everything, changed]))
-    end = len(everything) - len(commonprefix([everything[begin:][::-1], changed[begin:][::-1]]))
-    after = len(commonprefix([done[::-1], ids_of([*messages[:at], other], tokenizer)[::-1]]))
-    closes = done[len(done) - after :] == everything[end : end + after]  # with what stands at its end when it is last
+    begin, end, after = len(everything), 0, len(done)
+    for word in "01":  # of which one at least is not how the turn begins, and one not how it ends
+        other = {"role": messages[at]["role"], "content": word}
+        try:
+            changed = ids_of([*messages[:at], other, *messages[at + 1 :]], tokenizer)
+            last = ids_of([*messages[:at], other], tokenizer)
+        except Exception:  # noqa: BLE001 - a template may refuse the answer of a tool that nobody has called
+            return 0, 0
+        same = len(commonprefix([everything, changed]))
+        rest = len(commonprefix([everything[same:][::-1], changed[same:][::-1]]))
+        begin, end = min(begin, same), max(end, len(everything) - rest)
+        after = min(after, len(commonprefix([done[::-1], last[::-1]])))
+    closes = done[len(done) - after :] == everything[end : end + after]
     return begin, end + after * closes
 
 

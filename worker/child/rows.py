@@ -13,7 +13,7 @@ from service.contract.job import JobSpec
 from service.contract.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, listed, read
 from service.tasks import TASKS
 from training.errors import TrainingError
-from training.reading import Record, files_of, read_splits
+from training.reading import HELD_OUT, Record, files_of, read_splits
 from training.recipe import Recipe
 
 
@@ -36,12 +36,25 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
     if not all(isinstance(row, dict) for row in (*train, *held_out)):
         _explain(files, recipe.split_column)
     splits = spec.dataset.splits
+    left_out = _held_out_by_name(source, recipe)
     if not train:
-        raise TrainingError(f"dataset {source.name} has no training rows (split {splits.train!r})")
+        named = f"; its files are named after other splits: {left_out}" if left_out else ""
+        raise TrainingError(f"dataset {source.name} has no training rows (split {splits.train!r}){named}")
     if splits.validation and not held_out:
         raise TrainingError(f"dataset {source.name} has no validation rows (split {splits.validation!r})")
     recipe, notes = _in_form(spec, recipe, train + held_out)
+    if left_out:
+        notes.append(f"Files that are named after other splits were not trained on: {left_out}.")
     return train, held_out, recipe, notes
+
+
+def _held_out_by_name(source: Path, recipe: Recipe) -> str:
+    """The files of a folder that are not read because of their names, where no file is named after the split."""
+    if not recipe.dataset_is_folder or recipe.split_column or files_of(source, recipe.train_split, recipe):
+        return ""
+    held = set(files_of(source, recipe.validation_split, recipe)) if recipe.validation_split else set()
+    named = {path for split in HELD_OUT for path in files_of(source, split, recipe)} - held
+    return ", ".join(sorted(str(path.relative_to(source)) for path in named)[:8])
 
 
 def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Recipe, list[str]]:
@@ -60,7 +73,8 @@ def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Rec
     used = {*columns.values(), recipe.split_column, BEYOND}
     if left := [repr(name) for name in rows[0] if name not in used]:
         read = " and ".join(f"{column!r} ({kind})" for kind, column in columns.items())
-        notes.append(f"Of the data's columns {read} were read, and not {', '.join(left[:8])}.")
+        more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+        notes.append(f"Of the data's columns {read} were read, and not {', '.join(left[:8])}{more}.")
     if recipe.chat_template and "messages" not in columns:
         fields["chat_template"] = None
         notes.append(f"dataset.chat_template was not used: the data was read as {' and '.join(columns)}, not messages.")

@@ -161,7 +161,9 @@ def new_optimizer(bundle: Bundle) -> None:
     """
     if getattr(bundle.optimizer, "is_paged", False):
         bundle.device.synchronize()
-        forget(bundle)
+        _zero_states(bundle)
+        for group in bundle.optimizer.param_groups:
+            group["lr"] = bundle.recipe.learning_rate
     else:
         bundle.new_optimizer()
 
@@ -171,14 +173,19 @@ def forget(bundle: Bundle) -> None:
 
     The state is zeroed in place, so that it need not be allocated again.
     """
+    _zero_states(bundle)
+    if bundle.scaler:
+        reference_step(bundle, [[[0]]])
+
+
+def _zero_states(bundle: Bundle) -> None:
+    """Zero the optimizer's states in place."""
     for state in bundle.optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, torch.Tensor):
                 _zero(name, value)
             elif name == "step":
                 state[name] = 0
-    if bundle.scaler:
-        reference_step(bundle, [[[0]]])
 
 
 def _zero(name: str, value: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.replay import Proof, Replay
 from service.levers import LEVERS, chosen
+from service.levers.batching import IN_THE_MEAN
 from service.levers.optimizer import WHOLE_STEP
 from service.levers.precision import FULL_PRECISION
 
@@ -168,7 +169,7 @@ def _counted(candidate: Measurement, ours: Replay, reference: Replay) -> list[st
         return [f"its batching leaves out {left_out} of {given.total()} samples and trains {twice} too often"]
     wanted = -(-given.total() // samples_a_step(candidate))
     # What is packed across steps fills whole rows, so that its last step may be short or have half as much again.
-    fewest = wanted - any(choice.changes_order for choice in chosen(candidate.configuration.levers))
+    fewest = wanted - (candidate.configuration.levers["batching"] in IN_THE_MEAN)
     if not fewest <= len(ours.steps) <= wanted:
         return [f"it takes {len(ours.steps)} optimizer steps for {given.total()} samples, not {wanted}"]
     wrong = [at for at, (one, other) in enumerate(zip(ours.terms, reference.terms, strict=True)) if one != other]
