@@ -146,8 +146,8 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     """Load, train, save, evaluate."""
     args = arguments(argv, recipe)
     device = torch.device(args.device)
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # or some kernels would run on the first GPU, on this one's memory
+    if device.index is not None and torch.accelerator.is_available():
+        torch.accelerator.set_device_index(device.index)  # or some kernels would run on the first GPU, on its memory
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     tokenizer = tokenizer_of(args.model, recipe)
     samples, held_out = load_data(args.data, tokenizer, recipe)
