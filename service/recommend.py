@@ -16,9 +16,9 @@ from service.contract.measurement import (
     PROCESS_SPREAD,
     Measurement,
     Outcome,
-    Timing,
     Verdict,
     Verification,
+    timings_of,
 )
 from service.contract.objective import (
     counted_seconds,
@@ -146,7 +146,8 @@ def _build(
     timing = measurement.timing
     assert timing is not None and measurement.micro_batch_size is not None
     blocks = (verdict.timing if verdict else None) or timing
-    every = _timings(verification, measurement) or [blocks]
+    ran = verification.blocks if verification else ()
+    every = timings_of(ran, measurement.configuration.key) or [timing]
     speedup, low, high, source = _speedup(spec, measurement, baseline, verdict)
     configuration = measurement.configuration
     micro, accumulation = measurement.micro_batch_size, measurement.gradient_accumulation_steps or 1
@@ -251,12 +252,6 @@ def _speedup(
     ratio = counted_seconds(spec, baseline) / counted_seconds(spec, measurement)
     width = math.exp(NORMAL * math.hypot(PROCESS_SPREAD, ours.log_error, theirs.log_error))
     return ratio, ratio / width, ratio * width, "single trials, one after the other (not verified)"
-
-
-def _timings(verification: Verification | None, measurement: Measurement) -> list[Timing]:
-    """The timings of a configuration's blocks."""
-    key, blocks = measurement.configuration.key, verification.blocks if verification else ()
-    return [one.timing for one in blocks if one.key == key and one.timing]
 
 
 def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verification | None) -> Stability:

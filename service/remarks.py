@@ -6,16 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from service.aims import break_even
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement
+from service.contract.measurement import DRIFT, Measurement
 from service.contract.objective import SMALLEST_WITHIN, counted_seconds, minimises_memory
 from service.contract.recommendation import Winner
 from service.headline import sentence
 from service.levers.batching import ACROSS_STEPS
 from service.scaling import NOT_ADAPTIVE, asked_batch, larger_batch
-
-# Of two methods' winners, how many times as long the slower one may take for the order to be in doubt: so much a
-# machine's pace may change from one verification to the next, as it may between two trials.
-MINUTES_APART = 1.25
 
 
 def remarks(
@@ -59,7 +55,7 @@ def _minutes_apart(spec: JobSpec, best: Winner, other: Winner) -> str | None:
         return None
     seconds = counted_seconds(spec, other.evidence.measurement, theirs.timing)
     times = seconds / counted_seconds(spec, best.evidence.measurement, ours.timing)
-    if not 1.0 <= times <= MINUTES_APART:
+    if not 1.0 <= times <= DRIFT:
         return None
     return (
         f"With {other.configuration.method} it takes {times:.2f} times as long as with {best.configuration.method}, "

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,27 +59,37 @@ def as_written(value: Any) -> Any:
     return value
 
 
-def files_of(source: Path, split: str, recipe: Recipe) -> list[Path]:
-    """The file itself, or the files of a folder whose path has `split` as a part (all files, if `split` is empty)."""
+def files_of(source: Path, splits: Sequence[str], recipe: Recipe) -> list[Path]:
+    """The file itself, or the files of a folder whose path has one of `splits` as a part (all files, without any)."""
     if source.is_file():
         return [source]
     files = sorted(path for path in source.rglob("*") if path.suffix in recipe.formats and path.is_file())
-    part = re.compile(rf"(^|[-_./]){re.escape(split)}($|[-_./])" if split else "")
+    part = re.compile(rf"(^|[-_./])({'|'.join(map(re.escape, splits))})($|[-_./])" if splits else "")
     return [path for path in files if part.search(str(path.relative_to(source)))]
+
+
+def files_to_train(source: Path, recipe: Recipe) -> tuple[list[Path], list[Path]]:
+    """(the files of a folder that train, those that do not because they are named after a split that is held out).
+
+    Where no file is named after the split `train`, all others train.
+    """
+    files = files_of(source, [recipe.train_split], recipe)
+    if files or recipe.train_split != "train":
+        return files, []
+    held = files_of(source, [recipe.validation_split], recipe) if recipe.validation_split else []
+    others = [path for path in files_of(source, HELD_OUT, recipe) if path not in held]
+    return [path for path in files_of(source, [], recipe) if path not in (*held, *others)], others
 
 
 def read_splits(source: Path, recipe: Recipe) -> tuple[list[Record], list[Record]]:
     """(training rows, validation rows); without a validation split, a share of the training rows is held out."""
     if recipe.split_column:
-        rows = [row for path in files_of(source, "", recipe) for row in read_file(path, recipe)]
+        rows = [row for path in files_of(source, [], recipe) for row in read_file(path, recipe)]
         train = [row for row in rows if str(row[recipe.split_column]) == recipe.train_split]
         held = [row for row in rows if str(row[recipe.split_column]) == recipe.validation_split]
     elif recipe.dataset_is_folder:
-        held_files = files_of(source, recipe.validation_split, recipe) if recipe.validation_split else []
-        files = files_of(source, recipe.train_split, recipe)
-        if not files and recipe.train_split == "train":  # no file is named after the split: all others train
-            others = {path for split in HELD_OUT for path in files_of(source, split, recipe)} | set(held_files)
-            files = [path for path in files_of(source, "", recipe) if path not in others]
+        held_files = files_of(source, [recipe.validation_split], recipe) if recipe.validation_split else []
+        files, _ = files_to_train(source, recipe)
         train, held = ([row for path in some for row in read_file(path, recipe)] for some in (files, held_files))
     else:
         train, held = read_file(source, recipe), []

@@ -52,13 +52,14 @@ class Comparison(Contract):
 def read(path: Path) -> Recommendation:
     """A recommendation.json; Misconfigured when the file holds none."""
     try:
-        return Recommendation.model_validate_json(path.read_bytes())
+        text = path.read_bytes()
+        return Recommendation.model_validate_json(text)
     except OSError as error:
         raise Misconfigured(f"{path}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
-        which = " of this version" if b'"schema_version"' in path.read_bytes() else ""
+        which = " of this version" if b'"schema_version"' in text else ""
         how = "" if which else "; `dynotune export JOB -f json -o recommendation.json` writes one"
         raise Misconfigured(f"{path} is no recommendation.json{which} ({place}: {first['msg']}){how}") from error
 

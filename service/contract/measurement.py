@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import StrEnum
 
 from pydantic import Field, model_validator
@@ -18,6 +19,7 @@ NORMAL = 1.96  # standard errors to each side that hold 95%
 # Standard deviation of the logarithm of a ratio from one pair of processes to the next, which no spread within a
 # process shows. `python -m benchmarks.noise` tells whether intervals that are made with it hold beside a neighbour.
 PROCESS_SPREAD = 0.02
+DRIFT = 1.25  # by how much a shared machine's pace may differ between two trials (docs/decisions/0013)
 PREPARE = "prepare"  # the phase of what only a job's first process does: download, tokenise, read the weights once
 
 
@@ -247,6 +249,11 @@ class Block(Contract):
         default=None, description="The block that its process was started for, where that is another one."
     )
     _former = model_validator(mode="before")(without_former("dropout", "losses", "grad_norms"))
+
+
+def timings_of(blocks: Iterable[Block], key: str) -> list[Timing]:
+    """The timings of the configuration with this key in the blocks."""
+    return [block.timing for block in blocks if block.key == key and block.timing]
 
 
 class Soak(Contract):

@@ -55,6 +55,11 @@ def optimizers(key: str = "optim", **better: Word) -> dict[str, Word]:
     return found | {choice.replace("_", "-"): word for choice, word in better.items()}
 
 
+LIGER = {
+    choice.name: says(**choice.training_arguments)
+    for choice in LEVERS["kernels"].choices
+    if "use_liger_kernel" in choice.training_arguments
+}
 WHOLE_ONLY = "it compiles the whole model or nothing; whole graphs break at adapters, checkpoints and packed rows"
 NO_ACCUMULATION = (
     "gradients lie in the graphs' memory, so that it fails with more than one micro batch a step (pytorch issue 169545)"

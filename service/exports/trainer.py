@@ -34,10 +34,7 @@ WORDS: Words = {
     },
     "kernels": {
         "off": says(use_liger_kernel=False),
-        "liger": says(**switched_on("rope", "rms_norm", "swiglu", "geglu")),
-        "liger-rope": says(**switched_on("rope")),
-        "liger-rms-norm": says(**switched_on("rms_norm")),
-        "liger-swiglu": says(**switched_on("swiglu")),
+        **hf.LIGER,
     },
     "head": {"liger": says(**switched_on("fused_linear_cross_entropy"))},
     "optimizer": {

@@ -25,7 +25,6 @@ from service.exports.job_settings import (
 from service.exports.layout import yaml_file
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
 from service.levers.attention import FLASH
-from service.levers.kernels import switched_on
 
 
 def kept(**options: Any) -> Word:
@@ -65,10 +64,7 @@ SHARED: Words = {
     "attention": ATTENTION,
     "kernels": {
         "off": says(use_liger_kernel=False),
-        "liger": says(**switched_on("rope", "rms_norm", "swiglu", "geglu")),
-        "liger-rope": says(**switched_on("rope")),
-        "liger-rms-norm": says(**switched_on("rms_norm")),
-        "liger-swiglu": says(**switched_on("swiglu")),
+        **hf.LIGER,
         "hub": says(model_init_kwargs={"use_kernels": True}),
     },
     "head": {

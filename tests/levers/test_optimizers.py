@@ -164,7 +164,7 @@ def test_a_paged_optimizer_forgets_in_its_own_pages(pages: list[torch.Tensor], l
     count = len(pages)
     assert count and any(bool(one.any()) for one in pages)
     bundle.recipe = replace(bundle.recipe, learning_rate=3e-3)
-    steps.new_optimizer(bundle)
+    steps.reset_optimizer(bundle)
     assert not any(bool(one.any()) for one in pages)
     assert {group["lr"] for group in bundle.optimizer.param_groups} == {3e-3}
     steps.optimizer_step(bundle, batches, items)

@@ -103,24 +103,31 @@ def ids_of(turns: Any, tokenizer: Any, **options: bool) -> list[int]:
 
 
 def turn_in(everything: list[int], messages: Any, at: int, tokenizer: Any) -> tuple[int, int]:
-    """Where the tokens of a turn begin and end among those of the whole conversation; at the same place for none.
-
-    What closes the turn belongs to it, unless the template closes the last turn otherwise.
-    """
-    asked, before = ids_of(messages[:at], tokenizer, add_generation_prompt=True), ids_of(messages[:at], tokenizer)
+    """Where the tokens of a turn begin and end among those of the whole conversation; at the same place for none."""
+    asked = ids_of(messages[:at], tokenizer, add_generation_prompt=True)
     done = ids_of(messages[: at + 1], tokenizer)
     if everything[: len(done)] == done:
         if done[: len(asked)] == asked:
             return len(asked), len(done)
-        if done[: len(before)] == before:  # the prompt ends with what no answer has, such as <think>
-            return len(commonprefix([done, asked])), len(done)
+        if done[: len(before := ids_of(messages[:at], tokenizer))] == before:
+            return len(commonprefix([done, asked])), len(done)  # the prompt ends with what no answer has, as <think>
+    return turn_that_differs(everything, done, messages, at, tokenizer)
+
+
+def turn_that_differs(
+    everything: list[int], done: list[int], messages: Any, at: int, tokenizer: Any
+) -> tuple[int, int]:
+    """The same by what differs in the whole conversation where the turn says something else.
+
+    What closes the turn belongs to it, unless the template closes the last turn otherwise: `done` ends with the turn.
+    """
     begin, end, after = len(everything), 0, len(done)
     for word in "01":  # of which one at least is not how the turn begins, and one not how it ends
         other = {"role": messages[at]["role"], "content": word}
         try:
             changed = ids_of([*messages[:at], other, *messages[at + 1 :]], tokenizer)
             last = ids_of([*messages[:at], other], tokenizer)
-        except Exception:  # noqa: BLE001 - a template may refuse the answer of a tool that nobody has called
+        except Exception:  # noqa: BLE001 - a template may refuse another turn there, as before a tool's answer
             return 0, 0
         same = len(commonprefix([everything, changed]))
         rest = len(commonprefix([everything[same:][::-1], changed[same:][::-1]]))

@@ -120,7 +120,7 @@ def run_trial(
         first = 1 if apart else found.largest
         evaluation = probe.evaluation(bundle, tell, first, learnt, request.confirm_largest)
         apart = apart or evaluation < found.largest  # then that ran out of memory in an earlier child's evaluation
-    steps.new_optimizer(bundle)
+    steps.reset_optimizer(bundle)
     spent.phase("probe")
     base: dict[str, Any] = {
         "configuration": request.configuration,
@@ -139,7 +139,7 @@ def run_trial(
         if request.confirm_largest:
             found = probe.recompiled(bundle, tell, found, learnt)
             base |= limits_of(found)
-        steps.new_optimizer(bundle)
+        steps.reset_optimizer(bundle)
         spent.phase("compile")
     tell(Progress(text="checking against the baseline"))
     reference = check_reference(bundle, unit, request, found.largest, notes)

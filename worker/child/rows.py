@@ -13,7 +13,7 @@ from service.contract.job import JobSpec
 from service.contract.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, listed, read
 from service.tasks import TASKS
 from training.errors import TrainingError
-from training.reading import HELD_OUT, Record, files_of, read_splits
+from training.reading import Record, files_of, files_to_train, read_splits
 from training.recipe import Recipe
 
 
@@ -22,7 +22,7 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
 
     TrainingError says in one sentence what is wrong with data that cannot be read.
     """
-    files = files_of(source, "", recipe)
+    files = files_of(source, [], recipe)
     if source.is_file() and source.suffix not in ENDINGS:
         raise TrainingError(f"{source.name}: datasets are read from {', '.join(ENDINGS)} files")
     formats = tuple(ending for ending in ENDINGS if any(file.suffix == ending for file in files))
@@ -49,12 +49,10 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
 
 
 def _held_out_by_name(source: Path, recipe: Recipe) -> str:
-    """The files of a folder that are not read because of their names, where no file is named after the split."""
-    if not recipe.dataset_is_folder or recipe.split_column or files_of(source, recipe.train_split, recipe):
+    """The first files of a folder that do not train because of their names."""
+    if not recipe.dataset_is_folder or recipe.split_column:
         return ""
-    held = set(files_of(source, recipe.validation_split, recipe)) if recipe.validation_split else set()
-    named = {path for split in HELD_OUT for path in files_of(source, split, recipe)} - held
-    return ", ".join(sorted(str(path.relative_to(source)) for path in named)[:8])
+    return ", ".join(str(path.relative_to(source)) for path in files_to_train(source, recipe)[1][:8])
 
 
 def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Recipe, list[str]]:

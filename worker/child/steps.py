@@ -154,8 +154,8 @@ def held(optimizer: Any) -> contextlib.AbstractContextManager[Any]:
     return optimizer.held() if hasattr(optimizer, "held") else contextlib.nullcontext()
 
 
-def new_optimizer(bundle: Bundle) -> None:
-    """Give the bundle an optimizer that knows nothing of the steps so far.
+def reset_optimizer(bundle: Bundle) -> None:
+    """Give the bundle an optimizer that knows nothing of the steps so far: a new one, where that is possible.
 
     A paged one forgets them in its own pages: bitsandbytes never frees those, so another would be one more set.
     """

@@ -6,7 +6,7 @@ import math
 
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import NORMAL, Measurement
+from service.contract.measurement import DRIFT, NORMAL, Measurement
 from service.contract.task import VerifyRequest
 from service.levers import taken_back
 from worker.plan.budget import verification_seconds, worth_verifying
@@ -21,7 +21,6 @@ BLOCKS = {"quick": 8, "standard": 8, "strict": 12}  # at most: a verification en
 ABOUT = 1.02
 CLOSE = 1.1
 RESERVES = 3  # candidates that are verified if no finalist is stable
-DRIFT = 1.25  # by how much a shared machine's pace may differ between two trials (docs/decisions/0013)
 
 
 def finalists(view: View) -> list[Measurement]:

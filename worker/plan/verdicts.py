@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from service.contract.job import JobSpec
-from service.contract.measurement import Block, Measurement, Outcome, Soak, Timing, Verdict, Verification
+from service.contract.measurement import Block, Measurement, Outcome, Soak, Verdict, Verification, timings_of
 from service.contract.objective import (
     SMALLEST_WITHIN,
     is_too_slow,
@@ -163,10 +163,6 @@ def _of(blocks: tuple[Block, ...], key: str) -> list[Block]:
     return [block for block in blocks if block.key == key]
 
 
-def _timings(blocks: tuple[Block, ...], key: str) -> list[Timing]:
-    return [block.timing for block in _of(blocks, key) if block.timing]
-
-
 def _verdict(
     spec: JobSpec,
     candidate: Measurement,
@@ -187,7 +183,7 @@ def _verdict(
     reasons += [soak] if isinstance(soak, str) else []
     found = chained(spec, blocks, candidate, request.baseline, candidates) if request.baseline else None
     speedup, low, high = (1.0, 1.0, 1.0) if candidate is request.baseline else found or (None, None, None)
-    timings = sorted(_timings(blocks, key), key=lambda timing: timing.seconds / timing.tokens)
+    timings = sorted(timings_of(blocks, key), key=lambda timing: timing.seconds / timing.tokens)
     return Verdict(
         key=key,
         stable=not reasons,

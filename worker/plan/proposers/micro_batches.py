@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 
 from service.contract.configuration import Configuration
-from service.contract.measurement import Measurement
+from service.contract.measurement import DRIFT, Measurement
 from service.contract.objective import counted_seconds
 from service.contract.states import Origin
 from service.levers.batching import BUDGETED, ROWS
 from service.levers.optimizer import WHOLE_STEP
-from worker.plan.finalists import DRIFT
 from worker.plan.proposers import Proposal, first_affordable
 from worker.plan.view import View
 
