@@ -145,13 +145,17 @@ def of_stage(stage: str, levers: Mapping[str, str]) -> tuple[Applied, ...]:
     )
 
 
-def lora_config(spec: JobSpec, levers: Mapping[str, str], adapter_excludes: Sequence[str] = ()) -> dict[str, Any]:
-    """peft's LoraConfig arguments."""
+def lora_config(
+    spec: JobSpec, levers: Mapping[str, str], excludes: Sequence[str] = (), saves: Sequence[str] = ()
+) -> dict[str, Any]:
+    """peft's LoraConfig arguments; the modules that it excludes and those that it saves whole are the model's."""
     options = dict(LEVERS["adapter"].choice(levers["adapter"]).options)
     options.pop("autocast_adapter_dtype", None)  # an argument of get_peft_model
     targets = ATTENTION if options.pop("attention_only", False) else spec.lora.target_modules
-    if adapter_excludes:
-        options["exclude_modules"] = list(adapter_excludes)
+    if excludes:
+        options["exclude_modules"] = list(excludes)
+    if saves:
+        options["modules_to_save"] = list(saves)
     return options | {
         "r": spec.lora.r,
         "lora_alpha": spec.lora.alpha,

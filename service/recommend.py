@@ -166,6 +166,7 @@ def _build(
         learning_rate=configuration.learning_rate,
         token_budget=micro * measurement.dataset.longest if budgeted and measurement.dataset else None,
         adapter_excludes=measurement.adapter_excludes,
+        adapter_saves=measurement.adapter_saves,
         rows_are_packed=configuration.levers["batching"] in ROWS,
     )
     peak, capacity = proven_peak(measurement, verdict), measurement.capacity_bytes

@@ -22,7 +22,7 @@ def remarks(
     `verified` is the best one's measurement as its verification left it, `sound` are those that may be recommended.
     """
     measurement, batching = best.evidence.measurement, best.configuration.levers["batching"]
-    found = [sentence(spec, best.evidence), *measurement.notes]
+    found: list[str | None] = [sentence(spec, best.evidence), *measurement.notes, _drawn(measurement.adapter_saves)]
     if spec.training.effective_batch_size is None:
         found.append(_chosen_batch(spec, best, sound))
     if batching in ACROSS_STEPS:
@@ -30,6 +30,17 @@ def remarks(
     found += [break_even(spec, verified, sound), larger_batch(spec, measurement, best.stability.verdict)]
     found += [_minutes_apart(spec, best, other) for other in winners if other is not best]
     return tuple(one for one in found if one)
+
+
+def _drawn(layers: Sequence[str]) -> str | None:
+    """That the checkpoint lacks layers beside the head, which may be the user's mistake."""
+    if not layers:
+        return None
+    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+    return (
+        f"The checkpoint has no weights of {', '.join(layers[:3])}{more}: they are drawn at random, trained whole as "
+        "the head is, and saved with the adapter."
+    )
 
 
 def _chosen_batch(spec: JobSpec, best: Winner, sound: Sequence[Measurement]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig
 
-from training.errors import TrainingError
 from training.packing import know_packed_rows, know_single_rows, offset_positions
 from training.recipe import Recipe, apply, task_of
 from training.samples import Sample
@@ -73,8 +73,13 @@ def know_padding(model: Any, tokenizer: Any) -> None:
     model.config.pad_token_id = tokenizer.pad_token_id
 
 
-def loaded_model(source: str | Path, config: Any, device: torch.device, recipe: Recipe) -> Any:
-    """The pretrained model on the device, quantised if the recipe says so."""
+def loaded_model(
+    source: str | Path, config: Any, device: torch.device, recipe: Recipe, whole: Sequence[str] = ()
+) -> Any:
+    """The pretrained model on the device, quantised if the recipe says so, but for its head and the layers `whole`.
+
+    A classifier's `drawn` names the layers beside its head that the checkpoint lacks, such as DeBERTa's pooler.
+    """
     model, found = (
         task_of(recipe)
         .model_class()
@@ -85,29 +90,28 @@ def loaded_model(source: str | Path, config: Any, device: torch.device, recipe: 
             dtype=dtype_of(recipe),
             attn_implementation=recipe.attention,
             use_safetensors=None if recipe.pickled_weights else True,  # a pickle can run code when it is read
-            quantization_config=quantization(config, recipe) if recipe.quantization else None,
+            quantization_config=quantization(config, recipe, whole) if recipe.quantization else None,
             output_loading_info=True,
             **recipe.source_options,
         )
     )
-    if recipe.lora is not None and recipe.heads:
-        check_drawn(found["missing_keys"], recipe)
+    if recipe.heads:
+        model.drawn = drawn_layers(found["missing_keys"], recipe)
+        if recipe.quantization and model.drawn and not whole:
+            whole = model.drawn
+            del model
+            torch.manual_seed(recipe.seed)
+            return loaded_model(source, config, device, recipe, whole)
     if recipe.quantization:
         keep_layout(model)
     return model
 
 
-def check_drawn(missing: set[str], recipe: Recipe) -> None:
-    """TrainingError where layers beside the head are drawn: they would be frozen so, and are saved with no adapter."""
-    drawn = {
-        key.rpartition(".")[0] for key in missing if not any(part.endswith(recipe.heads) for part in key.split("."))
-    }
-    if drawn:
-        raise TrainingError(
-            f"model.source: the checkpoint has no weights of {', '.join(sorted(drawn)[:3])}, which an adapter neither "
-            "trains nor saves, so that the trained model could not be loaded again; use method full, or a checkpoint "
-            "that has them"
-        )
+def drawn_layers(missing: set[str], recipe: Recipe) -> list[str]:
+    """The layers of the missing weights, those of the head aside."""
+    return sorted(
+        {key.rpartition(".")[0] for key in missing if not any(part.endswith(recipe.heads) for part in key.split("."))}
+    )
 
 
 def keep_layout(model: Any) -> None:
@@ -120,14 +124,14 @@ def keep_layout(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def quantization(config: Any, recipe: Recipe) -> Any:
-    """The quantization config of the frozen base model. Heads are trained, so they are left out.
+def quantization(config: Any, recipe: Recipe, whole: Sequence[str]) -> Any:
+    """The quantization config of the frozen base model. Heads and the layers `whole` are trained, so they are left out.
 
     It computes in autocast's dtype, or in the checkpoint's own if that is what the recipe asks for.
     """
     own = config.dtype if recipe.weights == "auto" and config.dtype is not None else torch.float32
     compute = getattr(torch, recipe.autocast) if recipe.autocast else own
-    return apply(recipe.quantization, list(recipe.heads) if recipe.heads else None, compute)  # type: ignore[arg-type]
+    return apply(recipe.quantization, [*recipe.heads, *whole] or None, compute)  # type: ignore[arg-type]
 
 
 def dtype_of(recipe: Recipe) -> Any:
@@ -159,11 +163,17 @@ def change_base(model: Any, recipe: Recipe) -> None:
 
 
 def with_adapter(model: Any, recipe: Recipe) -> Any:
-    """The frozen model with its LoRA adapter; ValueError when the model has none of the target modules."""
+    """The frozen model with its LoRA adapter; ValueError when the model has none of the target modules.
+
+    Layers that were drawn are trained whole and saved with the adapter, as the head is: frozen, they would be of no
+    use, and whoever loads the adapter would draw others.
+    """
     model.requires_grad_(False)
     adapter = LoraConfig(**recipe.lora)  # type: ignore[arg-type]
-    if recipe.heads and adapter.target_modules == "all-linear":
-        adapter.exclude_modules = trained_whole(model, recipe)
+    if recipe.heads:
+        drawn = getattr(model, "drawn", [])
+        adapter.modules_to_save = [*drawn] or None  # peft adds the head to the list
+        adapter.exclude_modules = not_adapted(model, drawn, adapter.target_modules == "all-linear", recipe)
     torch.manual_seed(recipe.seed)  # peft draws the adapter from the global generator
     model = get_peft_model(model, adapter, autocast_adapter_dtype=recipe.autocast_adapter)
     if recipe.autocast and recipe.autocast_adapter:
@@ -181,13 +191,18 @@ def change_model(model: Any, recipe: Recipe) -> None:
         offset_positions(model)
 
 
-def trained_whole(model: Any, recipe: Recipe) -> list[str] | None:
-    """Parts of a head beside `classifier` itself, such as DistilBERT's `pre_classifier`; None where there are none.
+def not_adapted(model: Any, drawn: Sequence[str], all_linear: bool, recipe: Recipe) -> list[str] | None:
+    """The matrices that peft must leave out as they are trained whole; None where there are none.
 
-    peft trains every module whose name ends in a head's in full, and fails if `all-linear` has adapted it as well.
+    They are those of the layers `drawn`, and, among all, parts of a head beside `classifier` itself, such as
+    DistilBERT's `pre_classifier`: peft trains every module whose name ends in a head's in full.
     """
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    return sorted(name for name in names if name.endswith(recipe.heads) and name not in recipe.heads) or None
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    found = {name for name in linear if any(f"{name}.".startswith(f"{layer}.") for layer in drawn)}
+    if all_linear:
+        last = {name.rpartition(".")[2] for name in linear}
+        found |= {name for name in last if name.endswith(recipe.heads) and name not in recipe.heads}
+    return sorted(found) or None
 
 
 def compile_model(model: Any, recipe: Recipe) -> None:

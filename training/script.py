@@ -6,6 +6,7 @@ This file is not run itself: the export prints it, with all functions that it ca
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import math
@@ -136,8 +137,11 @@ def save(model: Any, tokenizer: Any, source: str, output: Path, recipe: Recipe) 
     else:
         adapter = model.peft_config["default"]
         adapter.base_model_name_or_path, adapter.revision = source, recipe.source_options.get("revision")
-        if recipe.heads:
-            model.config.save_pretrained(output / "base")  # the base is loaded with it: it has the labels and what pads
+        if recipe.heads:  # the base is loaded with its configuration, which has the labels and what pads
+            known = copy.copy(model.config)
+            if recipe.quantization:
+                del known.quantization_config  # or a checkpoint in full precision would be taken for a quantised one
+            known.save_pretrained(output / "base")
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
 

@@ -191,6 +191,9 @@ class Measurement(Contract):
     losses: tuple[float, ...] = ()
     grad_norms: tuple[float | None, ...] = Field(default=(), description="Null where a scaler skipped the step.")
     adapter_excludes: tuple[str, ...] = ()
+    adapter_saves: tuple[str, ...] = Field(
+        default=(), description="Layers that the checkpoint lacks: drawn, trained whole, and saved with the adapter."
+    )
     remote_code: bool = Field(default=False, description="The model runs code of its own.")
     weights_dtype: str | None = Field(default=None, description="Of most of the model's weights, without adapters.")
     parameters: int | None = None

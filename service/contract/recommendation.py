@@ -28,6 +28,9 @@ class RecommendedConfiguration(Contract):
         description="Padded tokens a micro batch; `micro_batch_size` then counts rows of the longest length.",
     )
     adapter_excludes: tuple[str, ...] = Field(default=(), description="Modules that are trained whole, not adapted.")
+    adapter_saves: tuple[str, ...] = Field(
+        default=(), description="Layers that the checkpoint lacks: drawn, trained whole, and saved with the adapter."
+    )
     rows_are_packed: bool = Field(description="If so, `micro_batch_size` counts rows of max_length tokens.")
 
 

@@ -56,7 +56,9 @@ def arguments(
         cannot.append("micro_batch_size follows from the token budget; Trainer's is the next that divides the step")
     return {
         "TrainingArguments": training,
-        "LoraConfig": lora_config(spec, configuration.levers, configuration.adapter_excludes)
+        "LoraConfig": lora_config(
+            spec, configuration.levers, configuration.adapter_excludes, configuration.adapter_saves
+        )
         if configuration.method != "full"
         else None,
         "BitsAndBytesConfig": quantization(spec, configuration, weights) if configuration.method == "qlora" else None,
@@ -87,8 +89,8 @@ def quantization(spec: JobSpec, configuration: RecommendedConfiguration, weights
         return None
     precision = LEVERS["precision"].choice(configuration.levers["precision"]).options
     own = weights if precision["weights"] == "auto" and weights else "float32"  # as training/model.py has it
-    heads = list(TASKS[spec.task].heads)
-    return ({"llm_int8_skip_modules": heads} if heads else {}) | {
+    whole = [*TASKS[spec.task].heads, *configuration.adapter_saves]
+    return ({"llm_int8_skip_modules": whole} if whole else {}) | {
         **choice.options,
         "bnb_4bit_compute_dtype": precision.get("autocast", own),
     }

@@ -16,9 +16,10 @@ from tokenizers import decoders, pre_tokenizers
 
 from tests.child import tiny
 from tests.child.test_data_mistakes import load, refused
-from training.errors import TrainingError
+from training.model import keep_layout, quantization
 from training.script import save
 from worker.child.data import Data
+from worker.child.measure import beside_the_adapter
 
 # Of each, the lines that matter here.
 QWEN3 = (
@@ -154,10 +155,42 @@ def test_a_classifier_s_adapter_is_saved_with_what_its_base_is_loaded_with(
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == (str(llama), "v1.0")
 
 
-def test_an_adapter_is_for_no_checkpoint_that_lacks_layers_beside_the_head(tmp_path: Path, reviews: Path) -> None:
-    """They would be drawn, frozen, and not saved: what is loaded again is another model."""
-    transformers.BertForMaskedLM(tiny.config("bert")).save_pretrained(tmp_path / "bert")
-    job = tiny.job(tiny.with_tokenizer(tmp_path / "bert"), reviews, task="sequence-classification")
-    assert tiny.bundle(job, "full").model
-    with pytest.raises(TrainingError, match=r"no weights of bert\.pooler\.dense, which an adapter neither trains nor"):
-        tiny.bundle(job, "lora")
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # by peft
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("targets", ["all-linear", ["query_proj", "query", "dense"]])
+@pytest.mark.parametrize("kind", ["bert", "deberta-v2"])
+def test_layers_that_a_classifier_s_checkpoint_lacks_are_trained_and_saved_with_the_adapter(
+    tmp_path: Path, reviews: Path, kind: str, targets: Any, method: str
+) -> None:
+    """Frozen as they were drawn they would be of no use, and what is loaded again would be another model."""
+    if kind == "bert":
+        transformers.BertForMaskedLM(tiny.config("bert")).save_pretrained(tmp_path / "model")
+    else:
+        config = transformers.DebertaV2Config(**tiny.SHAPE, **tiny.IDS, pooler_hidden_size=tiny.SHAPE["hidden_size"])
+        transformers.DebertaV2ForMaskedLM(config).save_pretrained(tmp_path / "model")
+    source = tiny.with_tokenizer(tmp_path / "model")
+    drawn = {"bert": "bert.pooler.dense", "deberta-v2": "pooler.dense"}[kind]
+    job = tiny.job(source, reviews, task="sequence-classification", lora={"target_modules": targets})
+    bundle = tiny.bundle(job, method, attention="eager")
+    names = {name for name, weight in bundle.model.named_parameters() if weight.requires_grad}
+    assert {f"base_model.model.{drawn}.modules_to_save.default.{one}" for one in ("weight", "bias")} <= names
+    assert not any("pooler" in name and "lora" in name for name in names)
+    said = beside_the_adapter(bundle)
+    assert said["adapter_saves"] == (drawn,) and drawn in said["adapter_excludes"]
+    for weight in bundle.model.parameters():
+        if weight.requires_grad:
+            weight.data.add_(0.01)
+    save(bundle.model, bundle.tokenizer, str(source), tmp_path / "saved", bundle.recipe)
+    known = transformers.AutoConfig.from_pretrained(tmp_path / "saved" / "base")
+    torch.manual_seed(1)
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(
+        source,
+        config=known,
+        attn_implementation="eager",
+        quantization_config=quantization(known, bundle.recipe, [drawn]) if method == "qlora" else None,
+    )
+    keep_layout(base)
+    again = PeftModel.from_pretrained(base, tmp_path / "saved").eval()
+    ids = torch.tensor([[1, 5, 9, 2]])
+    with torch.no_grad():
+        assert torch.allclose(again(ids).logits, bundle.model.eval()(ids).logits, atol=1e-5)

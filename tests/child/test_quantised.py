@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from tests.child import tiny
 from tests.factory import configuration
@@ -37,6 +38,20 @@ def test_kept_weights_are_the_same_and_nothing_is_quantised_again(
     assert all(torch.equal(one, second[name]) for name, one in first.items() if isinstance(one, torch.Tensor))
     kinds = {type(module).__name__ for module in again.model.modules()}
     assert kinds & {"Linear4bit", "Linear8bitLt"}
+
+
+@pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")
+def test_drawn_layers_are_known_though_they_are_among_the_kept_weights(tmp_path: Path, reviews: Path) -> None:
+    transformers.BertForMaskedLM(tiny.config("bert")).save_pretrained(tmp_path / "bert")
+    source = tiny.with_tokenizer(tmp_path / "bert")
+    spec = tiny.job(source, reviews, task="sequence-classification", method="qlora")
+    place = tiny.workplace(source, reviews.parent, quantised_weights=tmp_path / "kept")
+    made = configuration("qlora", 8, precision="fp32")
+    first, again = (build(spec, made, tiny.device(), place, seed=0).model for _ in range(2))
+    trained = {name: weight for name, weight in first.named_parameters() if weight.requires_grad}
+    assert any("pooler" in name for name in trained)
+    assert {name for name, weight in again.named_parameters() if weight.requires_grad} == trained.keys()
+    assert all(torch.equal(weight, again.get_parameter(name)) for name, weight in trained.items())
 
 
 def test_other_weights_have_another_key(llama: Path, functions: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BertConfig,
-    BertForSequenceClassification,
+    BertForMaskedLM,
     LlamaConfig,
     LlamaForCausalLM,
     RobertaConfig,
@@ -70,7 +70,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Larger than usual, so that attention across samples or a wrong position changes the loss visibly.
     llama = LlamaConfig(**shape, num_key_value_heads=2, initializer_range=0.2)
     LlamaForCausalLM(llama).save_pretrained(folder / "llama")
-    BertForSequenceClassification(BertConfig(**shape)).bert.save_pretrained(folder / "bert")
+    BertForMaskedLM(BertConfig(**shape)).bert.save_pretrained(folder / "bert")  # without the pooler of classifiers
     roberta = RobertaConfig(**shape | {"max_position_embeddings": 80, "attention_probs_dropout_prob": 0.0})
     RobertaForMaskedLM(roberta).save_pretrained(folder / "roberta")
     for name in ("llama", "bert", "roberta"):
@@ -190,6 +190,7 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, Any]]] = {
     "packed qlora": ({"method": "qlora", "batching": "packed", "optimizer": "adamw-8bit"}, "causal-lm", {}),
     "classify full": ({"method": "full", "batching": "padded", "precision": "fp32"}, "sequence-classification", {}),
     "classify lora": ({"method": "lora", "batching": "sorted"}, "sequence-classification", {}),
+    "classify qlora": ({"method": "qlora", "batching": "sorted"}, "sequence-classification", {}),
     "side by side": ({"method": "full", "batching": "padding-free", "attention": "varlen"}, "causal-lm", {}),
     "token budget": ({"method": "full", "batching": "token-budget", "head": "chunked"}, "causal-lm", {}),
     "packed global": ({"method": "lora", "batching": "packed-global", "adapter": "rslora"}, "causal-lm", {}),

@@ -182,7 +182,7 @@ def run_trial(
         check_loss=reference.loss,
         check_grad_norm=reference.grad_norm,
         remote_code=workplace.allow_remote_code and hasattr(bundle.model.config, "auto_map"),
-        adapter_excludes=adapter_excludes(bundle),
+        **beside_the_adapter(bundle),
         losses=times.losses,
         grad_norms=times.grad_norms,
         notes=tuple(notes),
@@ -228,11 +228,12 @@ def limits_of(found: Found) -> dict[str, Any]:
     }
 
 
-def adapter_excludes(bundle: Bundle) -> tuple[str, ...]:
-    """The modules that had to be left out of peft's `all-linear`, and that the exported run has to leave out too."""
+def beside_the_adapter(bundle: Bundle) -> dict[str, Any]:
+    """The measurement's fields for modules that have no adapter and are trained whole, as the exported run has to."""
     if bundle.configuration.method == "full":
-        return ()
-    return tuple(sorted(bundle.model.peft_config["default"].exclude_modules or ()))
+        return {}
+    adapter, drawn = bundle.model.peft_config["default"], getattr(bundle.model.get_base_model(), "drawn", ())
+    return {"adapter_excludes": tuple(sorted(adapter.exclude_modules or ())), "adapter_saves": tuple(drawn)}
 
 
 def weights_dtype(bundle: Bundle) -> str:

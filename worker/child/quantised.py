@@ -19,14 +19,14 @@ from safetensors import SafetensorError
 from training.model import keep_layout, loaded_model, quantization
 from training.recipe import Recipe
 
-TIMES = "dynotune.json"
+BESIDE = "dynotune.json"  # what is kept of a model beside its weights
 
 
 def key_of(folder: Path, config: Any, recipe: Recipe) -> str:
     """Twelve hex digits of a hash over all that the quantised weights depend on: files, format, seed and versions."""
     files = sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"), folder / "config.json"))
     marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    arguments = {name: str(value) for name, value in sorted(quantization(config, recipe).to_dict().items())}
+    arguments = {name: str(value) for name, value in sorted(quantization(config, recipe, ()).to_dict().items())}
     arguments.pop("bnb_4bit_compute_dtype", None)  # says how to compute, and changes nothing in the stored weights
     rest = f"{recipe.task} {recipe.seed} {recipe.weights} {config.num_labels}"
     made_by = [_version(name) for name in ("transformers", "bitsandbytes", "torchao", "torch")]
@@ -44,13 +44,14 @@ def _version(package: str) -> str:
 def load(folder: Path, config: Any, device: torch.device, recipe: Recipe, store: Path | None) -> tuple[Any, float]:
     """(the quantised model, the seconds that quantising would have taken more than this call); errors pass through."""
     kept = store / key_of(folder, config, recipe) if store else None
-    if kept and (kept / TIMES).exists():
+    if kept and (kept / BESIDE).exists():
         started = time.perf_counter()
         try:
+            beside = json.loads((kept / BESIDE).read_text())
             model = _kept(kept, config, device, recipe)
+            model.drawn = list(beside["drawn"])  # they are among the stored weights, so that none seems to be missing
             os.utime(kept)  # marks it as in use, so that worker/runner/pruning.py does not delete it
-            seconds = float(json.loads((kept / TIMES).read_text())["seconds"])
-            return model, max(0.0, seconds - (time.perf_counter() - started))
+            return model, max(0.0, float(beside["seconds"]) - (time.perf_counter() - started))
         except (OSError, ValueError, KeyError, SafetensorError):
             shutil.rmtree(kept, ignore_errors=True)  # broken, or half deleted by pruning: quantise again below
     started = time.perf_counter()
@@ -69,7 +70,7 @@ def _kept(kept: Path, config: Any, device: torch.device, recipe: Recipe) -> Any:
         setattr(stored, name, getattr(config, name))
     model = loaded_model(kept, stored, device, replace(recipe, quantization=None))
     keep_layout(model)
-    compute = getattr(quantization(config, recipe), "bnb_4bit_compute_dtype", None)  # torchao has none
+    compute = getattr(quantization(config, recipe, ()), "bnb_4bit_compute_dtype", None)  # torchao has none
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
             module.compute_dtype = compute
@@ -87,7 +88,7 @@ def _keep(model: Any, kept: Path, seconds: float) -> None:
     try:
         with torch.no_grad():
             model.save_pretrained(partial)
-        (partial / TIMES).write_text(json.dumps({"seconds": seconds}))
+        (partial / BESIDE).write_text(json.dumps({"seconds": seconds, "drawn": getattr(model, "drawn", [])}))
         partial.rename(kept)
     except (OSError, ValueError, SafetensorError):  # no room, another worker was faster, or it cannot be saved
         shutil.rmtree(partial, ignore_errors=True)
