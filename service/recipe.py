@@ -64,6 +64,7 @@ def recipe_fields(
         "dataset_is_local": dataset.is_local if dataset else True,
         "formats": dataset.formats if dataset and dataset.formats else ENDINGS,
         "columns": dict(dataset.columns) if dataset else {},
+        "needed": TASKS[spec.task].needed(dataset.columns) if dataset else (),
         **(dataset.form if dataset else DataForm()).model_dump(),
         "split_column": splits.column,
         "train_split": splits.train,

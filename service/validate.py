@@ -244,7 +244,8 @@ def _columns(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
 def _values(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     """The mistake of the first value that the worker could not read either, of the rows that the job reads."""
     splits, task = spec.dataset.splits, TASKS[spec.task]
-    columns = task.columns_in(spec.dataset.columns.model_dump(), rows[0]) or {}
+    given, every = spec.dataset.columns.model_dump(), {name for row in rows for name in row}
+    columns = task.columns_in(given, rows[0], every) or {}
     if splits.column:
         rows = [row for row in rows if str(row.get(splits.column)) in (splits.train, splits.validation)]
     for kind, column in columns.items():

@@ -104,5 +104,5 @@ def read_splits(source: Path, recipe: Recipe) -> tuple[list[Record], list[Record
 def texts_of(rows: list[Record], column: str, recipe: Recipe) -> list[str]:
     """The column's texts: a number is written out where the data has some, and a text that is null is empty."""
     if recipe.numbers_as_text:
-        return ["" if row[column] is None else str(row[column]) for row in rows]
-    return [row[column] or "" for row in rows]
+        return ["" if row.get(column) is None else str(row[column]) for row in rows]
+    return [row.get(column) or "" for row in rows]

@@ -33,13 +33,15 @@ class Recipe:
     source_options: Mapping[str, Any]  # arguments of every `from_pretrained`: revision and trust_remote_code
     random_weights: bool
     pickled_weights: bool  # weights may be loaded from pickles where there are no safetensors
-    # The data. `columns` names the file's column for each kind of column that the task reads.
+    # The data. `columns` names the file's column for each kind of column that the task reads, `needed` those that every
+    # row has.
     dataset: str  # hub id, folder or file
     dataset_revision: str | None
     dataset_is_folder: bool
     dataset_is_local: bool
     formats: tuple[str, ...]  # file name endings
     columns: Mapping[str, str]
+    needed: tuple[str, ...]
     csv_options: Mapping[str, Any]  # arguments of csv.DictReader
     json_arrays: bool  # a .json file may hold one array of rows
     numbers_as_text: bool  # a text column holds numbers

@@ -46,7 +46,7 @@ def load_data(source: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample]
         if not rows:
             raise TrainingError("the dataset has no rows to train on, or none to validate with")
         for number, row in enumerate(rows, start=1):
-            if missing := sorted(set(recipe.columns.values()) - row.keys()):
+            if missing := sorted(set(recipe.needed) - row.keys()):
                 raise TrainingError(f"row {number} has no column {', '.join(missing)}; it has {', '.join(row)}")
         encoded = task_of(recipe).encode(rows, tokenizer, recipe)
         parts.append([sample for sample in encoded if is_learnable(sample, recipe)])

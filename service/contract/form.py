@@ -5,6 +5,7 @@ The control plane looks at the first rows of a dataset in the same way as the wo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -41,9 +42,10 @@ def form_of(
     fields: dict[str, Any] = {}
     notes: list[str] = []
     for kind, column in columns.items():
-        if (lacking := next((row for row in rows if column not in row), None)) is not None:
+        lacking = next((row for row in rows if column not in row), None)
+        if lacking is not None and kind not in task.beside:
             raise ValueError(f"dataset.columns.{kind}: a row lacks the column {column!r}: {dict(lacking)!r:.80}")
-        values = [row[column] for row in rows]
+        values = [row.get(column) for row in rows]
         try:
             if kind == "label" and (classes := class_numbers(values)):
                 fields["classes"] = classes
@@ -51,11 +53,19 @@ def form_of(
             elif kind == "messages" and is_sharegpt(values):
                 fields["sharegpt"] = True
                 notes.append(f"Column {column!r} is in ShareGPT's form: human was read as user, gpt as assistant.")
+            elif kind == "tools":
+                check_tools(values)
+                notes.append(f"The chat template is told the tools of column {column!r}.")
             elif kind not in ("label", "messages") and (count := whole_numbers(values, task.null_is_empty_text)):
                 fields["numbers_as_text"] = True
                 notes.append(f"Column {column!r} holds whole numbers in {count} of {len(rows)} rows, read as text.")
         except ValueError as error:
-            raise ValueError(f"dataset.columns.{kind}: column {column!r} holds {error}") from error
+            rename = "; rename the column if it is not meant to be read" if kind in task.beside else ""
+            raise ValueError(f"dataset.columns.{kind}: column {column!r} holds {error}{rename}") from error
+        if kind == "context":
+            notes.append(
+                f"Column {column!r} was read as what a prompt is about, which follows it on a line of its own."
+            )
     return fields, notes
 
 
@@ -129,6 +139,17 @@ def is_sharegpt(conversations: Sequence[Any]) -> bool:
 
 def _from_and_value(talk: Any) -> bool:
     return isinstance(talk, list) and all(isinstance(turn, dict) and {"from", "value"} <= turn.keys() for turn in talk)
+
+
+def check_tools(values: Iterable[Any]) -> None:
+    """ValueError for what is no list of tools, written as JSON text or not; rows may have none."""
+    for value in values:
+        try:
+            found = json.loads(value) if isinstance(value, str) and value else value
+        except ValueError:
+            raise ValueError(f"{value!r:.80}, which is no JSON; write the list of tools as JSON") from None
+        if found and not isinstance(found, list):
+            raise ValueError(f"{value!r:.80}; write a list of tools, each with its name and parameters")
 
 
 def whole_numbers(values: Iterable[Any], null_is_empty: bool) -> int:

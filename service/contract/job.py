@@ -93,6 +93,12 @@ class Columns(Asked):
     messages: str | None = None
     text: str | None = None
     label: str | None = None
+    context: str | None = Field(
+        default=None, description="What the instruction is about: it follows the prompt on a line of its own."
+    )
+    tools: str | None = Field(
+        default=None, description="The tools that a conversation may call, as a list or as its JSON text."
+    )
 
 
 class Splits(Asked):

@@ -33,6 +33,7 @@ def arguments(
         "max_grad_norm": spec.training.max_grad_norm,
         "seed": spec.training.seed,
         "logging_nan_inf_filter": False,
+        "save_total_limit": 2,  # or every checkpoint is kept, which fills disks
     }
     if spec.training.evaluation_steps:
         training |= {"eval_strategy": "steps", "eval_steps": spec.training.evaluation_steps}

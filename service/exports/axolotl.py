@@ -357,6 +357,7 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
             "field_messages": data.columns["messages"],
             **({"chat_template": "jinja", "chat_template_jinja": template} if template else {}),
             "roles_to_train": ["assistant"],
+            **({"field_tools": data.columns["tools"]} if "tools" in data.columns else {}),
         }
         if data.form.sharegpt:
             found["message_property_mappings"] = {"role": "from", "content": "value"}
@@ -368,7 +369,8 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
         "field_system": "no such column",  # unset, it is `system`, and a column of that name is put before each prompt
         "field_instruction": data.columns["prompt"],
         "field_output": data.columns["completion"],
-        "format": "{instruction}",
+        **({"field_input": data.columns["context"]} if "context" in data.columns else {}),
+        "format": "{instruction}\n{input}" if "context" in data.columns else "{instruction}",
         "no_input_format": "{instruction}",
     }
     return place | {"type": form}

@@ -110,6 +110,7 @@ def trainer_arguments(recommendation: Recommendation, size: Batch, between: str 
         "seed": training.seed,
         **({"eval_strategy": "steps", "eval_steps": every} if every else {"eval_strategy": between}),
         "logging_steps": 10,
+        "save_total_limit": 2,  # or every checkpoint is kept, which fills disks
         **({"use_cpu": True} if on_cpu(recommendation) else {}),
     }
 
@@ -154,7 +155,7 @@ def unread(recommendation: Recommendation, *names: str, reads: tuple[str, ...] =
         found.append(f"it reads csv files as separated by commas, not by {SEPARATORS[separator]}: rewrite them first")
     if data.form.numbers_as_text and "numbers" not in reads:
         found.append("it wants text where some rows have whole numbers: write these as text, in quotes, first")
-    wrong = [column for column in data.columns.values() if names and column not in names]
+    wrong = [column for kind, column in data.columns.items() if names and kind != "context" and column not in names]
     if wrong:
         found.append(f"it reads columns named {' or '.join(names)}: rename {', '.join(map(repr, wrong))} first")
     if spec.model.weights == "random":

@@ -243,12 +243,17 @@ def read_otherwise(data: DatasetFacts) -> list[str]:
             "model does not learn to stop: write the tokenizer's bos_token before every prompt and its eos_token after "
             "every completion in the data first"
         ]
+    found = []
+    if "tools" in data.columns:
+        found.append(
+            f"the column {data.columns['tools']!r} has to hold JSON as text: write it so first where the data has lists"
+        )
     if data.form.sharegpt:
-        return [
+        found.append(
             "it skips conversations in which others than human, gpt and system speak: where your data says user and "
             "assistant, write these as user_tag and assistant_tag in the entry below"
-        ]
-    return []
+        )
+    return found
 
 
 def dataset(recommendation: Recommendation) -> dict[str, Any]:
@@ -262,10 +267,12 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
     if "messages" in data.columns:
         names = ("from", "value", "human", "gpt") if data.form.sharegpt else ("role", "content", "user", "assistant")
         tags = dict(zip(TAGS, (*names, "system"), strict=True))  # all of them: with one, the others have no default
-        return {**place, "formatting": "sharegpt", "columns": {"messages": data.columns["messages"]}, "tags": tags}
+        columns = {kind: column for kind, column in data.columns.items() if kind in ("messages", "tools")}
+        return {**place, "formatting": "sharegpt", "columns": columns, "tags": tags}
     if "text" in data.columns:
         return {**place, "columns": {"prompt": data.columns["text"]}}
-    return {**place, "columns": {"prompt": data.columns["prompt"], "response": data.columns["completion"]}}
+    more = {"query": data.columns["context"]} if "context" in data.columns else {}  # on a line after the prompt
+    return {**place, "columns": {"prompt": data.columns["prompt"], **more, "response": data.columns["completion"]}}
 
 
 EXPORT = Export(

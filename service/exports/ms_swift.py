@@ -155,7 +155,9 @@ TARGET = Target(
     words=WORDS,
     shaped=shaped,
 )
-COLUMNS = {"prompt": "query", "completion": "response", "messages": "messages", "text": "response"}
+COLUMNS = {"prompt": "query", "completion": "response", "messages": "messages", "text": "response", "tools": "tools"}
+# By these names it knows that the input follows the instruction on a line of its own.
+WITH_CONTEXT = {"prompt": "instruction", "context": "input", "completion": "output"}
 
 
 def write(recommendation: Recommendation) -> str:
@@ -168,7 +170,8 @@ def write(recommendation: Recommendation) -> str:
         recommendation, batch(recommendation, packs=settings["packing"] and was_packed(recommendation))
     )
     arguments["warmup_ratio"] = arguments.pop("warmup_steps")
-    named = {column: COLUMNS[kind] for kind, column in data.columns.items() if COLUMNS[kind] != column}
+    known = WITH_CONTEXT if "context" in data.columns else COLUMNS
+    named = {column: known[kind] for kind, column in data.columns.items() if known[kind] != column}
     job: dict[str, Any] = {
         "model": spec.model.source,
         **({"model_revision": spec.model.revision} if spec.model.revision else {}),

@@ -212,14 +212,14 @@ def write(recommendation: Recommendation) -> str:
             "lora_target_modules": [targets] if isinstance(targets, str) else targets,
         }
     names = () if data.form.sharegpt else columns_of(data)
-    told = [*unread(recommendation, *names, reads=("split",)), *about_chats(recommendation)]
+    told = [*unread(recommendation, *names, reads=("split",)), *about_rows(recommendation)]
     return yaml_file(TARGET, recommendation, job, told)
 
 
 def columns_of(data: DatasetFacts) -> tuple[str, ...]:
     """The columns that TRL is to read, by the names that it wants: it takes `prompt` for the start of a completion."""
     text = data.columns.get("text")
-    return (text,) if text and text != "prompt" else tuple(data.columns)
+    return (text,) if text and text != "prompt" else tuple(kind for kind in data.columns if kind != "context")
 
 
 def dataset(recommendation: Recommendation) -> dict[str, Any]:
@@ -231,10 +231,12 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
     return {**place, "split": split, "columns": list(columns_of(data))}
 
 
-def about_chats(recommendation: Recommendation) -> list[str]:
-    """Sentences on what has to be done before TRL can train on conversations."""
+def about_rows(recommendation: Recommendation) -> list[str]:
+    """Sentences on what has to be done to the data before TRL can train on them as they were measured."""
     data = data_of(recommendation)
     found: list[str] = []
+    if context := data.columns.get("context"):
+        found.append(f"the column {context!r} is not read: write it behind the prompts, on a line of its own, first")
     if "messages" not in data.columns:
         return found
     if data.form.sharegpt:

@@ -239,6 +239,7 @@ def write(recommendation: Recommendation) -> str:
         "ADAPT": assigned([("the job", adapt), *parts["adapt"]]),
         "TRAIN": assigned([("the job", train), *parts["train"]]),
         "COLUMNS": json.dumps({column: kind for kind, column in data.columns.items()}),
+        "CONTEXT": CONTEXT if "context" in data.columns else "",
         "SOURCE": source(recommendation),
         "VALUE": value(data),
         "FEATURES": "None" if chats else 'Features(dict.fromkeys(COLUMNS.values(), Value("string")))',
@@ -275,6 +276,8 @@ def value(data: DatasetFacts) -> str:
     return f'[{{"role": {role}, "content": turn["value"]}} for turn in row[name]]'
 
 
+CONTEXT = '''if more := found["context"]:  # what the prompt is about
+        found["prompt"] += f"\\n{more}"'''
 SCRIPT = '''
 from unsloth import FastLanguageModel  # before transformers and trl, which it changes
 
@@ -291,7 +294,9 @@ COLUMNS = <COLUMNS>  # the data's name of a column -> the name by which TRL know
 
 def read(row):
     """A row as it was measured, its columns named as TRL knows them."""
-    return {known: <VALUE> for name, known in COLUMNS.items()}
+    found = {known: <VALUE> for name, known in COLUMNS.items()}
+    <CONTEXT>
+    return found
 
 
 def main():

@@ -16,6 +16,7 @@ from service.contract.recommendation import Contribution, Recommendation
 from service.exports.job_settings import on_gpu
 from service.exports.merging import merged
 from service.levers import LEVERS, circumstances
+from service.tasks import TASKS
 
 Verdict = Literal["says", "nearest", "cannot"]
 
@@ -147,13 +148,13 @@ class Target:
     def spoken(self, recommendation: Recommendation) -> dict[str, Word]:
         """Lever -> the word that holds for the recommended choice, of all levers that have an effect."""
         spec = JobSpec.model_validate(recommendation.spec)
-        chosen = recommendation.configuration
+        chosen, data = recommendation.configuration, recommendation.dataset
         point = {
             **chosen.levers,
             **circumstances(spec, chosen.method),
             "dropout": "on" if spec.lora.dropout else "off",
             "weights": recommendation.evidence.measurement.weights_dtype or "",
-            "columns": "+".join(sorted(recommendation.dataset.columns)) if recommendation.dataset else "",
+            "columns": "+".join(sorted(set(data.columns) - TASKS[spec.task].beside.keys())) if data else "",
         }
         return {
             name: self.word(name, choice).at(point)

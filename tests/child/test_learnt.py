@@ -121,10 +121,45 @@ def test_a_completion_goes_on_with_its_prompt_in_the_same_text(tmp_path: Path, t
 
 
 def test_columns_that_are_not_read_are_told(tmp_path: Path, tokenizer: Any) -> None:
-    rows = [{"instruction": "Translate.", "input": "good morning", "output": "guten Morgen"}] * 4
+    rows = [{"instruction": "Translate good morning.", "output": "guten Morgen", "language": "de"}] * 4
     (told,) = load(tiny.write(tmp_path / "rows.jsonl", rows), tokenizer).facts.notes
-    assert told == "Of the data's columns 'instruction' (prompt) and 'output' (completion) were read, and not 'input'."
+    read = "'instruction' (prompt) and 'output' (completion)"
+    assert told == f"Of the data's columns {read} were read, and not 'language'."
     assert not load(tiny.write(tmp_path / "b.jsonl", tiny.pairs(8)), tokenizer).facts.notes
+
+
+@pytest.mark.parametrize("name", ["input", "context"])
+def test_what_an_instruction_is_about_follows_it(tmp_path: Path, tokenizer: Any, name: str) -> None:
+    """Alpaca's `input` and Dolly's `context`: without it the model learns answers to questions that it is not shown."""
+    about = [{"instruction": "return", name: "value", "output": " name"}] * 4
+    rows = [*about, {"instruction": "path", name: "", "output": " self"}, {"instruction": "path", "output": " self"}]
+    found = load(tiny.write(tmp_path / "rows.jsonl", rows), tokenizer)
+    texts = {tokenizer.decode(ids, skip_special_tokens=True) for ids, _ in (*found.train, *found.validation)}
+    assert texts == {"return\nvalue name", "path self"} and learnt(found, tokenizer) in (" name</s>", " self</s>")
+    assert found.facts.columns["context"] == name and f"Column '{name}' was read as what" in found.facts.notes[0]
+    refusal = refused(load, tiny.write(tmp_path / "b.jsonl", [about[0] | {name: {"a": 1}}] * 4), tokenizer)
+    assert "which is not text" in refusal and "rename the column if it is not meant to be read" in refusal
+
+
+TOOLS = "{% for t in tools or [] %}<tool>{{ t.function.name }}</tool>{% endfor %}"
+
+
+@pytest.mark.parametrize("written", [lambda tools: tools, json.dumps])
+def test_the_template_is_told_the_tools_of_each_row(tmp_path: Path, tokenizer: Any, written: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    talk = [turn("user", "rain?"), turn("assistant", "path")]
+    asked = {"messages": talk, "tools": written(tools)}
+    rows = [{"messages": talk}, *[asked] * 8, {"messages": talk, "tools": None}]
+    found = load(tiny.write(tmp_path / "a.jsonl", rows), tokenizer, chat_template=TOOLS + QWEN3)
+    texts = {tokenizer.decode(ids) for ids, _ in found.train}
+    said = "[user]rain?</s>[assistant]<think>done</think>path</s>"
+    assert texts == {f"<tool>weather</tool>{said}", said}
+    assert all(learnt(found, tokenizer, at) == "<think>done</think>path</s>" for at in range(len(found.train)))
+    assert "told the tools of column 'tools'" in found.facts.notes[0]
+    deaf = load(tmp_path / "a.jsonl", tokenizer, chat_template=QWEN3)
+    assert "The chat template says nothing of tools, so it leaves them out." in deaf.facts.notes
+    refusal = refused(load, tiny.write(tmp_path / "b.jsonl", [rows[0] | {"tools": "{weather"}] * 4), tokenizer)
+    assert "dataset.columns.tools: column 'tools' holds '{weather', which is no JSON" in refusal
 
 
 def test_a_folder_s_test_file_is_not_trained_on(tmp_path: Path, tokenizer: Any) -> None:

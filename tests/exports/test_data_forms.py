@@ -20,6 +20,7 @@ from worker.child import data
 from worker.child.build import recipe_of
 
 TALK = [{"from": "human", "value": "name"}, {"from": "gpt", "value": "path"}]
+ASKED = [{"role": "user", "content": "name"}, {"role": "assistant", "content": "path"}]
 COUNTED = [{"prompt": "count", "completion": at if at % 3 else ""} for at in range(24)]
 CLASSIFY = {"task": "sequence-classification"}
 # The kind of model, the data's file and text, what the job says of them.
@@ -29,6 +30,20 @@ FORMS: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
         "a.jsonl",
         (json.dumps({"conversations": TALK}) + "\n") * 24,
         {"chat_template": "chatml"},
+        {},
+    ),
+    "alpaca": (
+        "llama",
+        "a.jsonl",
+        '{"instruction": "name", "input": "path", "output": "self"}\n{"instruction": "a", "output": "b"}\n' * 12,
+        {},
+        {},
+    ),
+    "tools": (
+        "llama",
+        "a.jsonl",
+        f"{json.dumps({'messages': ASKED, 'tools': [{'name': 'weather'}]})}\n{json.dumps({'messages': ASKED})}\n" * 12,
+        {"chat_template": "{{ tools and tools[0].name }}{% for m in messages %}{{ m.content }}{% endfor %}"},
         {},
     ),
     "names": ("bert", "a.csv", "\ufefftext;label\n" + "return, self;pos\nvalue;neg\n" * 12, {}, CLASSIFY),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from typing import Any
 
 import pytest
@@ -84,3 +86,44 @@ def test_separators_and_numbers_that_a_trainer_does_not_read_are_told(export: st
 def test_what_a_trainer_does_read_is_not_told(facts: Facts) -> None:
     found = formed(made(facts), csv_options={"delimiter": "\t"}, numbers_as_text=True)
     assert len(unread(found)) == len(unread(found, reads=("csv",))) + 1 == len(unread(found, reads=("numbers",))) + 1
+
+
+def test_what_an_instruction_is_about_is_read_or_told(facts: Facts) -> None:
+    found = named(made(facts), prompt="instruction", completion="output", context="about")
+    (axolotl,) = yaml.safe_load(EXPORTS["axolotl"].write(found))["datasets"]
+    assert axolotl["type"]["field_input"] == "about"
+    assert axolotl["type"]["format"].format(instruction="Sort.", input="b a") == "Sort.\nb a"
+    assert axolotl["type"]["no_input_format"] == "{instruction}"
+    assert '"query": "about"' in told("llamafactory", found)
+    columns = json.loads(yaml.safe_load(EXPORTS["ms-swift"].write(found))["columns"])
+    assert columns == {"about": "input"}  # the others have the names by which it knows Alpaca's form
+    read = script_s_read(EXPORTS["unsloth"].write(found))
+    assert read({"instruction": "Sort.", "output": "a b", "about": "b a"})["prompt"] == "Sort.\nb a"
+    assert read({"instruction": "Sort.", "output": "a b", "about": None})["prompt"] == "Sort."
+    assert columns_read(found) == ["prompt", "completion"]
+    assert "the column 'about' is not read: write it behind the prompts" in told("trl.yaml", found)
+    assert "rename 'instruction', 'output' first" in told("trl.yaml", found)
+
+
+def test_tools_are_read(facts: Facts) -> None:
+    found = named(made(facts), messages="messages", tools="functions")
+    assert yaml.safe_load(EXPORTS["axolotl"].write(found))["datasets"][0]["field_tools"] == "functions"
+    assert '"tools": "functions"' in told("llamafactory", found) and "has to hold JSON as text" in told(
+        "llamafactory", found
+    )
+    assert json.loads(yaml.safe_load(EXPORTS["ms-swift"].write(found))["columns"]) == {"functions": "tools"}
+    assert columns_read(found) == ["messages", "tools"] and "rename 'functions' first" in told("trl.yaml", found)
+    row = {"messages": [{"role": "user", "content": "a"}], "functions": [{"name": "b"}]}
+    assert script_s_read(EXPORTS["unsloth"].write(found))(row) == {
+        "messages": row["messages"],
+        "tools": row["functions"],
+    }
+
+
+def script_s_read(text: str) -> Any:
+    """The function of the script for Unsloth that reads a row."""
+    tree = ast.parse(text)
+    kept = [one for one in tree.body if getattr(one, "name", "") == "read" or "COLUMNS" in ast.unparse(one)[:8]]
+    place: dict[str, Any] = {}
+    exec(compile(ast.Module(kept, []), "unsloth_train.py", "exec"), place)
+    return place["read"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from functools import partial
 from os.path import commonprefix
 from typing import Any
 
@@ -23,7 +26,9 @@ def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[S
     if "messages" in recipe.columns:
         if recipe.chat_template is not None:
             tokenizer.chat_template = recipe.chat_template
-        pairs = [chat(turns_of(row[recipe.columns["messages"]], recipe), tokenizer) for row in rows]
+        pairs = [
+            chat(turns_of(row[recipe.columns["messages"]], recipe), writer(row, tokenizer, recipe)) for row in rows
+        ]
     elif "text" in recipe.columns:
         ends = ends_of(tokenizer)
         texts = texts_of(rows, recipe.columns["text"], recipe)
@@ -31,6 +36,9 @@ def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[S
     else:
         ends = ends_of(tokenizer)
         prompts, completions = (texts_of(rows, recipe.columns[kind], recipe) for kind in ("prompt", "completion"))
+        if "context" in recipe.columns:
+            contexts = texts_of(rows, recipe.columns["context"], recipe)
+            prompts = [f"{prompt}\n{more}" if more else prompt for prompt, more in zip(prompts, contexts, strict=True)]
         joined = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
         both = zip(token_ids(joined, tokenizer), token_ids(prompts, tokenizer), strict=True)
         pairs = [within(ends, ids, len(commonprefix([ids, asked]))) for ids, asked in both]
@@ -74,7 +82,7 @@ def turns_of(conversation: Any, recipe: Recipe) -> Any:
     return conversation
 
 
-def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
+def chat(messages: Any, write: Callable[..., list[int]]) -> tuple[list[int], list[bool]]:
     """(tokens of a conversation by the chat template, for each whether it is learnt: the assistant's are).
 
     A turn's tokens are those that it adds to the turns before it. Some templates write turns in another way once others
@@ -82,11 +90,11 @@ def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
     says nothing and calls no tool is not learnt, not even its end. Where no role is `assistant`, the last turn is.
     """
     try:
-        everything = ids_of(messages, tokenizer)
+        everything = write(messages)
         learnt = [False] * len(everything)
         for at in [at for at, turn in enumerate(messages) if turn["role"] == "assistant"] or [len(messages) - 1]:
             if at >= 0 and (messages[at].get("content") not in ("", None, []) or messages[at].get("tool_calls")):
-                begin, end = turn_in(everything, messages, at, tokenizer)
+                begin, end = turn_in(everything, messages, at, write)
                 learnt[begin:end] = [True] * (end - begin)
     except Exception as error:  # noqa: BLE001 - a template is a program, which may raise whatever it likes
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
@@ -95,27 +103,36 @@ def chat(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
     return everything, learnt
 
 
-def ids_of(turns: Any, tokenizer: Any, **options: bool) -> list[int]:
+def writer(row: dict[str, Any], tokenizer: Any, recipe: Recipe) -> Callable[..., list[int]]:
+    """A function from turns to their tokens by the chat template, which is told of the row's tools."""
+    if "tools" in recipe.columns:
+        tools = row.get(recipe.columns["tools"])
+        known = json.loads(tools) if isinstance(tools, str) and tools else tools
+        return partial(ids_of, tokenizer, tools=known or None)
+    return partial(ids_of, tokenizer)
+
+
+def ids_of(tokenizer: Any, turns: Any, **options: Any) -> list[int]:
     """The tokens of some turns by the chat template."""
     if not turns:
         return []
     return list(tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False, **options))
 
 
-def turn_in(everything: list[int], messages: Any, at: int, tokenizer: Any) -> tuple[int, int]:
+def turn_in(everything: list[int], messages: Any, at: int, write: Callable[..., list[int]]) -> tuple[int, int]:
     """Where the tokens of a turn begin and end among those of the whole conversation; at the same place for none."""
-    asked = ids_of(messages[:at], tokenizer, add_generation_prompt=True)
-    done = ids_of(messages[: at + 1], tokenizer)
+    asked = write(messages[:at], add_generation_prompt=True)
+    done = write(messages[: at + 1])
     if everything[: len(done)] == done:
         if done[: len(asked)] == asked:
             return len(asked), len(done)
-        if done[: len(before := ids_of(messages[:at], tokenizer))] == before:
+        if done[: len(before := write(messages[:at]))] == before:
             return len(commonprefix([done, asked])), len(done)  # the prompt ends with what no answer has, as <think>
-    return turn_that_differs(everything, done, messages, at, tokenizer)
+    return turn_that_differs(everything, done, messages, at, write)
 
 
 def turn_that_differs(
-    everything: list[int], done: list[int], messages: Any, at: int, tokenizer: Any
+    everything: list[int], done: list[int], messages: Any, at: int, write: Callable[..., list[int]]
 ) -> tuple[int, int]:
     """The same by what differs in the whole conversation where the turn says something else.
 
@@ -125,8 +142,8 @@ def turn_that_differs(
     for word in "01":  # of which one at least is not how the turn begins, and one not how it ends
         other = {"role": messages[at]["role"], "content": word}
         try:
-            changed = ids_of([*messages[:at], other, *messages[at + 1 :]], tokenizer)
-            last = ids_of([*messages[:at], other], tokenizer)
+            changed = write([*messages[:at], other, *messages[at + 1 :]])
+            last = write([*messages[:at], other])
         except Exception:  # noqa: BLE001 - a template may refuse another turn there, as before a tool's answer
             return 0, 0
         same = len(commonprefix([everything, changed]))

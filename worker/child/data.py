@@ -75,6 +75,9 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
             f"dataset.columns.messages: the tokenizer of {spec.model.source} has no chat template; "
             "dataset.chat_template can bring one: its text, a .jinja file, or chatml"
         )
+    template = recipe.chat_template or str(tokenizer.chat_template)
+    if "tools" in recipe.columns and "tools" not in template:
+        notes.append("The chat template says nothing of tools, so it leaves them out.")
     train, train_note = _learnable(train_rows, "training", tokenizer, recipe)
     validation, validation_note = _learnable(validation_rows, "validation", tokenizer, recipe)
     if not train:
@@ -114,7 +117,7 @@ def _check_surrogates(rows: list[Record], part: str, recipe: Recipe) -> None:
     """TrainingError for the first text that has half of a surrogate pair, such as a lone \\ud800 in JSON."""
     for number, row in enumerate(rows, start=1):
         for column in recipe.columns.values():
-            if SURROGATE.search(json.dumps(row[column], ensure_ascii=False, default=str)):
+            if SURROGATE.search(json.dumps(row.get(column), ensure_ascii=False, default=str)):
                 where = f"dataset: the column {column!r} of {part} row {number}"
                 raise TrainingError(f"{where} has half of a surrogate pair (\\ud800 to \\udfff), which is no character")
 

@@ -57,7 +57,7 @@ def _held_out_by_name(source: Path, recipe: Recipe) -> str:
 
 def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Recipe, list[str]]:
     """(the recipe with the columns and the form of the rows, notes on what was assumed of them)."""
-    columns = _columns(spec, rows[0])
+    columns = _columns(spec, rows)
     try:
         fields, notes = form_of(TASKS[spec.task], columns, rows)
     except ValueError as error:
@@ -76,7 +76,7 @@ def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Rec
     if recipe.chat_template and "messages" not in columns:
         fields["chat_template"] = None
         notes.append(f"dataset.chat_template was not used: the data was read as {' and '.join(columns)}, not messages.")
-    return replace(recipe, columns=columns, **fields), notes
+    return replace(recipe, columns=columns, needed=TASKS[spec.task].needed(columns), **fields), notes
 
 
 def _csv_options(files: Sequence[Path]) -> dict[str, Any]:
@@ -120,17 +120,18 @@ def _explain_parquet(path: Path) -> None:
         raise TrainingError(f"{path.name} is not a parquet file: {reason}") from error
 
 
-def _columns(spec: JobSpec, row: Record) -> dict[str, str]:
+def _columns(spec: JobSpec, rows: Sequence[Record]) -> dict[str, str]:
     """The name of the column for each kind of column that the task reads.
 
-    TrainingError when a column that the job names is missing, or when the row has no set of columns the task can read.
+    TrainingError when a column that the job names is missing in the first row, or when that has no set of columns which
+    the task can read.
     """
-    given = spec.dataset.columns.model_dump()
+    given, row = spec.dataset.columns.model_dump(), rows[0]
     for kind, column in given.items():
         if column is not None and column not in row:
             text = f"dataset.columns.{kind}: there is no column {column!r}; there are: {listed(row)}"
             raise TrainingError(text)
-    columns = TASKS[spec.task].columns_in(given, row)
+    columns = TASKS[spec.task].columns_in(given, row, {name for one in rows for name in one})
     if columns is None:
         raise TrainingError(TASKS[spec.task].lacking(given, row) or "")
     return columns
