@@ -55,7 +55,7 @@ def nothing_stable(known: JobHistory) -> str:
     """Why a job whose trials ran has nothing to recommend."""
     verdicts = [verdict for one in known.verifications.values() if one for verdict in one.verdicts]
     reasons = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
-    return "No configuration was stable: " + "; ".join(reasons) + "."
+    return f"No configuration was stable: {'; '.join(reasons)}." if reasons else "No configuration could be verified."
 
 
 def death(claim: Claim) -> str:

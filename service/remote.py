@@ -133,7 +133,8 @@ class RemoteBroker:
                 if answer.status_code == NotFound.status:
                     return  # the trial says that it is not there
                 if not answer.is_success:
-                    raise BrokerUnavailable(f"{answer.status_code} from {self.url}")
+                    answer.read()
+                    raise self._problem(answer)
                 store(folder, answer.iter_bytes(), name)
         except (httpx.HTTPError, BadUpload) as error:
             raise BrokerUnavailable(f"{source} did not arrive from {self.url} ({error})") from error
@@ -158,18 +159,19 @@ class RemoteBroker:
             raise BrokerUnavailable(f"no control plane answers at {self.url} ({error})") from error
         if answer.is_success:
             return answer
+        raise self._problem(answer)
+
+    def _problem(self, answer: httpx.Response) -> Exception:
+        """What an answer that refuses means for the worker."""
         try:
             problem = Problem.model_validate_json(answer.content)
         except ValidationError:  # a proxy's page, while the control plane is away
-            raise BrokerUnavailable(f"{answer.status_code} from {self.url}") from None
-        if problem.code == LeaseLost.code:
-            raise LeaseLost(problem.detail)
-        if problem.code == Drained.code:
-            raise Drained(problem.detail)
-        if problem.code == OtherVersion.code:
-            raise OtherVersion(problem.detail)
+            return BrokerUnavailable(f"{answer.status_code} from {self.url}")
+        for kind in (LeaseLost, Drained, OtherVersion):
+            if problem.code == kind.code:
+                return kind(problem.detail)
         if problem.code in REFUSALS:
-            raise Misconfigured(f"{self.url} refuses this worker: {problem.detail}")
+            return Misconfigured(f"{self.url} refuses this worker: {problem.detail}")
         if answer.status_code >= 500 or answer.status_code in AGAIN:
-            raise BrokerUnavailable(f"{self.url}: {problem.detail}")
-        raise Refusal(f"The control plane refused what the worker said: {problem.detail}")
+            return BrokerUnavailable(f"{self.url}: {problem.detail}")
+        return Refusal(f"The control plane refused what the worker said: {problem.detail}")

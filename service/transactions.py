@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from service import history
 from service.contract.task import LEASE_SECONDS
-from service.db import reading
+from service.db import now, reading
 from service.history import JobHistory
 from service.leases import job_of
 from service.tuples import JobRow
@@ -40,10 +40,11 @@ class Transactions:
     def writing(self) -> Iterator[tuple[Session, float]]:
         """A short write transaction, and the time. What is changed through objects is written at its end."""
         with Session(self.engine, autoflush=False) as session, session.begin():
-            now = self._clock()
-            if self.engine.dialect.name == "postgresql":
-                now = float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
-            yield session, now
+            yield session, self.now(session)
+
+    def now(self, session: Session) -> float:
+        """Seconds since 1970: by PostgreSQL's clock, which machines share, or by the clock that was given."""
+        return self._clock() if self.engine.dialect.name == "sqlite" else now(session)
 
     def conclude(
         self,

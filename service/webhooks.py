@@ -36,7 +36,6 @@ from standardwebhooks.webhooks import Webhook as Signer
 from service import __version__, messages
 from service.access import Caller
 from service.contract.webhook import WebhookView
-from service.db import now as time_of
 from service.db import reading
 from service.enqueue import new_id
 from service.errors import BadWebhook, Misconfigured, NotFound, TooMany
@@ -174,7 +173,7 @@ class Webhooks(Transactions):
         Those that were tried longest ago come first, so that none waits for the backlog of others.
         """
         with reading(self.engine) as session:  # nothing is written, and nobody kept waiting, where none is due
-            if session.scalar(select(Delivery.seq).where(Delivery.due_at <= time_of(session)).limit(1)) is None:
+            if session.scalar(select(Delivery.seq).where(Delivery.due_at <= self.now(session)).limit(1)) is None:
                 return []
         with self.writing() as (session, now):
             first, each = func.min(Delivery.seq), aliased(Delivery)

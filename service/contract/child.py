@@ -190,7 +190,7 @@ class OutOfMemory(Contract):
     """
 
     kind: Literal["out_of_memory"] = "out_of_memory"
-    reason: str
+    reason: Annotated[str, BeforeValidator(storable)]
     used_bytes: int | None = None
     others_bytes: int = 0
 

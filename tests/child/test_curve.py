@@ -35,6 +35,14 @@ def curve() -> Any:
     return made
 
 
+def test_a_whole_curve_may_have_one_size_only(curve: Any) -> None:
+    """An optimizer that steps in the backward pass takes the whole step as one micro batch."""
+    curve._candidates = [16]
+    assert curve._below_largest(16) == [16]
+    curve._candidates = [1, 2, 4, 8, 16]
+    assert curve._below_largest(16) == [16, 8]
+
+
 @pytest.mark.parametrize(("size", "fits"), [(1, True), (4, True), (8, True), (10, True), (11, False), (16, False)])
 def test_a_size_that_nobody_ran_needs_room_as_timing_took_it(curve: Any, size: int, fits: bool) -> None:
     assert curve._has_room(size) is fits, "a quarter of a GiB a row"

@@ -40,6 +40,16 @@ def test_it_certifies_what_was_run(bundle: Bundle, tmp_path: Path) -> None:
     assert found.growth_bytes is not None and abs(found.growth_bytes) < soak.NOISE_BYTES
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_short_soak_ran_the_longest_once(bundle: Bundle, steps: int) -> None:
+    assert soak.soak(bundle, 2, steps, 0, 4, 600.0).worst_case_steps == 1
+
+
+def test_a_state_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "soak.json").write_text('{"steps": 40, "done": 7, "worst_case_steps": 1}')
+    assert soak.State.load(tmp_path / "soak.json", 40).done == 7
+
+
 @pytest.mark.parametrize(("objective", "peak"), [("memory", 900), ("wall-clock", 500)])
 def test_a_search_for_memory_counts_what_the_evaluation_takes(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch, objective: str, peak: int

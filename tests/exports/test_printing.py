@@ -39,6 +39,8 @@ def specialised(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
         ("x = recipe.off or a", "x = a"),
         ("x = a and recipe.on", "x = a"),
         ("x = row[column] or ''", "x = row[column] or ''"),
+        ("x = [a, *recipe.names] or None", "x = [a, *NAMES] or None"),
+        ("x = a and True", "x = a and True"),
         ("x = recipe.names['a']", "x = 'b'"),
         ("x = f(a, recipe)", "x = f(a)"),
         ("x = f(a, b=recipe.nothing)", "x = f(a)"),

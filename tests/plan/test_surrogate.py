@@ -15,7 +15,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.states import Origin
-from service.contract.task import EarlierTrial, PlanInput, TrialRecord
+from service.contract.task import EarlierTrial, PlanInput, TrialRecord, TrialRequest
 from service.levers import LEVERS, excluded
 from tests.factory import DATASET, configuration, failed, measured, record
 from worker.plan import plan
@@ -395,3 +395,6 @@ def test_a_trial_of_an_older_catalogue_is_at_the_baseline_of_newer_levers(spec: 
     known = PlanInput(spec=spec(), facts=facts(), history=(record(measured(older), Origin.baseline),), next_number=2)
     assert completed(known).history[0].measurement.configuration == old
     assert plan(known) == plan(completed(known)) and plan(known).trials[0].reference_loss == 9.0
+    under_way = TrialRequest(configuration=older, origin=Origin.search, number=2)
+    beside = known.model_copy(update={"open_trials": (under_way,), "next_number": 3, "workers": 2})
+    assert plan(beside) == plan(completed(beside))

@@ -13,9 +13,10 @@ import pytest
 from service.contract.child import Workplace
 from service.contract.estimate import Estimate, EstimateRequest
 from service.contract.job import JobSpec
+from service.contract.measurement import Measurement, Outcome
 from service.contract.states import Origin
 from service.contract.task import Claim, EstimateClaim, PlanClaim, PlanInput, TaskKind, TrialClaim, TrialRequest
-from service.errors import BrokerUnavailable
+from service.errors import BrokerUnavailable, OtherVersion
 from tests.factory import configuration
 from worker.runner import lease
 from worker.runner import loop as loop_room
@@ -66,6 +67,9 @@ class FakeQueue:
             self.outages -= 1
             raise BrokerUnavailable("away")
         self.ended[claim.task_id] = estimate
+
+    def finish_trial(self, claim: TrialClaim, measurement: Measurement, log: str) -> None:
+        self.ended[claim.task_id] = measurement
 
     def fail(self, claim: Claim, reason: str, log: str = "") -> None:
         self.ended[claim.task_id] = reason
@@ -144,6 +148,28 @@ def test_a_task_that_is_over_stops_fetching_its_data(work: Callable[..., FakeQue
 
     queue.fetch = fetch  # type: ignore[method-assign]
     assert work(queue).ended == {"t": "released"}
+
+
+def test_a_control_plane_of_another_version_costs_no_task(
+    work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While control planes are replaced one by one, some renewals reach one of another version."""
+    renewed = threading.Event()
+
+    def measure(*args: Any, **more: Any) -> tuple[Measurement, str]:
+        assert renewed.wait(10)
+        assert not args[5](), "the lease still holds"
+        return Measurement(configuration=configuration(), outcome=Outcome.ok), ""
+
+    def renew(*_: object) -> None:
+        renewed.set()
+        raise OtherVersion("control plane is 2, the worker is 1")
+
+    monkeypatch.setattr(lease, "WISH_SECONDS", 0.01)
+    monkeypatch.setattr(loop_room, "measure", measure)
+    queue = FakeQueue(TRIAL)
+    queue.renew = renew
+    assert isinstance(work(queue).ended["t"], Measurement)
 
 
 def test_an_error_of_the_heartbeat_ends_the_task_with_its_reason(

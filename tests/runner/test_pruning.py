@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from worker.runner.pruning import prune
+from worker.runner.watchdog import too_much_disk
 
 
 def made(folder: Path, days: float) -> Path:
@@ -27,3 +28,14 @@ def test_what_is_old_goes_and_what_is_in_use_stays(tmp_path: Path, monkeypatch: 
     prune(tmp_path)
     assert [one.exists() for one in (old, fresh, dead, mine, other)] == [False, True, False, True, True]
     prune(tmp_path / "nothing-there")
+
+
+def test_a_child_s_scratch_folder_is_in_use_as_long_as_it_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    folder = made(tmp_path / "dynotune-trial-long", 2)
+    assert too_much_disk(folder / "output") is None
+    prune(tmp_path / "home")
+    assert folder.exists()
+    assert too_much_disk(tmp_path / "gone" / "output") is None

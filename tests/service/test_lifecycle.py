@@ -16,6 +16,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialClaim
 from service.errors import Drained, LeaseLost
+from service.jobs import summary
 from service.models import Event, Job, JobLabel, Need, Submission, Task
 from service.queue import Queue
 from tests.factory import configuration, measured
@@ -43,6 +44,14 @@ def test_a_submission_under_a_key_is_made_once(api: TestClient, engine: Engine, 
     assert copy["status"] == "queued"
     api.post(f"/v1/jobs/{copy['id']}/cancel")
     assert api.post(path, json={}, headers=copied).json() == copy | {"status": "cancelled"}
+
+
+def test_a_job_that_never_began_took_no_time(api: TestClient, engine: Engine, job: Make) -> None:
+    name = api.post("/v1/jobs", json=job()).json()["id"]
+    assert api.post(f"/v1/jobs/{name}/cancel").is_success
+    with Session(engine) as session:
+        found = session.scalars(select(Job)).one()
+        assert summary(found, found.created_at + 3600).elapsed_seconds == 0
 
 
 def test_an_idempotency_key_is_forgotten_after_a_day(queue: Queue, engine: Engine, job: Make) -> None:

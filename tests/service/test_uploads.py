@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from service import __version__
 from service.api import create_app
 from service.contract.internal import VERSION
-from service.errors import BrokerUnavailable
+from service.errors import BrokerUnavailable, OtherVersion
 from service.queue import Queue
 from service.remote import RemoteBroker
 from service.settings import Settings
@@ -124,6 +124,15 @@ def test_a_distant_worker_fetches_it_once(api: TestClient, tmp_path: Path, monke
     broker.fetch(f"upload:{'0' * 64}.jsonl", folder)  # the trial says that it is not there
     assert list(folder.iterdir()) == [copy]
     assert api.get("/internal/v1/uploads/..%2Ftest.db", headers={VERSION: __version__}).status_code == 404
+
+
+def test_a_worker_is_told_why_it_may_not_fetch(api: TestClient, tmp_path: Path) -> None:
+    """It waits for a control plane of its version, as with every other call."""
+    source = send(api).json()["source"]
+    broker = RemoteBroker("http://127.0.0.1:8000", None, api)  # type: ignore[arg-type]
+    broker._headers = {VERSION: "0.0"}
+    with pytest.raises(OtherVersion):
+        broker.fetch(source, tmp_path / "worker")
 
 
 def test_a_copy_that_was_damaged_on_the_way_is_not_kept(api: TestClient, settings: Settings, tmp_path: Path) -> None:

@@ -140,16 +140,17 @@ class Curve:
     def _below_largest(self, largest: int) -> list[int]:
         """The candidate sizes at or just below the largest, three quarters of it, and half of it."""
         wanted = [max(1, int(share * largest)) for share in BELOW_LARGEST]
-        return list(dict.fromkeys(max(size for size in self._candidates if size <= most) for most in wanted))
+        below = [max((size for size in self._candidates if size <= most), default=None) for most in wanted]
+        return list(dict.fromkeys(size for size in below if size is not None))
 
     def _time(self, size: int) -> bool:
         """Time one pass over the work unit at a size; False when the time is up before the pass ends."""
         bundle, device = self._bundle, self._bundle.device
-        self._tell(Progress(text=f"timing micro batch {size}"))
         device.empty_cache()  # of what larger sizes left there, as it would count as this one's
         device.reset_peak()
         began = time.perf_counter()
         self._tell(ProbeStarted(micro_batch_size=size))
+        self._tell(Progress(text=f"timing micro batch {size}"))  # after it, as the last one told is shown
         worst = self._worst(size)
         if worst is None:
             probe.fits(bundle, size)

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.contract.child import Built, Progress, Workplace
+from service.contract.child import Built, ProbeStarted, Progress, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import PREPARE, DatasetFacts, Measurement, Outcome, Probe
 from service.contract.objective import minimises_memory
@@ -24,6 +24,7 @@ from worker.child.size_search import Found, Known, Tell
 from worker.devices import Device
 
 CHECK_SAMPLES = 8  # of the step that is compared with the baseline's
+CHECKED_AT = 4  # the micro batch of that step at most
 UNIFORM = 0.9  # times the longest row: what rows have on average that count as uniform
 MOST_UNIFORM_TOKENS = 65_536  # of a unit of rows of one length: long rows would take a large model minutes a pass
 SEARCHED_BATCH = 64  # samples of a step, for the unit's size, where the job leaves the effective batch to the search
@@ -141,6 +142,7 @@ def run_trial(
             base |= limits_of(found)
         steps.reset_optimizer(bundle)
         spent.phase("compile")
+    tell(ProbeStarted(micro_batch_size=min(CHECKED_AT, found.largest)))  # or a failure is held against the largest
     tell(Progress(text="checking against the baseline"))
     reference = check_reference(bundle, unit, request, found.largest, notes)
     spent.phase("check")
@@ -254,7 +256,7 @@ def check_reference(
     lengths = bundle.data.lengths
     short = [sample for sample in unit if lengths[sample] <= half][:CHECK_SAMPLES]
     samples = short if len(short) == CHECK_SAMPLES else unit[:CHECK_SAMPLES]
-    micro = len(samples) if bundle.recipe.steps_in_backward else min(4, largest)
+    micro = len(samples) if bundle.recipe.steps_in_backward else min(CHECKED_AT, largest)
     (step,) = arrange.plan_of(bundle, samples, micro=micro, effective=len(samples))
     result = steps.reference_step(bundle, step)
     steps.check(bundle, result, 0)

@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from service.contract.child import RunSoak, Workplace
@@ -63,7 +63,6 @@ class State:
     steps: int
     done: int = 0
     segments: int = 0
-    worst_case_steps: int = 0
     retries: int = 0
     peak: int = 0
     evaluation: Evaluation | None = None
@@ -76,7 +75,8 @@ class State:
         """Read the saved state, without the `live` memory of the steps so far: that was another process's."""
         if file is None or not file.exists():
             return cls(steps)
-        state = cls(**json.loads(file.read_text()))
+        known = {one.name for one in fields(cls)}  # an earlier version may have written others
+        state = cls(**{name: value for name, value in json.loads(file.read_text()).items() if name in known})
         if state.steps != steps:
             return cls(steps)
         state.live = []
@@ -184,7 +184,7 @@ def soak(
         steps=state.done,
         wanted_steps=steps,
         segments=state.segments,
-        worst_case_steps=min(state.done, 1) + (state.done > middle),
+        worst_case_steps=sum(step is plan[0] for step in plan[: state.done]),
         evaluation_batch_size=evaluation_size,
         evaluation_loss=seen.loss,
         evaluation_accuracy=seen.accuracy,

@@ -179,22 +179,29 @@ class View:
 
 
 def completed(known: PlanInput) -> PlanInput:
-    """The input with every configuration of the history at the baseline of levers that came with a later version."""
-    if all(one.request.configuration.levers.keys() >= LEVERS.keys() for one in known.history):
+    """The input with every trial's configuration at the baseline of levers that came with a later version."""
+    trials = [*(one.request for one in known.history), *known.open_trials]
+    if all(one.configuration.levers.keys() >= LEVERS.keys() for one in trials):
         return known
-    usual = {name: lever.baseline for name, lever in LEVERS.items()}
-
-    def whole(made: Configuration) -> Configuration:
-        return made.model_copy(update={"levers": {name: made.levers.get(name, usual[name]) for name in LEVERS}})
-
     history = tuple(
         TrialRecord(
-            request=one.request.model_copy(update={"configuration": whole(one.request.configuration)}),
+            request=complete(one.request),
             measurement=one.measurement.model_copy(update={"configuration": whole(one.measurement.configuration)}),
         )
         for one in known.history
     )
-    return known.model_copy(update={"history": history})
+    return known.model_copy(update={"history": history, "open_trials": tuple(map(complete, known.open_trials))})
+
+
+def complete(trial: TrialRequest) -> TrialRequest:
+    """The trial with a choice of every lever."""
+    return trial.model_copy(update={"configuration": whole(trial.configuration)})
+
+
+def whole(made: Configuration) -> Configuration:
+    """The configuration at the baseline of levers that it does not know."""
+    levers = {name: made.levers.get(name, lever.baseline) for name, lever in LEVERS.items()}
+    return made.model_copy(update={"levers": levers})
 
 
 def is_lacked(configuration: Configuration, lacks: Mapping[str, str]) -> bool:

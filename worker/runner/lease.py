@@ -8,7 +8,7 @@ from types import TracebackType
 
 from service.broker import Broker
 from service.contract.task import WISH_SECONDS, Claim, Wish
-from service.errors import BrokerUnavailable, LeaseLost
+from service.errors import BrokerUnavailable, LeaseLost, OtherVersion
 
 
 class Lease:
@@ -55,7 +55,7 @@ class Lease:
                 self.wish = self._renew()
             except LeaseLost:
                 self.lost = True
-            except BrokerUnavailable:
+            except (BrokerUnavailable, OtherVersion):
                 continue  # the lease lasts through a short outage; the next renewal tries again
             except Exception as error:  # noqa: BLE001 - kept in `failure`, which the worker's main thread raises
                 self.failure = error

@@ -181,7 +181,7 @@ class Loop:
                 self._run(claim, lease)
             except JobFailed as error:
                 self._fail(claim, str(error), error.log)
-            except (BrokerUnavailable, LeaseLost):
+            except (BrokerUnavailable, OtherVersion, LeaseLost):
                 raise
             except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
                 trace = traceback.format_exc()
@@ -235,7 +235,7 @@ class Loop:
             raise JobFailed(problem)
         try:
             self._persist(lambda: broker.fetch(claim.spec.dataset.source, self.bench.home / "uploads"), ended)
-        except BrokerUnavailable:
+        except (BrokerUnavailable, OtherVersion):
             if not ended():
                 raise
             return None

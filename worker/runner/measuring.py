@@ -28,6 +28,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import PREPARE, Measurement, Outcome, Probe
 from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
+from worker.plan.view import complete
 from worker.runner.incumbent import Contender, Incumbent
 from worker.runner.sandbox import Ending, Sandbox
 
@@ -83,7 +84,7 @@ def measure(
     turns with the best one so far.
     """
     stays = incumbent is not None and incumbent.wanted(spec)
-    trial = incumbent.at_pace(trial) if incumbent is not None else trial
+    trial = complete(incumbent.at_pace(trial) if incumbent is not None else trial)
     probes: list[Probe] = []
     began, before, prepared = time.monotonic(), 0.0, 0.0
 
@@ -168,7 +169,7 @@ def outcome_of(ending: Ending) -> Outcome:
 
 
 def _probes(ending: Ending) -> tuple[Probe | None, list[Probe]]:
-    """(the size that was running when the child ended, as a probe without a peak; the probes of sizes that fitted)."""
+    """(the size that was begun last before the child ended, as a probe without a peak; those of sizes that fitted)."""
     begun = [message for message in ending.seen if isinstance(message, ProbeStarted)]
     done = [message.probe for message in ending.seen if isinstance(message, ProbeDone)]
     if not begun:

@@ -57,7 +57,9 @@ class Processes:
             self._end()
             return False
         sys.stderr.write(f"{said}; it is started again in {pause:g} s.\n")
-        time.sleep(pause)
+        until = time.monotonic() + pause
+        while not self._ending and time.monotonic() < until:
+            time.sleep(0.05)  # a signal in between does not wait for the rest of the pause
         if not self._ending:
             self._start(name)
         return not self._ending

@@ -8,6 +8,7 @@ may have taken since.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 
@@ -42,13 +43,17 @@ def _bytes(pid: int, file: str, names: tuple[str, ...]) -> int:
 
 
 def too_much_disk(output: Path) -> str | None:
-    """Why a child has to be ended because of its output file, or of the disk that the file is on; or None."""
-    with contextlib.suppress(FileNotFoundError):  # the child has not opened it yet
+    """Why a child has to be ended because of its output file, or of the disk that the file is on; or None.
+
+    It marks the file's folder as in use, so that worker/runner/pruning.py does not delete it.
+    """
+    with contextlib.suppress(FileNotFoundError):  # the child has not opened it yet, or the folder was cleaned away
+        os.utime(output.parent)
+        free = shutil.disk_usage(output.parent).free
+        if free < LEAST_FREE_BYTES:
+            return f"while it ran, only {free >> 20} MiB of disk were left at {output.parent.parent}"
         if output.stat().st_size > MOST_OUTPUT_BYTES:
             return f"it printed more than {MOST_OUTPUT_BYTES >> 20} MiB"
-    free = shutil.disk_usage(output.parent).free
-    if free < LEAST_FREE_BYTES:
-        return f"while it ran, only {free >> 20} MiB of disk were left at {output.parent.parent}"
     return None
 
 

@@ -21,6 +21,7 @@ import libcst.matchers as m
 from service.recipe import Applied
 
 UNKNOWN = object()
+NAME = m.Name(m.MatchIfTrue(lambda value: value not in ("None", "True", "False")))  # to libcst these are names too
 END = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 
 
@@ -94,7 +95,7 @@ class Specialiser(cst.CSTTransformer):
         if left is not UNKNOWN:
             return self.folded(original_node.left, updated_node.left) if bool(left) is ends else updated_node.right
         right = self.truth(original_node.right, updated_node.right)
-        if right is not UNKNOWN and bool(right) is not ends and m.findall(original_node.right, m.Name()):
+        if right is not UNKNOWN and bool(right) is not ends and m.findall(original_node.right, NAME):
             return updated_node.left  # unlike the right side of `text or ""`, which is a value and no test
         return updated_node
 
@@ -173,7 +174,7 @@ class Specialiser(cst.CSTTransformer):
 
     def _fields(self, node: cst.BaseExpression) -> Any:
         """The values of a field that a loop goes over, UNKNOWN where it goes over something else."""
-        return self.value(node) if m.findall(node, m.Name()) else UNKNOWN
+        return self.value(node) if m.findall(node, NAME) else UNKNOWN
 
     def leave_For(self, original_node: cst.For, updated_node: cst.For) -> Any:
         """The body once for each of the field's values."""
