@@ -13,7 +13,10 @@ from typing import Any
 from training.recipe import Recipe
 
 Record = dict[str, Any]
-HELD_OUT = ("test", "validation", "valid", "dev", "eval")  # splits that are not trained on, by their usual names
+# Splits that are not trained on, by their usual names.
+HELD_OUT = ("test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation")
+# Files that are no data: hidden ones, such as an editor's copies, and what the library `datasets` writes beside data.
+NO_DATA = re.compile(r"(^|/)(\.|(dataset_infos?|dataset_dict|state)\.json$)")
 
 
 def read_file(path: Path, recipe: Recipe) -> list[Record]:
@@ -63,9 +66,15 @@ def files_of(source: Path, splits: Sequence[str], recipe: Recipe) -> list[Path]:
     """The file itself, or the files of a folder whose path has one of `splits` as a part (all files, without any)."""
     if source.is_file():
         return [source]
-    files = sorted(path for path in source.rglob("*") if path.suffix in recipe.formats and path.is_file())
+    files = [path for path in files_by(["**/*"], source, recipe) if not NO_DATA.search(str(path.relative_to(source)))]
     part = re.compile(rf"(^|[-_./])({'|'.join(map(re.escape, splits))})($|[-_./])" if splits else "")
     return [path for path in files if part.search(str(path.relative_to(source)))]
+
+
+def files_by(patterns: Sequence[str], source: Path, recipe: Recipe) -> list[Path]:
+    """The files of a folder that a pattern matches, and whose ending is one of the recipe's."""
+    found = {path for pattern in patterns for path in source.glob(pattern)}
+    return sorted(path for path in found if path.suffix in recipe.formats and path.is_file())
 
 
 def files_to_train(source: Path, recipe: Recipe) -> tuple[list[Path], list[Path]]:
@@ -73,24 +82,32 @@ def files_to_train(source: Path, recipe: Recipe) -> tuple[list[Path], list[Path]
 
     Where no file is named after the split `train`, all others train.
     """
-    files = files_of(source, [recipe.train_split], recipe)
+    train = ("train", "training") if recipe.train_split == "train" else (recipe.train_split,)
+    files, held = files_of(source, train, recipe), files_to_validate(source, recipe)
+    others = [path for path in files_of(source, HELD_OUT, recipe) if path not in (*files, *held)]
     if files or recipe.train_split != "train":
-        return files, []
-    held = files_of(source, [recipe.validation_split], recipe) if recipe.validation_split else []
-    others = [path for path in files_of(source, HELD_OUT, recipe) if path not in held]
+        return files, others
     return [path for path in files_of(source, [], recipe) if path not in (*held, *others)], others
+
+
+def files_to_validate(source: Path, recipe: Recipe) -> list[Path]:
+    """The files of a folder that are named after the split that validates; none where the job names no such split."""
+    return files_of(source, [recipe.validation_split], recipe) if recipe.validation_split else []
 
 
 def read_splits(source: Path, recipe: Recipe) -> tuple[list[Record], list[Record]]:
     """(training rows, validation rows); without a validation split, a share of the training rows is held out."""
     if recipe.split_column:
-        rows = [row for path in files_of(source, [], recipe) for row in read_file(path, recipe)]
+        paths = files_by(recipe.train_files, source, recipe) if recipe.train_files else files_of(source, [], recipe)
+        rows = [row for path in paths for row in read_file(path, recipe)]
         train = [row for row in rows if str(row[recipe.split_column]) == recipe.train_split]
         held = [row for row in rows if str(row[recipe.split_column]) == recipe.validation_split]
     elif recipe.dataset_is_folder:
-        held_files = files_of(source, [recipe.validation_split], recipe) if recipe.validation_split else []
-        files, _ = files_to_train(source, recipe)
-        train, held = ([row for path in some for row in read_file(path, recipe)] for some in (files, held_files))
+        if recipe.train_files:
+            chosen = [files_by(recipe.train_files, source, recipe), files_by(recipe.validation_files, source, recipe)]
+        else:
+            chosen = [files_to_train(source, recipe)[0], files_to_validate(source, recipe)]
+        train, held = ([row for path in files for row in read_file(path, recipe)] for files in chosen)
     else:
         train, held = read_file(source, recipe), []
     if recipe.validation_split:

@@ -42,6 +42,8 @@ class Recipe:
     formats: tuple[str, ...]  # file name endings
     columns: Mapping[str, str]
     needed: tuple[str, ...]
+    train_files: tuple[str, ...]  # patterns of the files that train; empty where files' names say which do
+    validation_files: tuple[str, ...]
     csv_options: Mapping[str, Any]  # arguments of csv.DictReader
     json_arrays: bool  # a .json file may hold one array of rows
     numbers_as_text: bool  # a text column holds numbers

@@ -34,7 +34,10 @@ def locate(source: str, recipe: Recipe) -> Path:
         return Path(source)
     from huggingface_hub import snapshot_download
 
-    patterns = [f"*{ending}" for ending in recipe.formats]
+    if recipe.train_files:
+        patterns = [pattern.replace("**/", "") for pattern in (*recipe.train_files, *recipe.validation_files)]
+    else:
+        patterns = [f"*{ending}" for ending in recipe.formats]
     options: dict[str, Any] = {"repo_type": "dataset", "revision": recipe.dataset_revision}
     return Path(snapshot_download(source, allow_patterns=patterns, **options))
 

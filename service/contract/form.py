@@ -22,6 +22,10 @@ NAMED = 8  # classes that a note names
 class DataForm(Contract):
     """How a dataset is read where it is not in the plainest form. The fields are those of the training Recipe."""
 
+    train_files: tuple[str, ...] = Field(
+        default=(), description="Patterns of the files that train; empty where files' names say which do."
+    )
+    validation_files: tuple[str, ...] = Field(default=(), description="The same of those that validate.")
     csv_options: dict[str, str] = Field(default_factory=dict, description="Arguments of csv.DictReader.")
     json_arrays: bool = Field(default=False, description="A .json file holds one array of rows, not one row a line.")
     numbers_as_text: bool = Field(default=False, description="A text column holds whole numbers, read as text.")

@@ -118,6 +118,12 @@ class DatasetSpec(Asked):
     """The data: a hub id, a folder, or a jsonl / csv / parquet file; rows are cut at `max_length` tokens."""
 
     source: Source = Field(examples=["examples/data/functions.jsonl"])
+    config: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="Which of a dataset's configurations, as its card names them: the `name` of `load_dataset`.",
+    )
     revision: Revision | None = None
     columns: Columns = Columns()
     max_length: int = Field(default=1024, ge=8, le=10_000_000, description="Tokens; longer samples are cut.")

@@ -349,6 +349,7 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
         "path": spec.dataset.source,
         **({"ds_type": loader(data)} if file else {"split": spec.dataset.splits.train}),
         **({"revision": spec.dataset.revision} if spec.dataset.revision and not data.is_local else {}),
+        **({"name": spec.dataset.config} if spec.dataset.config and not data.is_local else {}),
     }
     if "messages" in data.columns:
         template = data.form.chat_template

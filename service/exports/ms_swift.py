@@ -176,7 +176,9 @@ def write(recommendation: Recommendation) -> str:
         "model": spec.model.source,
         **({"model_revision": spec.model.revision} if spec.model.revision else {}),
         "use_hf": True,
-        "dataset": [spec.dataset.source],
+        "dataset": [
+            spec.dataset.source if data.is_local else ":".join(filter(None, (spec.dataset.source, spec.dataset.config)))
+        ],
         **({"columns": json.dumps(named)} if named else {}),
         "split_dataset_ratio": spec.dataset.splits.validation_fraction,
         "tuner_type": "lora" if recommendation.LoraConfig else "full",

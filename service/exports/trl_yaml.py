@@ -228,7 +228,8 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
     source = spec.dataset.source
     place = {"path": loader(data), "data_files": source} if data.is_local and not data.is_folder else {"path": source}
     split = "train" if data.is_local else spec.dataset.splits.train
-    return {**place, "split": split, "columns": list(columns_of(data))}
+    name = {"name": spec.dataset.config} if spec.dataset.config and not data.is_local else {}
+    return {**place, **name, "split": split, "columns": list(columns_of(data))}
 
 
 def about_rows(recommendation: Recommendation) -> list[str]:

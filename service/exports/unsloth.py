@@ -260,6 +260,7 @@ def source(recommendation: Recommendation) -> str:
         {"path": loader(data), place: spec.dataset.source, "split": "train"}
         if data.is_local
         else {"path": spec.dataset.source, "split": spec.dataset.splits.train, "revision": spec.dataset.revision}
+        | ({"name": spec.dataset.config} if spec.dataset.config else {})
     )
     if loader(data) != "csv":
         return f"**{found!r}"

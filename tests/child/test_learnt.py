@@ -167,9 +167,21 @@ def test_a_folder_s_test_file_is_not_trained_on(tmp_path: Path, tokenizer: Any) 
         tiny.write(tmp_path / "data" / f"{name}.jsonl", [{"text": word}] * 4)
     found = load(tmp_path / "data", tokenizer)
     assert all("value" not in tokenizer.decode(ids) for ids, _ in (*found.train, *found.validation))
-    assert "were not trained on: dev-00.jsonl, test.jsonl." in " ".join(found.facts.notes)
+    assert "were not trained on: dev-00.jsonl, test.jsonl (dataset.splits.validation may" in " ".join(found.facts.notes)
     tiny.write(tmp_path / "alone" / "test.jsonl", [{"text": "value"}] * 4)
     assert "named after other splits: test.jsonl" in refused(load, tmp_path / "alone", tokenizer)
+
+
+def test_files_of_a_folder_that_are_no_data_are_not_read(tmp_path: Path, tokenizer: Any) -> None:
+    """Jupyter's copies, what macOS writes beside files, and what the library `datasets` writes beside data."""
+    tiny.write(tmp_path / "data" / "train.jsonl", [{"text": "return"}] * 8)
+    for name in (".ipynb_checkpoints/train-checkpoint.jsonl", "._train.jsonl", "dataset_infos.json", "val.jsonl"):
+        tiny.write(tmp_path / "data" / name, [{"text": "value"}] * 8)
+    found = load(tmp_path / "data", tokenizer)
+    assert {tokenizer.decode(ids, skip_special_tokens=True) for ids, _ in (*found.train, *found.validation)} == {
+        "return"
+    }
+    assert len(found.train) + len(found.validation) == 8 and "not trained on: val.jsonl" in found.facts.notes[0]
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # by peft

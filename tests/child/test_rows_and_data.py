@@ -210,7 +210,7 @@ def test_an_empty_file(tmp_path: Path, content: str) -> None:
 def test_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as error:
         read_splits(dataset(tmp_path), tmp_path)
-    assert "no training rows" in problem(error)
+    assert "has no .jsonl, .json, .csv, .parquet files" in problem(error)
 
 
 @pytest.mark.parametrize(

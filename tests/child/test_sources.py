@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
@@ -20,6 +22,7 @@ from tests.conftest import ROOT
 from tests.factory import configuration
 from training.errors import TrainingError
 from worker.child import build, rows, sources
+from worker.child.build import recipe_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLDER = "f" * 40
@@ -78,7 +81,7 @@ def model(source: str | Path, root: Path, pickle: bool = False, code: bool = Fal
 
 def dataset(source: str | Path, root: Path, **changes: Any) -> Path:
     """The path of a dataset."""
-    return sources.dataset_path(DatasetSpec.model_validate({"source": str(source)} | changes), workplace(root))
+    return sources.dataset_files(DatasetSpec.model_validate({"source": str(source)} | changes), workplace(root)).path
 
 
 def refused(call: Any, *arguments: Any, **named: Any) -> str:
@@ -162,6 +165,97 @@ def test_a_dataset_of_the_hub_is_found_in_its_cache_and_read_through_its_links(r
     assert found == snapshot
     train, held = read_splits(DatasetSpec(source="org/rows", splits=Splits(validation_fraction=0.2)), found)
     assert len(train) == 8 and len(held) == 2
+
+
+CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/part-*}
+  - {split: test, path: main/other.jsonl}
+- config_name: socratic
+  data_files: socratic/*.jsonl
+- {config_name: below, data_dir: below}
+---
+# Words"""
+
+
+def configured(cache: Path, card: str) -> None:
+    """A dataset of the hub with these files."""
+    names = ("main/part-0", "main/part-1", "main/other", "socratic/a", "below/train/b", "below/test", "stray")
+    files = {f"{name}.jsonl": f'{{"text": "{name}"}}\n'.encode() * 2 for name in names}
+    put_in_cache(cache, "dataset", "org/rows", COMMIT, files | {"README.md": card.encode()}, "main")
+
+
+def texts(root: Path, **changes: Any) -> set[str]:
+    """What a job trains on, and holds out, of that dataset."""
+    spec = tiny.job(root, root, dataset={"source": "org/rows"} | changes)
+    place, made = workplace(root), configuration()
+    found = sources.dataset_files(spec.dataset, place)
+    recipe = replace(recipe_of(spec, made), train_files=found.train, validation_files=found.validation)
+    return {row["text"] for part in rows.read_rows(spec, recipe, found.path)[:2] for row in part}
+
+
+def test_of_several_configurations_the_one_that_is_named_is_read(root: Path, cache: Path) -> None:
+    configured(cache, CARD)
+    assert texts(root, config="main") == {"main/part-0", "main/part-1"}
+    both = texts(root, config="main", splits={"validation": "test"})
+    assert both == {"main/part-0", "main/part-1", "main/other"}
+    assert texts(root, config="socratic") == {"socratic/a"}
+    assert texts(root, config="below") == {"below/train/b"}
+    sentence = refused(texts, root)
+    assert "it has several configurations, name one of these: main, socratic, below" in sentence
+    assert "'mian' is none of its configurations" in refused(texts, root, config="mian")
+    assert "has no split 'train_sft'; it has train, test" in refused(
+        texts, root, config="main", splits={"train": "train_sft"}
+    )
+
+
+def test_the_default_configuration_is_read_and_told(root: Path, cache: Path) -> None:
+    configured(cache, CARD.replace("config_name: socratic", "config_name: socratic\n  default: true"))
+    assert texts(root) == {"socratic/a"}
+    found = sources.dataset_files(DatasetSpec(source="org/rows"), workplace(root))
+    assert found.configuration == "default" and found.train == ("socratic/*.jsonl",)
+
+
+def test_without_a_card_a_configuration_is_a_folder(root: Path, cache: Path) -> None:
+    configured(cache, "no YAML")
+    assert texts(root, config="below") == {"below/train/b"}
+    assert "has no .jsonl" in refused(texts, root, config="other")
+
+
+def test_only_what_is_read_is_downloaded(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configured(cache, CARD)
+    asked: list[Any] = []
+    real = huggingface_hub.snapshot_download
+
+    def download(*arguments: Any, **named: Any) -> str:
+        asked.append((named["allow_patterns"], named["ignore_patterns"]))
+        return str(real(*arguments, **named))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    dataset("org/rows", root, config="main")
+    assert [patterns for patterns, _ in asked] == [["README.md"], ["main/part-*"]]
+    put_in_cache(cache, "model", "org/name", COMMIT, {"config.json": b"{}", "model.safetensors": b""}, "main")
+    model("org/name", root)
+    model("org/name", root, weights="random")
+    loaded, drawn = asked[-2:]
+    assert "*.safetensors" in loaded[0] and "consolidated*" in loaded[1]
+    assert not any("safetensors" in pattern or "bin" in pattern for pattern in drawn[0])
+
+
+def test_what_does_not_fit_on_the_disk_is_not_begun(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configured(cache, "no YAML")
+    files = [
+        SimpleNamespace(rfilename="main/part-0.jsonl", size=5 << 40),
+        SimpleNamespace(rfilename="x.bin", size=1 << 60),
+    ]
+    listed = SimpleNamespace(siblings=files)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, **__: listed)
+    sentence = refused(dataset, "org/rows", root)
+    assert "org/rows has 5497.6 GB to download" in sentence and "set HF_HOME to a larger disk" in sentence
+    files[0].size = 40
+    sources._check_room("org/rows", None, "dataset", ["*.jsonl"], None)
 
 
 def test_what_is_not_in_the_cache_is_said_with_its_revision(root: Path, cache: Path) -> None:

@@ -66,10 +66,13 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
     if file and file.exists():
         os.utime(file.parent)  # marks the cache as in use, so that worker/runner/pruning.py does not delete it
         return _unpack(file)
-    source = sources.dataset_path(spec.dataset, workplace)
+    files = sources.dataset_files(spec.dataset, workplace)
     recipe = replace(recipe, dataset_is_local=sources.local(spec.dataset.source, workplace).exists())
     recipe = replace(recipe, chat_template=sources.chat_template(spec.dataset, workplace))
-    train_rows, validation_rows, recipe, notes = read_rows(spec, recipe, source)
+    recipe = replace(recipe, train_files=files.train, validation_files=files.validation)
+    train_rows, validation_rows, recipe, notes = read_rows(spec, recipe, files.path)
+    if files.configuration and spec.dataset.config is None:
+        notes.append(f"Of the dataset its configuration {files.configuration!r} was read (dataset.config).")
     if "messages" in recipe.columns and not (recipe.chat_template or tokenizer.chat_template):
         raise TrainingError(
             f"dataset.columns.messages: the tokenizer of {spec.model.source} has no chat template; "

@@ -13,7 +13,7 @@ from service.contract.job import JobSpec
 from service.contract.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, listed, read
 from service.tasks import TASKS
 from training.errors import TrainingError
-from training.reading import Record, files_of, files_to_train, read_splits
+from training.reading import Record, files_by, files_of, files_to_train, read_splits
 from training.recipe import Recipe
 
 
@@ -22,9 +22,16 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
 
     TrainingError says in one sentence what is wrong with data that cannot be read.
     """
-    files = files_of(source, [], recipe)
+    told = (*recipe.train_files, *recipe.validation_files)
+    files = files_by(told, source, recipe) if told else files_of(source, [], recipe)
     if source.is_file() and source.suffix not in ENDINGS:
         raise TrainingError(f"{source.name}: datasets are read from {', '.join(ENDINGS)} files")
+    if not files:
+        of = f" of the configuration {spec.dataset.config!r}" if spec.dataset.config else ""
+        raise TrainingError(
+            f"dataset {spec.dataset.source} has no {', '.join(ENDINGS)} files{of}; compressed files and datasets with "
+            "a script are not read: write them out first, or name revision: refs/convert/parquet and the config"
+        )
     formats = tuple(ending for ending in ENDINGS if any(file.suffix == ending for file in files))
     recipe = replace(recipe, formats=formats, dataset_is_folder=source.is_dir())
     try:
@@ -32,25 +39,26 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
         train, held_out = read_splits(source, recipe)
     except (ValueError, TypeError, AttributeError, KeyError, ImportError, RecursionError, csv.Error) as error:
         _explain(files, recipe.split_column)
-        raise TrainingError(f"dataset {source.name} cannot be read: {str(error)[:300]}") from error
+        raise TrainingError(f"dataset {spec.dataset.source} cannot be read: {str(error)[:300]}") from error
     if not all(isinstance(row, dict) for row in (*train, *held_out)):
         _explain(files, recipe.split_column)
     splits = spec.dataset.splits
     left_out = _held_out_by_name(source, recipe)
     if not train:
         named = f"; its files are named after other splits: {left_out}" if left_out else ""
-        raise TrainingError(f"dataset {source.name} has no training rows (split {splits.train!r}){named}")
+        raise TrainingError(f"dataset {spec.dataset.source} has no training rows (split {splits.train!r}){named}")
     if splits.validation and not held_out:
-        raise TrainingError(f"dataset {source.name} has no validation rows (split {splits.validation!r})")
+        raise TrainingError(f"dataset {spec.dataset.source} has no validation rows (split {splits.validation!r})")
     recipe, notes = _in_form(spec, recipe, train + held_out)
     if left_out:
-        notes.append(f"Files that are named after other splits were not trained on: {left_out}.")
+        hint = "" if splits.validation else " (dataset.splits.validation may name the one that validates)"
+        notes.append(f"Files that are named after other splits were not trained on: {left_out}{hint}.")
     return train, held_out, recipe, notes
 
 
 def _held_out_by_name(source: Path, recipe: Recipe) -> str:
     """The first files of a folder that do not train because of their names."""
-    if not recipe.dataset_is_folder or recipe.split_column:
+    if not recipe.dataset_is_folder or recipe.split_column or recipe.train_files:
         return ""
     return ", ".join(str(path.relative_to(source)) for path in files_to_train(source, recipe)[1][:8])
 

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from service.contract.child import Workplace
 from service.contract.job import DatasetSpec, ModelSpec
 from service.contract.paths import looks_local, outside
+from service.contract.rows import ENDINGS
 from training.errors import TrainingError
+from worker.child.hub_configurations import CARD, files_of_configuration, patterns_of
 
+LEAST_FREE = 1 << 30  # bytes that a download leaves free
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
+@dataclass(frozen=True)
+class DatasetFiles:
+    """A dataset's file or folder, the configuration that is read, and patterns of its files: none where names tell."""
+
+    path: Path
+    configuration: str
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+
+
 def model_folder(model: ModelSpec, workplace: Workplace) -> Path:
     """The model's folder; TrainingError when it is unknown, or holds code or pickles that are not allowed."""
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
-    patterns += ["*.bin"] if workplace.allow_pickle else []
+    patterns = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
+    if model.weights == "pretrained":
+        patterns += ["*.safetensors", *(["*.bin"] if workplace.allow_pickle else [])]
     folder = _local(model.source, "model.source", workplace) or _hub(model.source, model.revision, "model", patterns)
     if not (folder / "config.json").is_file():
         raise TrainingError(f"model.source: {model.source} has no config.json, so it is not a model folder")
@@ -36,8 +53,12 @@ def model_folder(model: ModelSpec, workplace: Workplace) -> Path:
         )
     if model.weights == "pretrained" and not any(folder.glob("*.safetensors")):
         if not any(folder.glob("*.bin")):
+            pickles = (
+                "" if workplace.allow_pickle else ", or none but pickles, which DYNOTUNE_ALLOW_PICKLE=1 would allow"
+            )
             raise TrainingError(
-                f"model.source: {model.source} holds no weights; say weights: random to measure with drawn ones"
+                f"model.source: {model.source} holds no weights{pickles}; "
+                "say weights: random to measure with drawn ones"
             )
         if not workplace.allow_pickle:
             raise TrainingError(
@@ -47,11 +68,16 @@ def model_folder(model: ModelSpec, workplace: Workplace) -> Path:
     return folder
 
 
-def dataset_path(dataset: DatasetSpec, workplace: Workplace) -> Path:
-    """The dataset's file or folder; TrainingError when it is unknown."""
-    patterns = ["*.jsonl", "*.json", "*.csv", "*.parquet"]
+def dataset_files(dataset: DatasetSpec, workplace: Workplace) -> DatasetFiles:
+    """Where the dataset lies, and which of its files are read; TrainingError when it is unknown."""
     local = _local(dataset.source, "dataset.source", workplace)
-    return local or _hub(dataset.source, dataset.revision, "dataset", patterns)
+    folder = local or _hub(dataset.source, dataset.revision, "dataset", [CARD])
+    name, files = files_of_configuration(folder, dataset)
+    train, validation = patterns_of(files, dataset) if files else ((), ())
+    if local is None:
+        patterns = [one.replace("**/", "") for one in (*train, *validation)] or [f"*{ending}" for ending in ENDINGS]
+        folder = _hub(dataset.source, dataset.revision, "dataset", patterns)
+    return DatasetFiles(folder, name, train, validation)
 
 
 def chat_template(dataset: DatasetSpec, workplace: Workplace) -> str | None:
@@ -89,14 +115,23 @@ def _local(source: str, field: str, workplace: Workplace) -> Path | None:
     return path
 
 
+# A model's second copies of its weights: in folders for other programs, and Mistral's and Meta's own formats.
+OTHER_COPIES = ["*/*.safetensors", "*/*.bin", "consolidated*"]
+
+
 def _hub(source: str, revision: str | None, kind: str, patterns: list[str]) -> Path:
     """The folder of a hub model's or dataset's snapshot, downloaded if it is not in the cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     where = f"{source}@{revision}" if revision else source
+    ignored = OTHER_COPIES if kind == "model" else None
     try:
-        return Path(snapshot_download(source, revision=revision, repo_type=kind, allow_patterns=patterns))
+        _check_room(source, revision, kind, patterns, ignored)
+        found = snapshot_download(
+            source, revision=revision, repo_type=kind, allow_patterns=patterns, ignore_patterns=ignored
+        )
+        return Path(found)
     except HFValidationError as error:
         raise TrainingError(f"{kind}.source: {source!r} is neither a path that exists nor a hub id") from error
     except LocalEntryNotFoundError as error:
@@ -107,3 +142,28 @@ def _hub(source: str, revision: str | None, kind: str, patterns: list[str]) -> P
         raise TrainingError(
             f"{kind}.source: the hub has no {kind} {where}, or it needs a token (HF_TOKEN on the worker)"
         ) from error
+
+
+def _check_room(source: str, revision: str | None, kind: str, patterns: list[str], ignored: list[str] | None) -> None:
+    """TrainingError where what is not in the cache yet does not fit on the cache's disk."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+
+    try:
+        found: Any = HfApi().repo_info(source, repo_type=kind, revision=revision, files_metadata=True)
+        listed = found.siblings or []
+    except Exception:  # noqa: BLE001 - offline, or refused: then the download says why
+        return
+    wanted = filter_repo_objects(
+        listed, allow_patterns=patterns, ignore_patterns=ignored, key=lambda one: one.rfilename
+    )
+    cache = Path(constants.HF_HUB_CACHE)
+    blobs = (cache / repo_folder_name(repo_id=source, repo_type=kind) / "blobs").glob("*")
+    missing = sum(one.size or 0 for one in wanted) - sum(blob.stat().st_size for blob in blobs)
+    disk = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    if missing > (free := shutil.disk_usage(disk).free - LEAST_FREE):
+        raise TrainingError(
+            f"{kind}.source: {source} has {missing / 1e9:.1f} GB to download, and the disk of the hub's cache, {disk}, "
+            f"has room for {max(0, free) / 1e9:.1f} GB; free some, or set HF_HOME to a larger disk on the worker"
+        )
