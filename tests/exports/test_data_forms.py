@@ -51,12 +51,41 @@ FORMS: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+CARD = """---
+configs:
+- config_name: main
+  data_files: [{split: train, path: main/a-*}, {split: test, path: main/b.jsonl}]
+- config_name: other
+  data_files: other.jsonl
+---"""
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_it_reads_what_the_trial_read(form: str, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
     kind, name, text, dataset, changes = FORMS[form]
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    reads_the_same(kind, tmp_path / name, tmp_path, dataset, changes, facts)
+
+
+def test_it_reads_the_configuration_that_the_trial_read(tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
+    folder = tmp_path / "data"
+    for name, word in (("main/a-0", "return"), ("main/a-1", "path"), ("main/b", "self"), ("other", "value")):
+        tiny.write(folder / f"{name}.jsonl", [{"text": word}] * 9)
+    (folder / "README.md").write_text(CARD)
+    dataset = {"config": "main", "splits": {"validation": "test"}}
+    assert len(reads_the_same("llama", folder, tmp_path, dataset, {}, facts).train) == 18
+
+
+def reads_the_same(
+    kind: str,
+    source: Path,
+    tmp_path: Path,
+    dataset: dict[str, Any],
+    changes: dict[str, Any],
+    facts: Callable[..., HardwareFacts],
+) -> data.Data:
+    """The samples that a trial reads, which are train.py's."""
     folder = tiny.save(kind, tmp_path / "model")
-    source = tmp_path / name
-    source.write_text(text, encoding="utf-8")
     made = configuration(method="full", effective=8, precision="fp32")
     dataset = {"source": str(source), "max_length": 64} | dataset
     spec = tiny.job(folder, source, dataset=dataset, method="full", **changes)
@@ -80,3 +109,4 @@ def test_it_reads_what_the_trial_read(form: str, tmp_path: Path, facts: Callable
         assert saved.chat_template == ours.facts.form.chat_template
     if ours.facts.form.classes:
         assert AutoConfig.from_pretrained(tmp_path / "out").label2id == ours.facts.form.classes
+    return ours
