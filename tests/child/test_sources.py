@@ -252,7 +252,7 @@ def test_what_does_not_fit_on_the_disk_is_not_begun(root: Path, cache: Path, mon
     ]
     listed = SimpleNamespace(siblings=files)
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, **__: listed)
-    sentence = refused(dataset, "org/rows", root)
+    sentence = refused(sources._check_room, "org/rows", None, "dataset", ["*.jsonl"], None)
     assert "org/rows has 5497.6 GB to download" in sentence and "set HF_HOME to a larger disk" in sentence
     files[0].size = 40
     sources._check_room("org/rows", None, "dataset", ["*.jsonl"], None)
