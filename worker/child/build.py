@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig
@@ -37,6 +36,7 @@ from training.optimization import make_optimizer
 from training.recipe import Choice, Recipe
 from training.source import tokenizer_of
 from training.step import gradient_scaler
+from worker import host
 from worker.child import data as job_data
 from worker.child import quantised, sources
 from worker.child.behaviour import check_behaviour
@@ -176,7 +176,7 @@ def read_through(folder: Path) -> None:
     """
     files = [*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")]
     with suppress(OSError):  # what cannot be read is told when the model loads
-        if sum(file.stat().st_size for file in files) > CACHED_SHARE * psutil.virtual_memory().available:
+        if sum(file.stat().st_size for file in files) > CACHED_SHARE * host.memory().available:
             return
         for file in files:
             with file.open("rb", buffering=0) as stream:

@@ -9,10 +9,10 @@ import resource
 from pathlib import Path
 from typing import Any, ClassVar
 
-import psutil
 import torch
 
 from service.contract.hardware import HOST_KEPT_BACK, HardwareFacts
+from worker import host
 from worker.devices.base import Device, cpu_reading, proc_status
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -44,7 +44,7 @@ class Cpu(Device):
             self._libc.mallinfo2.restype = _MallInfo2
         except (OSError, AttributeError):  # no glibc, or one before 2.33: memory is then a little less exact
             self._libc = None
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        torch.set_num_threads(host.cores())
 
     @classmethod
     def found(cls, common: dict[str, Any]) -> list[HardwareFacts]:
@@ -58,7 +58,7 @@ class Cpu(Device):
             device=cls.kind,
             has_own_memory=cls.has_own_memory,
             name=f"{fields.get('model name', platform.machine())} ({torch.backends.cpu.get_cpu_capability()})",
-            memory_bytes=psutil.virtual_memory().total,
+            memory_bytes=host.memory().total,
             others=(f"load average {load:.1f} on {cores} cores",) if load > 0.5 else (),
             bf16_native=any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16")),
             **common,
@@ -70,7 +70,7 @@ class Cpu(Device):
 
         Never above what is free now, or the system would end this process, or another one, before the cap does.
         """
-        free = int(psutil.virtual_memory().available * (1 - HOST_KEPT_BACK)) + self.used()
+        free = int(host.memory().available * (1 - HOST_KEPT_BACK)) + self.used()
         self._cap = min(cap_bytes or free, free)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (self._cap, hard))
@@ -81,7 +81,7 @@ class Cpu(Device):
 
     def used_by_others(self) -> int:
         """Bytes of host memory that the rest of the machine holds."""
-        memory = psutil.virtual_memory()
+        memory = host.memory()
         return max(0, memory.total - memory.available - self.used())
 
     def used(self) -> int:

@@ -6,7 +6,6 @@ Runs in a process of its own, because it imports torch and touches CUDA, and the
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 from service.contract.hardware import HardwareFacts, Package
 from service.levers import packages as needed_packages
+from worker import host
 from worker.devices import discover
 
 VERSIONED = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "triton")
@@ -73,7 +73,7 @@ def all_facts() -> list[HardwareFacts]:
     """The facts of every device of this machine, accelerators before the host."""
     common: dict[str, Any] = {
         "host": platform.node(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": host.cores(),
         "versions": versions(),
         "packages": packages(),
     }

@@ -16,14 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from service.contract.child import Result, RunBlock
 from service.contract.hardware import HOST_KEPT_BACK
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, Block, Measurement
 from service.contract.objective import minimises_memory
 from service.contract.task import TrialRequest
+from worker import host
 from worker.runner.sandbox import Child, Ending
 from worker.runner.together import take_turns
 
@@ -67,7 +66,7 @@ class Incumbent:
     def wanted(self, spec: JobSpec) -> bool:
         """Whether the next trial's process should stay. The one that does is ended where a trial needs its memory."""
         cap = self._bench.host_cap(spec)
-        if cap is None or cap > (1 - HOST_KEPT_BACK) * psutil.virtual_memory().available:
+        if cap is None or cap > (1 - HOST_KEPT_BACK) * host.memory().available:
             self.close()
         return cap is not None and not minimises_memory(spec)
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from worker import host
+
 LEAST_AVAILABLE = 0.02  # of the machine: below this the system would soon end processes of its own choice
 TOLERATED = 1.05  # times the cap, plus SLACK_BYTES, before a child is ended
 SLACK_BYTES = 256 << 20
@@ -59,7 +61,7 @@ def too_much_disk(output: Path) -> str | None:
 
 def too_much(pid: int, cap_bytes: int | None) -> str | None:
     """Why a child has to be ended because of the memory that it, or the whole machine, uses; or None."""
-    machine = psutil.virtual_memory()
+    machine = host.memory()
     if cap_bytes is not None:
         held = resident(pid)
         if held > cap_bytes * TOLERATED + SLACK_BYTES:
