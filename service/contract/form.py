@@ -76,10 +76,11 @@ def form_of(
 def class_number(value: Any) -> int | None:
     """The class that a label stands for, a whole number from 0 on; None for any other value."""
     try:
-        number = int(value)
+        number = int(value) if not isinstance(value, str) or value.strip().isdecimal() else int(float(value))
+        exact = float(value) == number
     except (TypeError, ValueError, OverflowError):
         return None
-    return None if number < 0 or (isinstance(value, float) and value != number) else number
+    return number if number >= 0 and exact else None
 
 
 def class_numbers(labels: Iterable[Any]) -> dict[str, int]:
@@ -90,10 +91,12 @@ def class_numbers(labels: Iterable[Any]) -> dict[str, int]:
     """
     numbers: dict[str, int] = {}
     names: set[str] = set()
+    written = False
     for label in labels:
         number = class_number(label)
         if number is not None:
             numbers[str(label)] = number
+            written |= isinstance(label, str) and not label.strip().isdecimal()  # as csv files have 1.0 for 1
         elif isinstance(label, str) and label.strip() and not _is_number(label):
             names.add(label)
         else:
@@ -106,7 +109,7 @@ def class_numbers(labels: Iterable[Any]) -> dict[str, int]:
     if names:
         return {name: at for at, name in enumerate(sorted(names))}
     known = sorted(set(numbers.values()))
-    if known == list(range(len(known))):
+    if known == list(range(len(known))) and not written:
         return {}
     rank = {number: at for at, number in enumerate(known)}
     return {text: rank[number] for text, number in sorted(numbers.items(), key=lambda one: one[1])}

@@ -108,10 +108,25 @@ def test_a_classifiers_text_must_be_text(tmp_path: Path, tokenizer: Any, text: o
     assert "text" in refused(load, path, tokenizer, task="sequence-classification")
 
 
-@pytest.mark.parametrize("label", ["", "1.0", math.nan, math.inf])
+@pytest.mark.parametrize("label", ["", "1.5", math.nan, math.inf])
 def test_labels_must_be_numbers_from_zero(tmp_path: Path, tokenizer: Any, label: object) -> None:
     path = tiny.write(tmp_path / "rows.jsonl", [*tiny.classes(6), {"text": "odd one", "label": label}])
     assert repr(label) in refused(load, path, tokenizer, task="sequence-classification")
+
+
+def test_labels_of_csv_may_be_written_with_a_point(tmp_path: Path, tokenizer: Any) -> None:
+    """As pandas writes whole numbers of a column in which one is missing."""
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "".join(f"{row['text']},{row['label']}.0\n" for row in tiny.classes(20)))
+    found = load(path, tokenizer, task="sequence-classification")
+    assert {labels[0] for _, labels in found.train} == {0, 1, 2}
+    assert found.facts.form.classes == {"0.0": 0, "1.0": 1, "2.0": 2}
+
+
+def test_rows_of_one_label_are_no_data_to_learn_from(tmp_path: Path, tokenizer: Any) -> None:
+    path = tiny.write(tmp_path / "rows.jsonl", [{"text": "return", "label": "a"}] * 8)
+    sentence = refused(load, path, tokenizer, task="sequence-classification")
+    assert "all rows have the label 'a', so there is nothing to tell apart" in sentence
 
 
 def test_labels_of_csv_are_numbers_too(tmp_path: Path, tokenizer: Any) -> None:

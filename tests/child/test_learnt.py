@@ -51,6 +51,21 @@ def test_every_answer_is_learnt_though_the_template_thinks_in_the_last_only(tmp_
     assert learnt(found, tokenizer) == "path value</s><think>done</think>return name</s>"
 
 
+PHI = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% else %}<s>{% endif %}"
+)
+
+
+def test_the_end_of_every_answer_is_learnt_where_the_template_ends_the_whole(tmp_path: Path, tokenizer: Any) -> None:
+    talk = [turn("user", "a"), turn("assistant", "path value"), turn("user", "b"), turn("assistant", "return name")]
+    rows = [{"messages": talk}] * 4
+    found = load(tiny.write(tmp_path / "a.jsonl", rows), tokenizer, chat_template=PHI)
+    assert learnt(found, tokenizer) == "path value</s>return name</s><s>"
+    asked = load(tiny.write(tmp_path / "b.jsonl", [{"messages": talk[:3]}] * 4), tokenizer, chat_template=PHI)
+    assert learnt(asked, tokenizer) == "path value</s>"
+
+
 @pytest.mark.parametrize("content", ["", None])
 def test_a_call_of_a_tool_is_learnt_also_where_nothing_is_said(
     tmp_path: Path, tokenizer: Any, content: str | None

@@ -128,7 +128,9 @@ def turn_in(everything: list[int], messages: Any, at: int, write: Callable[..., 
             return len(asked), len(done)
         if done[: len(before := write(messages[:at]))] == before:
             return len(commonprefix([done, asked])), len(done)  # the prompt ends with what no answer has, as <think>
-    return turn_that_differs(everything, done, messages, at, write)
+    begin, end = turn_that_differs(everything, done, messages, at, write)
+    begins = begin < end and len(asked) <= begin and everything[: len(asked)] == asked
+    return (len(asked) if begins else begin), end
 
 
 def turn_that_differs(
@@ -136,7 +138,7 @@ def turn_that_differs(
 ) -> tuple[int, int]:
     """The same by what differs in the whole conversation where the turn says something else.
 
-    What closes the turn belongs to it, unless the template closes the last turn otherwise: `done` ends with the turn.
+    What closes the turn belongs to it, as far as the template closes the last turn so: `done` ends with the turn.
     """
     begin, end, after = len(everything), 0, len(done)
     for word in "01":  # of which one at least is not how the turn begins, and one not how it ends
@@ -150,8 +152,7 @@ def turn_that_differs(
         rest = len(commonprefix([everything[same:][::-1], changed[same:][::-1]]))
         begin, end = min(begin, same), max(end, len(everything) - rest)
         after = min(after, len(commonprefix([done[::-1], last[::-1]])))
-    closes = done[len(done) - after :] == everything[end : end + after]
-    return begin, end + after * closes
+    return begin, end + len(commonprefix([done[len(done) - after :], everything[end:]]))
 
 
 def loss_terms(sample: Sample) -> int:

@@ -246,7 +246,10 @@ def _weights_that_load() -> Iterator[None]:
     except RuntimeError as error:
         if "size" not in str(error) or is_out_of_memory(error):
             raise
-        raise TrainingError(f"model.source: its weights do not fit this task's model: {first_line(error)}") from error
+        raise TrainingError(
+            "model.source: some of its weights have other sizes than this task's model needs, as a head has that was "
+            "trained for another number of classes; use the checkpoint that it was finetuned from"
+        ) from error
 
 
 def adapted(model: Any, recipe: Recipe) -> Any:
@@ -285,6 +288,8 @@ def check_length(spec: JobSpec, config: Any) -> None:
     """
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
+    if limit is not None and limit < 1:
+        limit = None  # XLNet's -1 says that there is no limit
     if limit is not None and text.model_type in COUNTS_FROM_PADDING:
         limit -= (text.pad_token_id or 0) + 1
     if limit is not None and spec.dataset.max_length > limit:

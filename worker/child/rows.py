@@ -70,6 +70,11 @@ def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Rec
         fields, notes = form_of(TASKS[spec.task], columns, rows)
     except ValueError as error:
         raise TrainingError(str(error)) from error
+    if "label" in columns and len({str(row[columns["label"]]) for row in rows}) == 1:
+        only = rows[0][columns["label"]]
+        raise TrainingError(
+            f"dataset.columns.label: all rows have the label {only!r}, so there is nothing to tell apart"
+        )
     if separator := recipe.csv_options.get("delimiter"):
         notes.append(f"The csv data was read as separated by {SEPARATORS[separator]}.")
     if beyond := sum(any(row.get(BEYOND, ())) for row in rows):
