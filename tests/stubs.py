@@ -24,6 +24,8 @@ from service.contract.child import (
     Again,
     ChildMessage,
     Paused,
+    Prepared,
+    Preparing,
     ProbeStarted,
     Progress,
     Result,
@@ -224,6 +226,14 @@ def talking(request: bytes, messages: Connection, lifeline: Connection, scratch:
         while number and not (Path(os.environ["DYNOTUNE_LOCKS"]) / f"say-{number}").exists():
             time.sleep(0.02)
         print(f"line {number}", flush=True)
+
+
+def prepares(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Downloads before it answers."""
+    isolate(lifeline, scratch)
+    say(messages, Preparing())
+    say(messages, Prepared())
+    _answer(request, messages)
 
 
 def hang(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:

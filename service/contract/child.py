@@ -206,6 +206,21 @@ class Failed(Contract):
     lacks: dict[str, str] = Field(default_factory=dict, description="As in a Measurement.")
 
 
+class Preparing(Contract):
+    """A job's first child on a worker begins with what no later one does: to download model and data, and tokenise.
+
+    Until `Prepared` the clock of its time limit stands still: how long that takes says nothing of a configuration.
+    """
+
+    kind: Literal["preparing"] = "preparing"
+
+
+class Prepared(Contract):
+    """What `Preparing` announced is done."""
+
+    kind: Literal["prepared"] = "prepared"
+
+
 class Paused(Contract):
     """A child that trains in turns is ready for its first turn, or has ended the one that it was given."""
 
@@ -237,7 +252,8 @@ class Again(Contract):
 Order = Annotated[Turn | Again, Field(discriminator="kind")]
 
 ChildMessage = Annotated[
-    Progress | Built | Paused | ProbeStarted | ProbeDone | Result | OutOfMemory | Failed, Field(discriminator="kind")
+    Progress | Preparing | Prepared | Built | Paused | ProbeStarted | ProbeDone | Result | OutOfMemory | Failed,
+    Field(discriminator="kind"),
 ]
 REQUEST: TypeAdapter[ChildRequest] = TypeAdapter(ChildRequest)
 MESSAGE: TypeAdapter[ChildMessage] = TypeAdapter(ChildMessage)
@@ -248,6 +264,10 @@ def doing(message: ChildMessage) -> str | None:
     """What the child is doing now, as text for the job's user, or None where the message does not say."""
     if isinstance(message, Progress):
         return message.text
+    if isinstance(message, Preparing):
+        return "downloading and reading the model and the data"
+    if isinstance(message, Prepared):
+        return "loading"
     return f"probing micro batch {message.micro_batch_size}" if isinstance(message, ProbeStarted) else None
 
 

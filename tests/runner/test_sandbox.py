@@ -117,7 +117,19 @@ def test_a_hang_is_ended_with_all_its_children(run: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr("worker.runner.sandbox.time", SimpleNamespace(monotonic=lambda: 1e6 if told else 0.0))
     ending = run(entry, on_message=lambda message: told.append(message.text))
     assert ending.kind == "timed_out" and told
+    assert ending.reason == f"it ran past its time limit and was killed while {told[0]}"
     assert _left(told[0]) == []
+
+
+def test_what_a_first_child_downloads_takes_nothing_of_its_time(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def seen(message: Any) -> None:
+        if message.kind == "preparing":
+            now[0] += 80_000
+
+    monkeypatch.setattr("worker.runner.sandbox.time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert run("prepares", on_message=seen).kind is EndingKind.result
 
 
 def test_it_ends_when_told_to(run: Any) -> None:

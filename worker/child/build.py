@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig
 
-from service.contract.child import Workplace
+from service.contract.child import ChildMessage, Prepared, Preparing, Workplace
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
@@ -128,12 +128,21 @@ def _choices(value: Any) -> Any:
     return value
 
 
-def build(spec: JobSpec, configuration: Configuration, device: Device, workplace: Workplace, seed: int) -> Bundle:
-    """Load data and model and make them ready to train.
+def build(
+    spec: JobSpec,
+    configuration: Configuration,
+    device: Device,
+    workplace: Workplace,
+    seed: int,
+    tell: Callable[[ChildMessage], None] = lambda _: None,
+) -> Bundle:
+    """Load data and model and make them ready to train; `tell` is told of what only a job's first process does.
 
     TrainingError blames the job where the user made a mistake, and the configuration where another one may work.
     """
     began, is_first = time.perf_counter(), not job_data.is_kept(workplace)
+    if is_first:
+        tell(Preparing())
     folder = sources.model_folder(spec.model, workplace)
     if is_first and spec.model.weights != "random":
         read_through(folder)
@@ -144,6 +153,8 @@ def build(spec: JobSpec, configuration: Configuration, device: Device, workplace
     data = job_data.load(spec, recipe, tokenizer, workplace)
     seconds = time.perf_counter() - began
     prepare_seconds, data_seconds = (seconds, 0.0) if is_first else (0.0, seconds)
+    if is_first:
+        tell(Prepared())
     recipe = replace(
         recipe_of(spec, configuration, data.facts, device.can_pin),
         seed=seed,

@@ -99,7 +99,7 @@ def run_trial(
     spent, started = Spent(), time.perf_counter()
     tell(Progress(text="loading"))
     used_before = device.used_by_others()
-    bundle = build(spec, request.configuration, device, workplace, spec.training.seed)
+    bundle = build(spec, request.configuration, device, workplace, spec.training.seed, tell)
     known_seconds = {"data": bundle.data_seconds, "load": bundle.load_seconds}
     if bundle.prepare_seconds:
         known_seconds[PREPARE] = bundle.prepare_seconds

@@ -11,7 +11,7 @@ from service.contract.states import JobPhase
 from service.contract.task import PlanDecision, PlanInput, TrialRequest, VerifyRequest
 from service.levers import as_fixed
 from service.space import blocked, unavailable
-from worker.plan.budget import GRACE_SHARE, Budget
+from worker.plan.budget import GRACE_SHARE, Budget, searched_seconds
 from worker.plan.ending import nothing_worked
 from worker.plan.finalists import verification
 from worker.plan.proposers import proposers
@@ -60,7 +60,7 @@ def _has_more(view: View) -> bool:
 def _late(known: PlanInput, request: VerifyRequest) -> list[str]:
     """A sentence when the verification is expected to end well after the job's minutes."""
     minutes = known.spec.search.minutes
-    late = known.elapsed_seconds + request.expected_seconds - minutes * 60
+    late = searched_seconds(known) + request.expected_seconds - minutes * 60
     if late <= minutes * 60 * GRACE_SHARE:
         return []
     return [

@@ -33,12 +33,19 @@ PATIENCE = 3.0  # times the longest trial so far: the time limit of a trial
 LEAST_LIMIT = 45.0  # seconds
 
 
+def searched_seconds(known: PlanInput) -> float:
+    """The seconds of the search so far, without what the job's first trial took to download and to read the data."""
+    prepared = (one.measurement.time_spent.get(PREPARE, 0.0) for one in known.history)
+    return max(0.0, known.elapsed_seconds - max(prepared, default=0.0))
+
+
 class Budget:
     """How many trials and seconds are left when a plan is made."""
 
     def __init__(self, known: PlanInput) -> None:
         self._known = known
         self._seconds = known.spec.search.minutes * 60
+        self._elapsed = searched_seconds(known)
         trials = [one.measurement for one in known.history if one.request.origin is not Origin.baseline]
         spent = [_own_seconds(one) for one in trials]
         self._typical = statistics.median(spent) if spent else 0.0
@@ -50,7 +57,7 @@ class Budget:
     def left(self) -> float:
         """Seconds that are left for trials."""
         kept = max(self._seconds * VERIFY_SHARE, min(self._verification(), self._seconds * MOST_SHARE))
-        return self._seconds - kept - self._known.elapsed_seconds
+        return self._seconds - kept - self._elapsed
 
     def _verification(self) -> float:
         """About how many seconds a verification of the baseline, where it ran, and of the fastest takes."""
@@ -128,7 +135,7 @@ class Budget:
 
     def verify_seconds(self, methods: int) -> float:
         """Seconds for the next verification, when that many methods are still to be verified."""
-        left, grace = self._seconds - self._known.elapsed_seconds, self._seconds * GRACE_SHARE
+        left, grace = self._seconds - self._elapsed, self._seconds * GRACE_SHARE
         return max(left, grace + min(0.0, left), LEAST_VERIFY) / methods
 
 

@@ -39,9 +39,12 @@ from service.contract.child import (
     Order,
     OutOfMemory,
     Paused,
+    Prepared,
+    Preparing,
     Result,
     RunBlock,
     RunReplay,
+    doing,
 )
 from worker.runner import watchdog
 from worker.runner.preload import PRELOAD, PRELOAD_CPU, set_preload
@@ -49,6 +52,7 @@ from worker.runner.preload import PRELOAD, PRELOAD_CPU, set_preload
 SCRATCH = "dynotune-trial-"
 TAIL_BYTES = 64 << 10  # of the child's output, kept as its log
 POLL_SECONDS = 0.2  # between two looks at the time, the memory and `ended`
+MOST_PREPARING = 86_400.0  # seconds that a first child may download, during which its limit does not count
 GRACE_SECONDS = 5.0  # for a process to end after its last message, or after it was killed
 MOST_MESSAGE_BYTES = 64 << 20
 # What a library prints before it ends the process because an allocation failed: a Rust one such as tokenizers, by a
@@ -135,11 +139,15 @@ class Child:
         awaited: Callable[[ChildMessage], bool],
     ) -> Ending | None:
         """Like `watch`, but return None as soon as the child has sent a message that is `awaited`."""
-        deadline = time.monotonic() + seconds
+        deadline, stopped = time.monotonic() + seconds, None
         while self._ending is None:
-            message = self._next(deadline, ended, cap_bytes)
+            message = self._next(deadline if stopped is None else stopped + MOST_PREPARING, ended, cap_bytes)
             if message is None:
                 continue
+            if isinstance(message, Preparing) and message not in self._seen:
+                stopped = time.monotonic()
+            elif isinstance(message, Prepared) and stopped is not None:
+                deadline, stopped = deadline + time.monotonic() - stopped, None
             self._seen.append(message)
             on_message(message)
             if awaited(message):
@@ -159,7 +167,8 @@ class Child:
         if ended():
             self._ending = Ending(EndingKind.ended, seen=seen)
         elif time.monotonic() > deadline:
-            reason = "it ran past its time limit and was killed"
+            said = next((text for one in reversed(seen) if (text := doing(one))), None)
+            reason = "it ran past its time limit and was killed" + (f" while {said}" if said else "")
             self._ending = Ending(EndingKind.timed_out, reason, seen=seen)
         elif (too_much := watchdog.too_much(process.pid, cap_bytes)) is not None:
             self._ending = Ending(EndingKind.out_of_memory, too_much, seen=seen)
