@@ -45,7 +45,8 @@ def _drawn(layers: Sequence[str]) -> str | None:
 
 def _chosen_batch(spec: JobSpec, best: Winner, sound: Sequence[Measurement]) -> str:
     """Where no effective batch was given, the one that the search chose, and what that does to the learning rate."""
-    chosen, given, now = best.configuration, spec.training.learning_rate, best.configuration.learning_rate
+    chosen, now = best.configuration, best.configuration.learning_rate
+    given = spec.training.rate(chosen.method)
     said = f"No effective batch was given: the search chose {chosen.effective_batch_size}"
     mine = {one.configuration.key: one for one in sound if one.configuration.method == chosen.method}
     most = min((counted_seconds(spec, one) for one in mine.values()), default=0.0) * (1 + SMALLEST_WITHIN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from service.contract.job import JobSpec
+from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Timing, Verdict
 from service.contract.objective import counted_seconds, minimises_memory
 
@@ -31,9 +31,9 @@ def asked_batch(spec: JobSpec) -> int:
     return spec.training.effective_batch_size or prod(baseline_batch(spec))
 
 
-def learning_rate(spec: JobSpec, effective: int, optimizer: str) -> float:
-    """The user's learning rate, scaled to another effective batch than the one that it is for."""
-    return scaled(spec.training.learning_rate, effective / asked_batch(spec), optimizer)
+def learning_rate(spec: JobSpec, method: Method, effective: int, optimizer: str) -> float:
+    """The method's learning rate, scaled to another effective batch than the one that it is for."""
+    return scaled(spec.training.rate(method), effective / asked_batch(spec), optimizer)
 
 
 def scaled(rate: float, ratio: float, optimizer: str = "adamw") -> float:

@@ -170,7 +170,9 @@ class TrainingSpec(Asked):
     """How the model is trained. The search changes none of these, except an effective batch that is not given."""
 
     epochs: float = Field(default=3.0, gt=0, le=1_000_000)
-    learning_rate: float = Field(default=2e-4, gt=0, le=1)
+    learning_rate: float | None = Field(
+        default=None, gt=0, le=1, description="When not given, 2e-4 for adapters, and Trainer's 5e-5 for method full."
+    )
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -185,6 +187,10 @@ class TrainingSpec(Asked):
     effective_batch_size: Positive | None = Field(
         default=None, description="Samples an optimizer step. The search chooses it only when it is not given."
     )
+
+    def rate(self, method: Method) -> float:
+        """The learning rate of a method: whole weights are trained with less of it than a new adapter."""
+        return self.learning_rate if self.learning_rate is not None else 5e-5 if method == "full" else 2e-4
 
 
 class Again(Asked):
@@ -321,7 +327,7 @@ class JobSpec(Asked):
 
     @model_validator(mode="after")
     def _weights_do_not_vanish(self) -> JobSpec:
-        share = self.training.weight_decay * self.training.learning_rate
+        share = self.training.weight_decay * max(map(self.training.rate, self.method))
         if share >= 1:
             raise ValueError(
                 f"training.weight_decay times training.learning_rate is {share:g} and must be less than 1: it is the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,11 @@ def test_it_certifies_what_was_run(bundle: Bundle, tmp_path: Path) -> None:
     assert (found.steps, found.wanted_steps, found.segments, found.worst_case_steps) == (40, 40, 1, 2)
     assert found.evaluation_loss and found.saved_bytes and found.peak_bytes and found.last_loss
     assert found.growth_bytes is not None and abs(found.growth_bytes) < soak.NOISE_BYTES
+
+
+def test_a_full_disk_says_nothing_of_a_configuration(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=soak.LEFT_FREE + 100))
+    assert soak.soak(bundle, 2, 2, 0, 4, 600.0).saved_bytes == 0
 
 
 @pytest.mark.parametrize("steps", [1, 2])

@@ -171,11 +171,12 @@ def test_the_peak_is_that_of_the_micro_batch_that_the_soak_lowered(
     base, one = (record.measurement for record in records)
     slim = record(measured(configuration(batching="grouped"), 9.0, peak_bytes=7 << 28))  # 1.75 GiB
     request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
-    soak = Soak(micro_batch_size=4, steps=8, wanted_steps=8, worst_case_steps=2, peak_bytes=soaked)
+    soak = Soak(micro_batch_size=4, steps=8, wanted_steps=8, worst_case_steps=2, peak_bytes=soaked, saved_bytes=0)
     judged = judge(spec(), request, (block(base, 12.0), block(one, 5.0)), {one.configuration.key: soak}, {})
     best = recommend("j", spec(), facts(), (*records, slim), {"lora": judged})
     assert best and best.configuration.micro_batch_size == 4 and best.evidence.measurement.peak_bytes == 2 << 30
     assert not [other for other in best.instead if other.aim == "least-memory"], "the answer itself takes less"
+    assert ", an evaluation, no save, as the disk" in best.stability.statement
     assert best.evidence.peak_bytes == peak
     assert best.evidence.headroom_bytes == (None if peak is None else (3 << 30) - peak)
 

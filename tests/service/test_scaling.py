@@ -76,7 +76,9 @@ def test_it_is_a_note_and_changes_nothing(spec: Spec, facts: Facts) -> None:
 
 def test_the_rate_goes_with_the_root_and_for_plain_descent_with_the_batch(spec: Spec) -> None:
     assert scaled(1e-4, 4.0) == 2e-4 and scaled(1e-4, 4.0, "sgd") == 4e-4
-    assert learning_rate(spec(training={"learning_rate": 1e-4}), 32, "adamw-fused") == 2e-4, "the search's own rule"
-    assert learning_rate(spec(), 32, "sgd") == spec().training.learning_rate, "it is for the batch that was asked for"
+    job = spec(training={"learning_rate": 1e-4})
+    assert learning_rate(job, "lora", 32, "adamw-fused") == 2e-4, "the search's own rule"
+    assert learning_rate(spec(), "lora", 32, "sgd") == 2e-4, "it is for the batch that was asked for"
+    assert learning_rate(spec(), "full", 32, "adamw-fused") == 5e-5, "whole weights take less than a new adapter"
     sgd = best(updates=4.0).model_copy(update={"configuration": configuration(optimizer="sgd")})
     assert "learning rate of 0.0004 (scaled in proportion, as sgd is not adaptive)" in (larger_batch(spec(), sgd) or "")

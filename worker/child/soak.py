@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -43,6 +44,7 @@ LEAST_FOR_PACE = 15  # undisturbed steps, before their pace can be said to chang
 NOISE_BYTES = 4 << 20  # differences of memory between steps that are not taken for growth
 LEAST_REPEATS, MOST_REPEATS = 12, 60  # of one step, to tell a leak from what libraries keep for each new shape
 SAVE_EVERY = 20  # steps
+LEFT_FREE = 1 << 30  # bytes of disk that a save leaves free
 
 
 @dataclass
@@ -276,7 +278,15 @@ def evaluate(bundle: Bundle, size: int) -> Evaluation:
 
 
 def save(bundle: Bundle) -> int:
-    """Save the adapter or model as a run would, to a temporary folder; return the bytes written."""
+    """Save the adapter or model as a run would, to a temporary folder; return the bytes written.
+
+    0 where the folder's disk has no room, which says nothing of the configuration: a run saves elsewhere.
+    """
+    whole = bundle.recipe.lora is None
+    weights = [one for one in bundle.model.parameters() if whole or one.requires_grad]
+    needed = sum(one.numel() * one.element_size() for one in weights)
+    if needed > shutil.disk_usage(tempfile.gettempdir()).free - LEFT_FREE:
+        return 0
     with tempfile.TemporaryDirectory(prefix="dynotune-save-") as folder:
         bundle.model.save_pretrained(folder)
         return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())

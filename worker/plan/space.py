@@ -48,7 +48,7 @@ def make(spec: JobSpec, method: Method, levers: dict[str, str], effective: int) 
         method=method,
         levers=chosen,
         effective_batch_size=effective,
-        learning_rate=learning_rate(spec, effective, chosen["optimizer"]),
+        learning_rate=learning_rate(spec, method, effective, chosen["optimizer"]),
     )
     return None if excluded(point(made, spec)) else made
 

@@ -67,7 +67,7 @@ def baseline(spec: JobSpec, method: Method, lacks: Mapping[str, str]) -> tuple[C
         method=method,
         levers=levers,
         effective_batch_size=effective,
-        learning_rate=learning_rate(spec, effective, levers["optimizer"]),
+        learning_rate=learning_rate(spec, method, effective, levers["optimizer"]),
         micro_batch_size=min(micro, effective),
     )
     return configuration, tuple(notes)
