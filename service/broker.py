@@ -1,6 +1,7 @@
 """The interface between a worker and the queue.
 
-`connect` gives the implementation in SQL (service/queue.py). A worker imports this module and knows nothing of SQL.
+`connect` gives the one in SQL (service/queue.py) or, for an http URL, the one over HTTP (service/remote.py). A worker
+imports this module and knows nothing of SQL.
 """
 
 from __future__ import annotations

@@ -139,14 +139,8 @@ def time_of_tasks(session: Session, job_id: str) -> dict[str, float]:
 
 def elapsed(session: Session, job_id: str, now: float) -> float:
     """The seconds in which at least one task of the job was running."""
-    rows = session.execute(
-        select(Task.started_at, Task.finished_at).where(
-            Task.job_id == job_id,
-            Task.started_at.is_not(None),
-            or_(Task.finished_at.is_not(None), Task.state == TaskState.running),
-        )
-    )
-    return busy_seconds((start or now, stop if stop is not None else now) for start, stop in rows)
+    spans = session.execute(SPANS, {"job": job_id})
+    return busy_seconds((start, now if stop is None else stop) for _, start, stop in spans)
 
 
 def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ...]:

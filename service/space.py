@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.levers import LEVERS, METHOD_NEEDS
@@ -77,3 +78,9 @@ def applicable(choices: Space, method: Method, task: str) -> Space:
         name: options if LEVERS[name].applies(method, task) else (LEVERS[name].baseline,)
         for name, options in choices.items()
     }
+
+
+def whole(made: Configuration) -> Configuration:
+    """The configuration at the baseline of levers that it does not know, as they came with a later version."""
+    levers = {name: made.levers.get(name, lever.baseline) for name, lever in LEVERS.items()}
+    return made.model_copy(update={"levers": levers})

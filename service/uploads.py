@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import IO
 
 from service.contract.paths import UPLOAD, UPLOADED
+from service.contract.rows import ENDINGS
 from service.errors import BadUpload, NotFound, Unavailable
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 LOOK_BYTES = 8 << 20  # that arrive between two looks at the free disk
 
 
 def suffix_of(name: str) -> str:
     """The suffix of a file's name, which says how it is read; BadUpload where it is none that a dataset has."""
     suffix = Path(name).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise BadUpload(f"name must end in one of {', '.join(SUFFIXES)}, not {name[-40:]!r}.")
+    if suffix not in ENDINGS:
+        raise BadUpload(f"name must end in one of {', '.join(ENDINGS)}, not {name[-40:]!r}.")
     return suffix
 
 

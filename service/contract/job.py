@@ -115,7 +115,7 @@ class Splits(Asked):
 
 
 class DatasetSpec(Asked):
-    """The data: a hub id, a folder, or a jsonl / csv / parquet file; rows are cut at `max_length` tokens."""
+    """The data: a hub id, a folder, or a jsonl / json / csv / parquet file; rows are cut at `max_length` tokens."""
 
     source: Source = Field(examples=["examples/data/functions.jsonl"])
     config: str | None = Field(

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.contract.rows import ENDINGS
+
 UPLOAD = "upload:"  # before the name of data that was sent to the control plane
 UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{64}}\.[a-z]+")
 
@@ -50,7 +52,7 @@ def looks_local(source: str) -> bool:
     """Whether a source is meant as a path rather than a hub id (`name` or `owner/name`)."""
     if source.startswith(UPLOAD):
         return True
-    ending = Path(source).suffix in (".jsonl", ".json", ".csv", ".parquet")
+    ending = Path(source).suffix in ENDINGS
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or ending
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ def _by_sample(
     """The same attention by sdpa, one sample after another: exact, slow, and for devices without the kernel."""
     parts = []
     bounds = ends.tolist()
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         one = [part[start:end].transpose(0, 1).unsqueeze(0) for part in (q, k, v)]
         places = torch.arange(end - start, device=q.device)
         away = places[:, None] - places[None, :]

@@ -24,14 +24,13 @@ from worker.child.timing import ENOUGH_SECONDS, Unit, is_long_enough, time_unit
 from worker.child.warmup import warm
 
 CLEARLY_SLOWER = 1.25  # times the seconds of the search's best trial: such a trial is not timed a second time
-GIVEN_UP = (
-    1.4  # times the same: such a trial's first pass ends as soon as enough of it tells that (docs/decisions/0031)
-)
+# Times the same: such a trial's first pass ends as soon as enough of it tells that (docs/decisions/0031).
+GIVEN_UP = 1.4
 # Another size is timed if its predicted seconds are at most this share of the best size's. A full search asks for 2%
 # (docs/decisions/0004); a quick search asks for more, since the pass that times the size must pay for itself.
 WORTH_TRYING, WORTH_TRYING_QUICKLY = 0.98, 0.8
 NEAR = 2  # a size is predicted only within this factor of a timed one, because the cost model extrapolates badly
-MOST_GUIDED = 3  # sizes timed in all where the cost model chooses them
+MORE_GUIDED = 2  # sizes that the cost model may add to those that are timed in any case
 MOST_HALVED = 4  # sizes timed in all where the smallest that is fast enough is looked for
 # Of the baseline's run: in a trial, a size has to be so much faster that the verification does not find it slower, as
 # pairs of processes differ by about that much (service.contract.measurement.PROCESS_SPREAD).
@@ -106,9 +105,10 @@ class Curve:
             going = self._time(first_size(self._bundle, self._candidates, self._request.first_micro_batch))
             for below in self._below_largest(found.predicted) if self._request.curve else ():
                 going = going and (below in self._timed or self._time(below))
-            for _ in range(MOST_GUIDED - 1):
+            for _ in range(MORE_GUIDED if going else 0):
                 size = self._promising()
-                going = going and size is not None and self._time(size)
+                if size is None or not self._time(size):
+                    break
         first = next(iter(self._timed.values()))
         self.losses, self.grad_norms = tuple(first.losses), tuple(first.grad_norms)
         best = self._recommended()

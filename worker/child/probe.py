@@ -117,13 +117,7 @@ def evaluation_step(bundle: Bundle, size: int, from_empty: bool = True) -> Peaks
     return Peaks(bundle.device.peak())
 
 
-def largest(
-    bundle: Bundle,
-    tell: Tell,
-    confirm: bool = True,
-    known: Known | None = None,
-    phase: ProbePhase = ProbePhase.training,
-) -> Found:
+def largest(bundle: Bundle, tell: Tell, confirm: bool = True, known: Known | None = None) -> Found:
     """Search for the largest micro batch of the bundle, not compiled; an out-of-memory error passes through.
 
     Sizes that fit only because the allocator frees its cache are searched for where an adapter trains. Gradients and

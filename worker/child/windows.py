@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,5 +55,5 @@ class Window:
 
     def spans(self) -> list[tuple[int, int, Any, Any]]:
         """(first mark, mark after the last, reading before, reading after) for each pair of successive readings."""
-        pairs = zip(self.readings, self.readings[1:], strict=False)
+        pairs = itertools.pairwise(self.readings)
         return [(first, last, before, after) for (first, before), (last, after) in pairs]

@@ -44,7 +44,7 @@ HARDLY = 0.1  # of the reference's movement: a tensor that moves less does not l
 
 @dataclass(frozen=True)
 class Noise:
-    """What the reference shows of the job: its losses at a rate 2% higher, and its movement under another seed."""
+    """How far the reference is from itself: in its losses at a rate 2% higher, in its movement under another seed."""
 
     loss: float
     movement: float

@@ -12,7 +12,7 @@ from service.contract.objective import is_slower, least_disturbed, minimises_mem
 from service.contract.states import Origin
 from service.contract.task import EarlierTrial, PlanInput, TrialRecord, TrialRequest
 from service.levers import LEVERS, as_fixed
-from service.space import space, without
+from service.space import space, whole, without
 from worker.plan.budget import Budget
 from worker.plan.expected_memory import expected
 from worker.plan.proof import precise
@@ -185,23 +185,17 @@ def completed(known: PlanInput) -> PlanInput:
         return known
     history = tuple(
         TrialRecord(
-            request=complete(one.request),
+            request=_complete(one.request),
             measurement=one.measurement.model_copy(update={"configuration": whole(one.measurement.configuration)}),
         )
         for one in known.history
     )
-    return known.model_copy(update={"history": history, "open_trials": tuple(map(complete, known.open_trials))})
+    return known.model_copy(update={"history": history, "open_trials": tuple(map(_complete, known.open_trials))})
 
 
-def complete(trial: TrialRequest) -> TrialRequest:
+def _complete(trial: TrialRequest) -> TrialRequest:
     """The trial with a choice of every lever."""
     return trial.model_copy(update={"configuration": whole(trial.configuration)})
-
-
-def whole(made: Configuration) -> Configuration:
-    """The configuration at the baseline of levers that it does not know."""
-    levers = {name: made.levers.get(name, lever.baseline) for name, lever in LEVERS.items()}
-    return made.model_copy(update={"levers": levers})
 
 
 def is_lacked(configuration: Configuration, lacks: Mapping[str, str]) -> bool:

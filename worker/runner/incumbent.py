@@ -151,7 +151,7 @@ def in_turns(best: Measurement, measured: Measurement, of_best: Block, own: Bloc
 
     Its interval is that of the ratio. As a trial's own does, it leaves out how processes differ.
     """
-    from worker.plan.ratios import standard_error  # imported here because worker.plan imports Optuna
+    from worker.plan.ratios import standard_error  # imported here, as it imports numpy
 
     if best.timing is None or measured.timing is None or of_best.timing is None or own.timing is None:
         return measured

@@ -204,10 +204,10 @@ class Loop:
             self._persist(lambda: self.broker.release(claim))
 
     def _is_ended_again(self, claim: Claim, lease: Lease) -> bool:
-        """Whether neither the user nor the worker's own end stopped the task, and it was handed back for that before.
+        """Whether the task's child was ended from outside for the second time, by neither the user nor this worker.
 
-        Then its lease runs out, which counts as a death: what ends it from outside, such as a guard against a shortage
-        of memory that sends SIGTERM, would otherwise do so for ever.
+        Then the task is not handed back: its lease runs out, which counts as a death, so that a guard against a
+        shortage of memory, which sends SIGTERM, cannot end it for ever.
         """
         if lease.over.is_set() or self.stay.over():
             return False
@@ -223,7 +223,7 @@ class Loop:
             return lease.over.is_set() or self.stay.over()
 
         if claim.kind is TaskKind.plan:
-            from worker.plan import plan  # imported here because it imports Optuna, which takes a second
+            from worker.plan import plan  # imported here, as a worker that only measures needs no Optuna
 
             decision = plan(self._persist(lambda: broker.plan_input(claim)))
             return lambda: broker.finish_plan(claim, decision)

@@ -28,7 +28,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import PREPARE, Measurement, Outcome, Probe
 from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
-from worker.plan.view import complete
+from service.space import whole
 from worker.runner.incumbent import Contender, Incumbent
 from worker.runner.sandbox import Ending, Sandbox
 
@@ -84,7 +84,10 @@ def measure(
     turns with the best one so far.
     """
     stays = incumbent is not None and incumbent.wanted(spec)
-    trial = complete(incumbent.at_pace(trial) if incumbent is not None else trial)
+    trial = incumbent.at_pace(trial) if incumbent is not None else trial
+    trial = trial.model_copy(
+        update={"configuration": whole(trial.configuration)}
+    )  # an older version may have planned it
     probes: list[Probe] = []
     began, before, prepared = time.monotonic(), 0.0, 0.0
 

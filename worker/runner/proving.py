@@ -34,7 +34,7 @@ class Prover:
 
     def proof(self, candidate: Measurement) -> Proof | str:
         """The proof, or a sentence that says why there is none."""
-        from worker.plan import proof as judged  # imported here because worker.plan imports Optuna
+        from worker.plan import proof as judged  # imported here, as it imports numpy
 
         spec = judged.exposed(self._spec, candidate)
         asked = RunReplay(

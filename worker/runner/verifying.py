@@ -273,7 +273,7 @@ class Verifier:
         return found
 
     def _judged(self, unranked: AbstractSet[str]) -> Verification:
-        from worker.plan.verdicts import judge  # imported here because worker.plan imports Optuna, which takes a second
+        from worker.plan.verdicts import judge  # imported here, as it imports numpy
 
         return judge(self._spec, self._request, tuple(self._blocks), self._soaks, self._proofs, unranked)
 

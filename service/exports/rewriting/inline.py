@@ -78,20 +78,16 @@ def _next(statements: list[str], refused: set[str]) -> Candidate | None:
     for statement in reversed(statements):
         name = statement.removeprefix("def ").partition("(")[0]
         if statement.startswith("def ") and name not in refused:
-            candidate = _candidate(statement, _uses(statements, name))
+            candidate = _candidate(statement, _uses(statements, name) == 1)
             if candidate is not None:
                 return candidate
             refused.add(name)
     return None
 
 
-def _candidate(text: str, uses: int) -> Candidate | None:
-    """The function as a candidate; None where it has to stay a function."""
-    return _candidate_of(text, uses == 1)
-
-
 @lru_cache(maxsize=1024)
-def _candidate_of(text: str, is_used_once: bool) -> Candidate | None:
+def _candidate(text: str, is_used_once: bool) -> Candidate | None:
+    """The function as a candidate; None where it has to stay a function."""
     tree, node = ast.parse(text).body[0], parsed(text).body[0]
     assert isinstance(tree, ast.FunctionDef) and isinstance(node, cst.FunctionDef)
     statements = list(node.body.body)
@@ -146,9 +142,6 @@ class _Substitute(cst.CSTTransformer):
     def __init__(self, arguments: Mapping[str, cst.BaseExpression], rest: str | None, extra: list[cst.Arg]) -> None:
         super().__init__()
         self._arguments, self._rest, self._extra = arguments, rest, extra
-
-    def visit_Attribute_attr(self, node: cst.Attribute) -> None:
-        """An attribute's name is no parameter: see leave_Attribute."""
 
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
         """Only what stands before the dot is substituted."""
