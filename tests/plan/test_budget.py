@@ -10,7 +10,7 @@ import pytest
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import MemoryLine
+from service.contract.measurement import PREPARE, MemoryLine
 from service.contract.states import Origin
 from tests.factory import configuration, history, measured, record, timing
 from tests.plan.test_plan import known
@@ -133,3 +133,12 @@ def test_idle_workers_are_shared_between_the_methods(spec: Spec, facts: Facts) -
     records = [record(measured(configuration(method, micro=8), 10.0), Origin.baseline) for method in ("lora", "full")]
     decision = plan(known(job, facts(), tuple(records), workers=4))
     assert sorted(one.configuration.method for one in decision.trials) == ["full", "full", "lora", "lora"]
+
+
+def test_downloads_are_no_part_of_the_search(spec: Spec, facts: Facts) -> None:
+    job = spec(search={"minutes": 10, "trials": 100})
+    first, *rest = history(spec(), 6.0, 5.0)
+    downloads = first.measurement.model_copy(update={"time_spent": {PREPARE: 1000.0}})
+    records = (first.model_copy(update={"measurement": downloads}), *rest)
+    assert plan(known(job, facts(), records, elapsed_seconds=1100)).trials
+    assert not plan(known(job, facts(), (first, *rest), elapsed_seconds=1100)).trials

@@ -85,9 +85,7 @@ def measure(
     """
     stays = incumbent is not None and incumbent.wanted(spec)
     trial = incumbent.at_pace(trial) if incumbent is not None else trial
-    trial = trial.model_copy(
-        update={"configuration": whole(trial.configuration)}
-    )  # an older version may have planned it
+    trial = trial.model_copy(update={"configuration": whole(trial.configuration)})  # planned by an older version
     probes: list[Probe] = []
     began, before, prepared = time.monotonic(), 0.0, 0.0
 
