@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import bindparam, func, or_, select
 from sqlalchemy.orm import Session
@@ -167,10 +168,13 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
 
 
 def _what(spec: JobSpec) -> dict[str, object]:
-    """What a job trains, without its name, its priority, its price and how it is searched."""
-    return spec.model_dump(
-        exclude={"name": True, "labels": True, "priority": True, "search": True, "hardware": {"price_per_hour"}}
-    )
+    """What a job trains, without its name, its priority, its price and how it is searched.
+
+    Revisions are left out too: a recommendation names the commits that were measured, where its job named none.
+    """
+    left_out: dict[str, Any] = dict.fromkeys(("name", "labels", "priority", "search"), True)
+    within = {"hardware": {"price_per_hour"}, "model": {"revision"}, "dataset": {"revision"}}
+    return spec.model_dump(exclude=left_out | within)
 
 
 def _earlier_trials(records: tuple[TrialRecord, ...], same_job: bool) -> list[EarlierTrial]:

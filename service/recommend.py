@@ -99,9 +99,19 @@ def recommend(
         instead=instead(spec, verified, sound, baselines),
         rejected=_rejected(spec, history, verifications, best.evidence.peak_bytes),
         time_spent=_time_spent(history, verifications, spent),
-        spec=spec.model_dump(mode="json"),
+        spec=_pinned(spec, best.evidence.measurement).model_dump(mode="json"),
         reproduce="dynotune tune recommendation.json",
     )
+
+
+def _pinned(spec: JobSpec, measured: Measurement) -> JobSpec:
+    """The job at the commits of the hub that were measured, so that what is trained later is what was measured."""
+    model, dataset = spec.model, spec.dataset
+    if commit := measured.model_revision:
+        model = model.model_copy(update={"revision": commit})
+    if measured.dataset and (commit := measured.dataset.revision):
+        dataset = dataset.model_copy(update={"revision": commit})
+    return spec.model_copy(update={"model": model, "dataset": dataset})
 
 
 def baselines_of(history: tuple[TrialRecord, ...], good: list[Measurement]) -> dict[Method, Measurement]:

@@ -160,6 +160,7 @@ class Built(Contract):
     parameters: int
     trainable_parameters: int
     lacks: dict[str, str]
+    model_revision: str | None = None
     prepare_seconds: float = 0.0
 
     def fields(self) -> dict[str, Any]:

@@ -100,6 +100,7 @@ class DatasetFacts(Contract):
     formats: tuple[str, ...] = Field(default=(), description="Endings of the files that were read.")
     is_folder: bool = False
     is_local: bool = Field(default=True, description="A path, not a hub id.")
+    revision: str | None = Field(default=None, description="The commit that was read from the hub.")
     form: DataForm = DataForm()
     notes: tuple[str, ...] = Field(default=(), description="What was assumed to read the data, and what was left out.")
 
@@ -195,6 +196,7 @@ class Measurement(Contract):
         default=(), description="Layers that the checkpoint lacks: drawn, trained whole, and saved with the adapter."
     )
     remote_code: bool = Field(default=False, description="The model runs code of its own.")
+    model_revision: str | None = Field(default=None, description="The commit that was loaded from the hub.")
     weights_dtype: str | None = Field(default=None, description="Of most of the model's weights, without adapters.")
     parameters: int | None = None
     trainable_parameters: int | None = None

@@ -162,5 +162,5 @@ class Recommendation(Winner):
         "that came to nothing; load, probe, compile, warm-up, timing and others; processes is the rest), of "
         "verifications, of planning, and idle: while no task of the job ran on any worker.",
     )
-    spec: dict[str, Any]
+    spec: dict[str, Any] = Field(description="The job, at the revisions of model and data that were measured.")
     reproduce: str

@@ -224,6 +224,12 @@ def test_without_a_card_a_configuration_is_a_folder(root: Path, cache: Path) -> 
     assert "has no .jsonl" in refused(texts, root, config="other")
 
 
+def test_the_commit_is_known_of_what_comes_from_the_hub(root: Path, cache: Path) -> None:
+    configured(cache, CARD)
+    assert sources.commit_of(dataset("org/rows", root, config="main")) == COMMIT
+    assert sources.commit_of(root) is None
+
+
 def test_only_what_is_read_is_downloaded(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configured(cache, CARD)
     asked: list[Any] = []

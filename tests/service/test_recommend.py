@@ -15,6 +15,7 @@ from service.contract.recommendation import Recommendation
 from service.contract.replay import Proof
 from service.contract.states import Origin
 from service.contract.task import PlanInput, TrialRecord, VerifyRequest
+from service.exports import EXPORTS
 from service.recommend import recommend
 from tests.factory import DATASET, block, configuration, failed, history, measured, record
 from worker.plan.verdicts import judge
@@ -179,6 +180,19 @@ def test_the_peak_is_that_of_the_micro_batch_that_the_soak_lowered(
     assert ", an evaluation, no save, as the disk" in best.stability.statement
     assert best.evidence.peak_bytes == peak
     assert best.evidence.headroom_bytes == (None if peak is None else (3 << 30) - peak)
+
+
+def test_it_names_the_commits_that_were_measured(spec: Spec, facts: Facts) -> None:
+    """A train.py months later trains what was measured, though the hub has moved on."""
+    job = spec(model={"source": "org/model"}, dataset={"source": "org/rows"})
+    dataset = DATASET.model_copy(update={"is_local": False, "revision": "b" * 40})
+    made = measured(configuration(batching="sorted"), 5.0, model_revision="a" * 40, dataset=dataset)
+    best = recommend("j", job, facts(), (*history(job), record(made)), {})
+    assert best and (best.spec["model"]["revision"], best.spec["dataset"]["revision"]) == ("a" * 40, "b" * 40)
+    text = EXPORTS["train.py"].write(best)
+    assert "a" * 40 in text
+    assert f'DATASET_REVISION = "{"b" * 40}"' in text
+    assert recommend("j", spec(), facts(), history(spec()), {}).spec["model"]["revision"] is None  # type: ignore[union-attr]
 
 
 def test_a_verification_that_died_leaves_the_best_unverified(spec: Spec, facts: Facts) -> None:

@@ -72,6 +72,7 @@ class Bundle:
     data_seconds: float
     prepare_seconds: float  # in the place of `data_seconds` in a job's first process, which does it for all
     skipped: int = 0  # updates in a row that the gradient scaler has skipped
+    model_revision: str | None = None  # the commit that was loaded from the hub
     quantising_seconds: float = 0.0  # saved by loading weights that an earlier trial has quantised and stored
     load_peak_bytes: int | None = None
 
@@ -174,6 +175,7 @@ def build(
         load_seconds=load_seconds,
         data_seconds=data_seconds,
         prepare_seconds=prepare_seconds,
+        model_revision=sources.commit_of(folder),
         quantising_seconds=quantising_seconds,
         load_peak_bytes=load_peak,
     )

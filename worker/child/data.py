@@ -69,7 +69,8 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
     files = sources.dataset_files(spec.dataset, workplace)
     recipe = replace(recipe, dataset_is_local=sources.local(spec.dataset.source, workplace).exists())
     recipe = replace(recipe, chat_template=sources.chat_template(spec.dataset, workplace))
-    recipe = replace(recipe, train_files=files.train, validation_files=files.validation)
+    commit = sources.commit_of(files.path)
+    recipe = replace(recipe, train_files=files.train, validation_files=files.validation, dataset_revision=commit)
     train_rows, validation_rows, recipe, notes = read_rows(spec, recipe, files.path)
     if files.configuration and spec.dataset.config is None:
         notes.append(f"Of the dataset its configuration {files.configuration!r} was read (dataset.config).")
@@ -153,6 +154,7 @@ def _facts(train: list[Sample], validation: list[Sample], recipe: Recipe, notes:
         formats=recipe.formats,
         is_folder=recipe.dataset_is_folder,
         is_local=recipe.dataset_is_local,
+        revision=recipe.dataset_revision,
         form=DataForm(**{name: getattr(recipe, name) for name in DataForm.model_fields}),
         notes=tuple(notes),
     )

@@ -214,6 +214,7 @@ def built(bundle: Bundle, device: Device, used_before: int, is_first: bool) -> B
         weights_dtype=weights_dtype(bundle),
         parameters=every,
         trainable_parameters=trained,
+        model_revision=bundle.model_revision,
         prepare_seconds=bundle.prepare_seconds,
         lacks=lacking(bundle.model, bundle.recipe.task)
         | (lacking_kernels(bundle.model.config.model_type) if is_first else {}),

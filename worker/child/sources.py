@@ -80,6 +80,11 @@ def dataset_files(dataset: DatasetSpec, workplace: Workplace) -> DatasetFiles:
     return DatasetFiles(folder, name, train, validation)
 
 
+def commit_of(folder: Path) -> str | None:
+    """The commit of a snapshot in the hub's cache; None for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
 def chat_template(dataset: DatasetSpec, workplace: Workplace) -> str | None:
     """The text of the job's own chat template; None where it has none."""
     if dataset.template_file is None:
