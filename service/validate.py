@@ -226,11 +226,11 @@ def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
 
 
 def _columns(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    there, columns = listed(rows[0]), spec.dataset.columns
+    there, columns, beside = listed(rows[0]), spec.dataset.columns, TASKS[spec.task].beside
     found = [
         _mistake(f"/dataset/columns/{kind}", f"dataset.columns.{kind}: there is no column {name!r}; there are: {there}")
         for kind, name in columns.model_dump(exclude_none=True).items()
-        if name not in rows[0]
+        if name not in rows[0] and kind not in beside  # which only some rows may have, and these may come later
     ]
     column = spec.dataset.splits.column
     if column and column not in rows[0]:
@@ -249,6 +249,8 @@ def _values(spec: JobSpec, rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     if splits.column:
         rows = [row for row in rows if str(row.get(splits.column)) in (splits.train, splits.validation)]
     for kind, column in columns.items():
+        if kind in task.beside and given[kind] is None:
+            continue  # left out where it does not fit
         try:
             form_of(task, {kind: column}, rows)
         except ValueError as error:

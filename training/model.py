@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig
 
+from training.errors import TrainingError
 from training.packing import know_packed_rows, know_single_rows, offset_positions
 from training.recipe import Recipe, apply, task_of
 from training.samples import Sample
@@ -108,10 +109,13 @@ def loaded_model(
 
 
 def drawn_layers(missing: set[str], recipe: Recipe) -> list[str]:
-    """The layers of the missing weights, those of the head aside."""
-    return sorted(
-        {key.rpartition(".")[0] for key in missing if not any(part.endswith(recipe.heads) for part in key.split("."))}
-    )
+    """The layers of the missing weights, those of the head aside; TrainingError where one is no layer by itself."""
+    beside = [key for key in missing if not any(part.endswith(recipe.heads) for part in key.split("."))]
+    if alone := [key for key in beside if "." not in key]:
+        raise TrainingError(
+            f"model.source: the checkpoint lacks {alone[0]}, which an adapter cannot save; use method full"
+        )
+    return sorted({key.rpartition(".")[0] for key in beside})
 
 
 def keep_layout(model: Any) -> None:

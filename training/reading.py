@@ -82,8 +82,9 @@ def files_to_train(source: Path, recipe: Recipe) -> tuple[list[Path], list[Path]
 
     Where no file is named after the split `train`, all others train.
     """
-    train = ("train", "training") if recipe.train_split == "train" else (recipe.train_split,)
-    files, held = files_of(source, train, recipe), files_to_validate(source, recipe)
+    files, held = files_of(source, [recipe.train_split], recipe), files_to_validate(source, recipe)
+    if not files and recipe.train_split == "train":
+        files = files_of(source, ["training"], recipe)
     others = [path for path in files_of(source, HELD_OUT, recipe) if path not in (*files, *held)]
     if files or recipe.train_split != "train":
         return files, others
@@ -97,6 +98,8 @@ def files_to_validate(source: Path, recipe: Recipe) -> list[Path]:
 
 def read_splits(source: Path, recipe: Recipe) -> tuple[list[Record], list[Record]]:
     """(training rows, validation rows); without a validation split, a share of the training rows is held out."""
+    if recipe.below:
+        source = source / recipe.below
     if recipe.split_column:
         paths = files_by(recipe.train_files, source, recipe) if recipe.train_files else files_of(source, [], recipe)
         rows = [row for path in paths for row in read_file(path, recipe)]

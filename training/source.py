@@ -36,6 +36,8 @@ def locate(source: str, recipe: Recipe) -> Path:
 
     if recipe.train_files:
         patterns = [pattern.replace("**/", "") for pattern in (*recipe.train_files, *recipe.validation_files)]
+    elif recipe.below:
+        patterns = [f"{recipe.below}/*{ending}" for ending in recipe.formats]
     else:
         patterns = [f"*{ending}" for ending in recipe.formats]
     options: dict[str, Any] = {"repo_type": "dataset", "revision": recipe.dataset_revision}

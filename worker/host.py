@@ -51,7 +51,7 @@ def cores() -> int:
         quota, _, period = _text(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit():
             found = min(found, int(quota) // int(period))
-    for folder in (*_folders("cpu"), *_folders("cpu,cpuacct")):
+    for folder in _folders("cpu"):
         quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit():
             found = min(found, int(quota) // int(period))
@@ -63,13 +63,13 @@ def _folders(controller: str) -> Iterator[Path]:
 
     In a container the path that the kernel tells may be the host's, while its own group is mounted as the root.
     """
-    root = GROUPS / controller
     for line in _text(MINE).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers == controller:
+        if controller in controllers.split(","):
             group = Path(path.lstrip("/"))
-            yield from (root / one for one in (group, *group.parents))
+            for mounted in dict.fromkeys((controllers, controller)):
+                yield from (GROUPS / mounted / one for one in (group, *group.parents))
 
 
 def _reclaimable(folder: Path, prefix: str) -> int:

@@ -22,6 +22,9 @@ NAMED = 8  # classes that a note names
 class DataForm(Contract):
     """How a dataset is read where it is not in the plainest form. The fields are those of the training Recipe."""
 
+    below: str = Field(
+        default="", description="A folder of the dataset's folder, in which the files are that are read."
+    )
     train_files: tuple[str, ...] = Field(
         default=(), description="Patterns of the files that train; empty where files' names say which do."
     )
@@ -64,8 +67,7 @@ def form_of(
                 fields["numbers_as_text"] = True
                 notes.append(f"Column {column!r} holds whole numbers in {count} of {len(rows)} rows, read as text.")
         except ValueError as error:
-            rename = "; rename the column if it is not meant to be read" if kind in task.beside else ""
-            raise ValueError(f"dataset.columns.{kind}: column {column!r} holds {error}{rename}") from error
+            raise ValueError(f"dataset.columns.{kind}: column {column!r} holds {error}") from error
         if kind == "context":
             notes.append(
                 f"Column {column!r} was read as what a prompt is about, which follows it on a line of its own."
@@ -73,11 +75,21 @@ def form_of(
     return fields, notes
 
 
+def unfit(task: Task, kind: str, column: str, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a column that nobody named cannot be read beside others, in which case it is left out; or None."""
+    try:
+        form_of(task, {kind: column}, rows)
+    except ValueError as error:
+        return str(error).partition(" holds ")[2] or str(error)
+    return None
+
+
 def class_number(value: Any) -> int | None:
     """The class that a label stands for, a whole number from 0 on; None for any other value."""
     try:
-        number = int(value) if not isinstance(value, str) or value.strip().isdecimal() else int(float(value))
-        exact = float(value) == number
+        written = isinstance(value, str) and not value.strip().isdecimal()
+        number = int(float(value)) if written else int(value)
+        exact = float(value) == number if written or isinstance(value, float) else True
     except (TypeError, ValueError, OverflowError):
         return None
     return number if number >= 0 and exact else None

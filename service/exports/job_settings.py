@@ -146,6 +146,9 @@ def unread(recommendation: Recommendation, *names: str, reads: tuple[str, ...] =
         found.append(f"rows are not taken from the split {spec.dataset.splits.train!r}: write them to a file first")
     if not data.is_local and spec.dataset.revision and "revision" not in reads:
         found.append(f"the data are of their newest revision, not of {spec.dataset.revision}")
+    if data.is_local and (data.form.train_files or data.form.below):
+        places = " and ".join(data.form.train_files or (data.form.below,))
+        found.append(f"of the folder only {places} was trained on: name these files in place of it")
     if data.form.chat_template and "template" not in reads:
         found.append(
             "conversations are not written by dataset.chat_template: set it as the tokenizer's chat_template, save the "

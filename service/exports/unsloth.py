@@ -274,7 +274,8 @@ def value(data: DatasetFacts) -> str:
     if not data.form.sharegpt:
         return "row[name]"
     role = '{"human": "user", "gpt": "assistant"}.get(turn["from"], turn["from"])'
-    return f'[{{"role": {role}, "content": turn["value"]}} for turn in row[name]]'
+    turns = f'[{{"role": {role}, "content": turn["value"]}} for turn in row[name]]'
+    return f'{turns} if known == "messages" else row[name]' if "tools" in data.columns else turns
 
 
 CONTEXT = '''if more := found["context"]:  # what the prompt is about

@@ -49,10 +49,11 @@ class Task:
         Columns that only other rows have are `in_others`: of these, what may stand beside a set is read.
         """
         named = {self.beside.get(kind, kind) for kind, column in given.items() if column}
+        there = [name for name in there if name not in given.values()]  # what is named is of no other kind
         for kinds in sorted(self.column_sets, key=lambda kinds: not named & set(kinds)):
             found = {kind: self.usual(kind, given.get(kind), there) for kind in kinds}
             if all(found.values()):
-                free = {*there, *in_others} - set(found.values())
+                free = ({*there, *in_others} - set(found.values())) - set(given.values())
                 more = [kind for kind, of in self.beside.items() if of in kinds]
                 found |= {kind: self.usual(kind, given.get(kind), free) for kind in more}
                 return {kind: column for kind, column in found.items() if column}

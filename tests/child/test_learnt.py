@@ -51,6 +51,13 @@ def test_every_answer_is_learnt_though_the_template_thinks_in_the_last_only(tmp_
     assert learnt(found, tokenizer) == "path value</s><think>done</think>return name</s>"
 
 
+@pytest.mark.parametrize("said", ["0", "1", "01", "10"])
+def test_an_answer_may_be_a_number(tmp_path: Path, tokenizer: Any, said: str) -> None:
+    talk = [turn("user", "a"), turn("assistant", said), turn("user", "b"), turn("assistant", "return name")]
+    found = load(tiny.write(tmp_path / "a.jsonl", [{"messages": talk}] * 4), tokenizer, chat_template=QWEN3)
+    assert learnt(found, tokenizer) == f"{said}</s><think>done</think>return name</s>"
+
+
 PHI = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% else %}<s>{% endif %}"
@@ -152,8 +159,23 @@ def test_what_an_instruction_is_about_follows_it(tmp_path: Path, tokenizer: Any,
     texts = {tokenizer.decode(ids, skip_special_tokens=True) for ids, _ in (*found.train, *found.validation)}
     assert texts == {"return\nvalue name", "path self"} and learnt(found, tokenizer) in (" name</s>", " self</s>")
     assert found.facts.columns["context"] == name and f"Column '{name}' was read as what" in found.facts.notes[0]
-    refusal = refused(load, tiny.write(tmp_path / "b.jsonl", [about[0] | {name: {"a": 1}}] * 4), tokenizer)
-    assert "which is not text" in refusal and "rename the column if it is not meant to be read" in refusal
+    odd = tiny.write(tmp_path / "b.jsonl", [about[0] | {name: {"a": 1}}] * 4)
+    assert "which is not text" in refused(load, odd, tokenizer, columns={"context": name})
+    found = load(odd, tokenizer)
+    assert "context" not in found.facts.columns and f"Column '{name}' was not read as context" in found.facts.notes[0]
+
+
+def test_what_an_instruction_is_about_may_have_any_name(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"input": "return", "output": " name"}, *[{"input": "return", "output": " name", "about": "value"}] * 4]
+    found = load(tiny.write(tmp_path / "a.jsonl", rows), tokenizer, columns={"context": "about"})
+    texts = {tokenizer.decode(ids, skip_special_tokens=True) for ids, _ in (*found.train, *found.validation)}
+    assert texts == {"return name", "return\nvalue name"}
+    assert "needs prompt and completion" in refused(load, tmp_path / "a.jsonl", tokenizer, columns={"context": "input"})
+    talk = [{"messages": [turn("user", "a"), turn("assistant", "b")], "about": "c"}] * 4
+    refusal = refused(
+        load, tiny.write(tmp_path / "b.jsonl", talk), tokenizer, columns={"context": "about"}, chat_template=QWEN3
+    )
+    assert "dataset.columns.context goes with prompt, and the data was read as messages" in refusal
 
 
 TOOLS = "{% for t in tools or [] %}<tool>{{ t.function.name }}</tool>{% endfor %}"
@@ -173,7 +195,8 @@ def test_the_template_is_told_the_tools_of_each_row(tmp_path: Path, tokenizer: A
     assert "told the tools of column 'tools'" in found.facts.notes[0]
     deaf = load(tmp_path / "a.jsonl", tokenizer, chat_template=QWEN3)
     assert "The chat template says nothing of tools, so it leaves them out." in deaf.facts.notes
-    refusal = refused(load, tiny.write(tmp_path / "b.jsonl", [rows[0] | {"tools": "{weather"}] * 4), tokenizer)
+    odd = tiny.write(tmp_path / "b.jsonl", [rows[0] | {"tools": "{weather"}] * 4)
+    refusal = refused(load, odd, tokenizer, columns={"tools": "tools"}, chat_template=QWEN3)
     assert "dataset.columns.tools: column 'tools' holds '{weather', which is no JSON" in refusal
 
 

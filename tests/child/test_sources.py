@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from tests.child import tiny
 from tests.conftest import ROOT
 from tests.factory import configuration
 from training.errors import TrainingError
-from worker.child import build, rows, sources
+from worker.child import build, data, rows, sources
 from worker.child.build import recipe_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -81,7 +80,7 @@ def model(source: str | Path, root: Path, pickle: bool = False, code: bool = Fal
 
 def dataset(source: str | Path, root: Path, **changes: Any) -> Path:
     """The path of a dataset."""
-    return sources.dataset_files(DatasetSpec.model_validate({"source": str(source)} | changes), workplace(root)).path
+    return sources.dataset_files(DatasetSpec.model_validate({"source": str(source)} | changes), workplace(root))[0]
 
 
 def refused(call: Any, *arguments: Any, **named: Any) -> str:
@@ -191,9 +190,10 @@ def texts(root: Path, **changes: Any) -> set[str]:
     """What a job trains on, and holds out, of that dataset."""
     spec = tiny.job(root, root, dataset={"source": "org/rows"} | changes)
     place, made = workplace(root), configuration()
-    found = sources.dataset_files(spec.dataset, place)
-    recipe = replace(recipe_of(spec, made), train_files=found.train, validation_files=found.validation)
-    return {row["text"] for part in rows.read_rows(spec, recipe, found.path)[:2] for row in part}
+    recipe = recipe_of(spec, made)
+    tokenizer = tiny.tokenizer_of(ROOT / "examples" / "llama-13m", recipe)
+    found = data.load(spec, recipe, tokenizer, place)
+    return {tokenizer.decode(ids, skip_special_tokens=True) for ids, _ in (*found.train, *found.validation)}
 
 
 def test_of_several_configurations_the_one_that_is_named_is_read(root: Path, cache: Path) -> None:
@@ -214,8 +214,50 @@ def test_of_several_configurations_the_one_that_is_named_is_read(root: Path, cac
 def test_the_default_configuration_is_read_and_told(root: Path, cache: Path) -> None:
     configured(cache, CARD.replace("config_name: socratic", "config_name: socratic\n  default: true"))
     assert texts(root) == {"socratic/a"}
-    found = sources.dataset_files(DatasetSpec(source="org/rows"), workplace(root))
-    assert found.configuration == "default" and found.train == ("socratic/*.jsonl",)
+    _, found = sources.dataset_files(DatasetSpec(source="org/rows"), workplace(root))
+    assert found.name == "default" and found.of_splits(Splits()) == (("socratic/*.jsonl",), ())
+
+
+MAIN = {"main/part-0", "main/part-1", "main/other"}
+# What a card says of its only configuration, and what is trained on.
+CARDS = {
+    "data_dir: ./main": MAIN,
+    "data_dir: socratic/": {"socratic/a"},
+    "data_dir: below": {"below/train/b"},
+    "data_files: main/**": MAIN,
+    "data_files: main/": MAIN,
+    "data_files: ./main/part-**": {"main/part-0", "main/part-1"},
+    "data_files: '**.jsonl'": {"stray"},
+    "{data_dir: main, data_files: part-*}": {"main/part-0", "main/part-1"},
+    "data_files: {train: [main/part-0.jsonl, stray.jsonl]}": {"main/part-0", "stray"},
+}
+
+
+@pytest.mark.parametrize("said", CARDS)
+def test_files_of_a_card_are_written_in_many_ways(root: Path, cache: Path, said: str) -> None:
+    entry = said if said.startswith("{") else f"{{{said}}}"
+    configured(cache, f"---\nconfigs:\n- {entry}\n---\n")
+    assert texts(root) == CARDS[said]
+
+
+@pytest.mark.parametrize("path", ["../../../*.jsonl", "/etc/*.json", "hf://datasets/other/a.jsonl", "a/../../b.jsonl"])
+@pytest.mark.parametrize("what", ["data_files", "data_dir", "config"])
+def test_what_lies_outside_of_the_dataset_is_not_read(root: Path, cache: Path, path: str, what: str) -> None:
+    """A card, or a job, would read any file of the worker."""
+    configured(cache, "none" if what == "config" else f"---\nconfigs:\n- {{{what}: '{path}'}}\n---\n")
+    sentence = refused(texts, root, **({"config": path} if what == "config" else {}))
+    assert f"{path!r} of org/rows is not in its own folder" in sentence
+
+
+@pytest.mark.parametrize("given", ["[null]", "5", "{train: null}", "[a.jsonl, {split: b}]", "''", "[]", "{}"])
+def test_a_card_that_says_nothing_sensible_declares_nothing(root: Path, cache: Path, given: str) -> None:
+    configured(cache, f"---\nconfigs:\n- {{config_name: null, data_files: {given}}}\n- 7\n---\n")
+    assert "below/train/b" in texts(root), "as without a card, files' names say which train"
+
+
+def test_a_file_has_no_configurations(root: Path) -> None:
+    tiny.write(root / "a.jsonl", [{"text": "a"}])
+    assert "is a file, which has no configurations" in refused(dataset, root / "a.jsonl", root, config="en")
 
 
 def test_without_a_card_a_configuration_is_a_folder(root: Path, cache: Path) -> None:
@@ -252,15 +294,14 @@ def test_only_what_is_read_is_downloaded(root: Path, cache: Path, monkeypatch: p
 
 def test_what_does_not_fit_on_the_disk_is_not_begun(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configured(cache, "no YAML")
-    files = [
-        SimpleNamespace(rfilename="main/part-0.jsonl", size=5 << 40),
-        SimpleNamespace(rfilename="x.bin", size=1 << 60),
-    ]
+    large = SimpleNamespace(rfilename="main/part-0.jsonl", size=5 << 40, lfs=None, blob_id="a" * 40)
+    files = [large, SimpleNamespace(rfilename="x.bin", size=1 << 60, lfs=None, blob_id="b" * 40)]
     listed = SimpleNamespace(siblings=files)
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, **__: listed)
     sentence = refused(sources._check_room, "org/rows", None, "dataset", ["*.jsonl"], None)
     assert "org/rows has 5497.6 GB to download" in sentence and "set HF_HOME to a larger disk" in sentence
-    files[0].size = 40
+    large.lfs = SimpleNamespace(sha256="c" * 64)
+    (cache / "datasets--org--rows" / "blobs" / ("c" * 64)).touch()  # it is there already
     sources._check_room("org/rows", None, "dataset", ["*.jsonl"], None)
 
 

@@ -66,11 +66,11 @@ def test_the_group_around_ours_may_be_narrower(tmp_path: Path) -> None:
 
 def test_version_1_limits_memory_and_cores(tmp_path: Path) -> None:
     """In a container the path is the host's, and its own group is mounted as the root."""
-    mine = "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n"
+    mine = "5:memory:/docker/abc\n4:cpuacct,cpu:/docker/abc\n"
     memory = {"memory__limit_in_bytes": f"{4 * GIB}", "memory__usage_in_bytes": f"{2 * GIB}"}
     group(tmp_path, mine, "memory", **memory, memory__stat=f"total_inactive_file {GIB}\n")
-    group(tmp_path, mine, "cpu,cpuacct", cpu__cfs_quota_us="200000", cpu__cfs_period_us="100000")
+    group(tmp_path, mine, "cpu", cpu__cfs_quota_us="200000", cpu__cfs_period_us="100000")
     assert host.memory() == host.Memory(4 * GIB, 3 * GIB) and host.cores() == 2
     group(tmp_path, mine, "memory", memory__limit_in_bytes="9223372036854771712")
-    group(tmp_path, mine, "cpu,cpuacct", cpu__cfs_quota_us="-1")
+    group(tmp_path, mine, "cpu", cpu__cfs_quota_us="-1")
     assert host.memory() == host.Memory(256 * GIB, 200 * GIB) and host.cores() == 64

@@ -113,11 +113,15 @@ def test_tools_are_read(facts: Facts) -> None:
     )
     assert json.loads(yaml.safe_load(EXPORTS["ms-swift"].write(found))["columns"]) == {"functions": "tools"}
     assert columns_read(found) == ["messages", "tools"] and "rename 'functions' first" in told("trl.yaml", found)
-    row = {"messages": [{"role": "user", "content": "a"}], "functions": [{"name": "b"}]}
-    assert script_s_read(EXPORTS["unsloth"].write(found))(row) == {
-        "messages": row["messages"],
-        "tools": row["functions"],
-    }
+    read = script_s_read(EXPORTS["unsloth"].write(found))
+    assert read({"messages": [1], "functions": [2]}) == {"messages": [1], "tools": [2]}
+    read = script_s_read(EXPORTS["unsloth"].write(formed(found, sharegpt=True)))
+    said = read({"messages": [{"from": "gpt", "value": "a"}], "functions": "[]"})
+    assert said == {"messages": [{"role": "assistant", "content": "a"}], "tools": "[]"}
+
+
+def test_a_folder_of_which_a_part_was_read_is_told(facts: Facts) -> None:
+    assert "name these files in place of it" in told("axolotl", formed(made(facts), train_files=("main/*.jsonl",)))
 
 
 def script_s_read(text: str) -> Any:

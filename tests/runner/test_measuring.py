@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from service.contract.child import Built, EndingKind, Failed, OutOfMemory, ProbeStarted, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, MemoryLine, Outcome
@@ -31,9 +33,15 @@ BUILT = Built(
 )
 
 
-def ended(ending: Ending, line: MemoryLine | None = None) -> Measurement:
-    """The measurement of a trial whose only child ends that way."""
-    child = SimpleNamespace(watch=lambda *_: ending)
+def ended(*endings: Ending, line: MemoryLine | None = None, limits: list[float] | None = None) -> Measurement:
+    """The measurement of a trial whose children end that way; `limits` gets the seconds that each of them has."""
+    left, seconds = list(endings), limits if limits is not None else []
+
+    def watch(limit: float, *_: Any) -> Ending:
+        seconds.append(limit)
+        return left.pop(0)
+
+    child = SimpleNamespace(watch=watch)
     sandbox: Any = SimpleNamespace(started=lambda *_: contextlib.nullcontext(child))
     facts: Any = SimpleNamespace(has_own_memory=False)
     place = Workplace(device="cpu", data_roots=(), hub_cache=Path())
@@ -50,7 +58,7 @@ def test_one_sample_that_does_not_fit_is_told_with_what_was_known() -> None:
     ending = Ending(EndingKind.out_of_memory, last.reason, last, [ProbeStarted(micro_batch_size=1)])
     assert ended(ending).reason == "not even a micro batch of 1 fits; 2.40 GiB were held"
     line = MemoryLine(rest_bytes=1.0 * GIB, slope_bytes=0.25 * GIB)
-    assert ended(ending, line).reason == (
+    assert ended(ending, line=line).reason == (
         "memory ran out at a micro batch of 1, for which configurations that fit suggest 1.25 GiB; 2.40 GiB were held"
     )
 
@@ -61,6 +69,17 @@ def test_one_sample_that_does_not_fit_compiled_is_told_so() -> None:
     found = ended(Ending(EndingKind.out_of_memory, last.reason, last, [*begun]))
     assert (found.outcome, found.reason) == (Outcome.infeasible, "not even a micro batch of 1 fits; 1.00 GiB were held")
     assert len(found.probes) == 1, "no other child has tried it again"
+
+
+def test_downloads_of_the_first_child_take_nothing_of_the_next_one_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1000.0, 1000.0, 1001.0, 1001.0])
+    monkeypatch.setattr("worker.runner.measuring.time", SimpleNamespace(monotonic=lambda: next(now)))
+    last = OutOfMemory(reason="no memory", used_bytes=GIB)
+    seen = [BUILT.model_copy(update={"prepare_seconds": 990.0}), ProbeStarted(micro_batch_size=4)]
+    limits: list[float] = []
+    first = Ending(EndingKind.out_of_memory, last.reason, last, [*seen])
+    ended(first, Ending(EndingKind.signal, "killed by SIGSEGV"), limits=limits)
+    assert limits[1] == limits[0] - 10
 
 
 def test_what_a_failed_trial_took_is_told() -> None:

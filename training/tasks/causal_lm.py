@@ -148,6 +148,8 @@ def turn_that_differs(
             last = write([*messages[:at], other])
         except Exception:  # noqa: BLE001 - a template may refuse another turn there, as before a tool's answer
             return 0, 0
+        if changed == everything:
+            continue  # the turn says this word
         same = len(commonprefix([everything, changed]))
         rest = len(commonprefix([everything[same:][::-1], changed[same:][::-1]]))
         begin, end = min(begin, same), max(end, len(everything) - rest)

@@ -34,7 +34,7 @@ def serve(
     request: RunBlock | RunReplay, device: Device, tell: Callable[[ChildMessage], None], hear: Callable[[], Order]
 ) -> Result:
     """Carry out the request and those that are ordered after it; the result of the last. Errors pass through."""
-    bundle = build(request.spec, request.candidate.configuration, device, request.workplace, request.seed)
+    bundle = build(request.spec, request.candidate.configuration, device, request.workplace, request.seed, tell)
     if bundle.compiled:
         bundle.compile()
     first, marks = request, frozen(bundle.model)

@@ -66,14 +66,20 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
     if file and file.exists():
         os.utime(file.parent)  # marks the cache as in use, so that worker/runner/pruning.py does not delete it
         return _unpack(file)
-    files = sources.dataset_files(spec.dataset, workplace)
+    path, chosen = sources.dataset_files(spec.dataset, workplace)
     recipe = replace(recipe, dataset_is_local=sources.local(spec.dataset.source, workplace).exists())
     recipe = replace(recipe, chat_template=sources.chat_template(spec.dataset, workplace))
-    commit = sources.commit_of(files.path)
-    recipe = replace(recipe, train_files=files.train, validation_files=files.validation, dataset_revision=commit)
-    train_rows, validation_rows, recipe, notes = read_rows(spec, recipe, files.path)
-    if files.configuration and spec.dataset.config is None:
-        notes.append(f"Of the dataset its configuration {files.configuration!r} was read (dataset.config).")
+    train_files, validation_files = chosen.of_splits(spec.dataset.splits)
+    recipe = replace(
+        recipe,
+        dataset_revision=sources.commit_of(path),
+        below=chosen.below,
+        train_files=train_files,
+        validation_files=validation_files,
+    )
+    train_rows, validation_rows, recipe, notes = read_rows(spec, recipe, path)
+    if chosen.name and spec.dataset.config is None:
+        notes.append(f"Of the dataset its configuration {chosen.name!r} was read (dataset.config).")
     if "messages" in recipe.columns and not (recipe.chat_template or tokenizer.chat_template):
         raise TrainingError(
             f"dataset.columns.messages: the tokenizer of {spec.model.source} has no chat template; "

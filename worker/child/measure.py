@@ -100,6 +100,7 @@ def run_trial(
     tell(Progress(text="loading"))
     used_before = device.used_by_others()
     bundle = build(spec, request.configuration, device, workplace, spec.training.seed, tell)
+    started += bundle.prepare_seconds  # the time limit does not count what only the first process does
     known_seconds = {"data": bundle.data_seconds, "load": bundle.load_seconds}
     if bundle.prepare_seconds:
         known_seconds[PREPARE] = bundle.prepare_seconds

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from service.contract.form import form_of
+from service.contract.form import form_of, unfit
 from service.contract.job import JobSpec
 from service.contract.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, listed, read
 from service.tasks import TASKS
@@ -22,6 +22,7 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
 
     TrainingError says in one sentence what is wrong with data that cannot be read.
     """
+    source = source / recipe.below
     told = (*recipe.train_files, *recipe.validation_files)
     files = files_by(told, source, recipe) if told else files_of(source, [], recipe)
     if source.is_file() and source.suffix not in ENDINGS:
@@ -36,7 +37,7 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
     recipe = replace(recipe, formats=formats, dataset_is_folder=source.is_dir())
     try:
         recipe = replace(recipe, csv_options=_csv_options(files), json_arrays=any(map(is_array, files)))
-        train, held_out = read_splits(source, recipe)
+        train, held_out = read_splits(source, replace(recipe, below=""))
     except (ValueError, TypeError, AttributeError, KeyError, ImportError, RecursionError, csv.Error) as error:
         _explain(files, recipe.split_column)
         raise TrainingError(f"dataset {spec.dataset.source} cannot be read: {str(error)[:300]}") from error
@@ -65,11 +66,12 @@ def _held_out_by_name(source: Path, recipe: Recipe) -> str:
 
 def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Recipe, list[str]]:
     """(the recipe with the columns and the form of the rows, notes on what was assumed of them)."""
-    columns = _columns(spec, rows)
+    columns, left = _columns(spec, rows)
     try:
         fields, notes = form_of(TASKS[spec.task], columns, rows)
     except ValueError as error:
         raise TrainingError(str(error)) from error
+    notes += left
     if "label" in columns and len({str(row[columns["label"]]) for row in rows}) == 1:
         only = rows[0][columns["label"]]
         raise TrainingError(
@@ -82,10 +84,10 @@ def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Rec
             f"{beyond} csv rows have more fields than the header, which were left out: quote texts with commas."
         )
     used = {*columns.values(), recipe.split_column, BEYOND}
-    if left := [repr(name) for name in rows[0] if name not in used]:
+    if unread := [repr(name) for name in rows[0] if name not in used]:
         read = " and ".join(f"{column!r} ({kind})" for kind, column in columns.items())
-        more = f" and {len(left) - 8} more" if len(left) > 8 else ""
-        notes.append(f"Of the data's columns {read} were read, and not {', '.join(left[:8])}{more}.")
+        more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
+        notes.append(f"Of the data's columns {read} were read, and not {', '.join(unread[:8])}{more}.")
     if recipe.chat_template and "messages" not in columns:
         fields["chat_template"] = None
         notes.append(f"dataset.chat_template was not used: the data was read as {' and '.join(columns)}, not messages.")
@@ -133,18 +135,26 @@ def _explain_parquet(path: Path) -> None:
         raise TrainingError(f"{path.name} is not a parquet file: {reason}") from error
 
 
-def _columns(spec: JobSpec, rows: Sequence[Record]) -> dict[str, str]:
-    """The name of the column for each kind of column that the task reads.
+def _columns(spec: JobSpec, rows: Sequence[Record]) -> tuple[dict[str, str], list[str]]:
+    """(the name of the column for each kind of column that the task reads, notes on columns that it leaves out).
 
-    TrainingError when a column that the job names is missing in the first row, or when that has no set of columns which
-    the task can read.
+    TrainingError when a column that the job names is missing or not read, or when the first row has no set of columns
+    which the task can read.
     """
-    given, row = spec.dataset.columns.model_dump(), rows[0]
+    given, row, task, notes = spec.dataset.columns.model_dump(), rows[0], TASKS[spec.task], []
+    every = {name for one in rows for name in one}
     for kind, column in given.items():
-        if column is not None and column not in row:
+        if column is not None and column not in (every if kind in task.beside else row):
             text = f"dataset.columns.{kind}: there is no column {column!r}; there are: {listed(row)}"
             raise TrainingError(text)
-    columns = TASKS[spec.task].columns_in(given, row, {name for one in rows for name in one})
+    columns = task.columns_in(given, row, every)
     if columns is None:
-        raise TrainingError(TASKS[spec.task].lacking(given, row) or "")
-    return columns
+        raise TrainingError(task.lacking(given, row) or "")
+    for kind, of in task.beside.items():
+        if given[kind] is not None and kind not in columns:
+            raise TrainingError(
+                f"dataset.columns.{kind} goes with {of}, and the data was read as {' and '.join(columns)}"
+            )
+        if kind in columns and given[kind] is None and (reason := unfit(task, kind, columns[kind], rows)):
+            notes.append(f"Column {columns.pop(kind)!r} was not read as {kind}: {reason}.")
+    return columns, notes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,13 @@ from service.contract.job import DatasetSpec, ModelSpec
 from service.contract.paths import looks_local, outside
 from service.contract.rows import ENDINGS
 from training.errors import TrainingError
-from worker.child.hub_configurations import CARD, files_of_configuration, patterns_of
+from worker.child.hub_configurations import CARD, Configuration, configuration_of
 
 LEAST_FREE = 1 << 30  # bytes that a download leaves free
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-@dataclass(frozen=True)
-class DatasetFiles:
-    """A dataset's file or folder, the configuration that is read, and patterns of its files: none where names tell."""
-
-    path: Path
-    configuration: str
-    train: tuple[str, ...]
-    validation: tuple[str, ...]
 
 
 def model_folder(model: ModelSpec, workplace: Workplace) -> Path:
@@ -68,16 +57,18 @@ def model_folder(model: ModelSpec, workplace: Workplace) -> Path:
     return folder
 
 
-def dataset_files(dataset: DatasetSpec, workplace: Workplace) -> DatasetFiles:
-    """Where the dataset lies, and which of its files are read; TrainingError when it is unknown."""
+def dataset_files(dataset: DatasetSpec, workplace: Workplace) -> tuple[Path, Configuration]:
+    """(the dataset's file or folder, which of its files are read); TrainingError when it is unknown."""
     local = _local(dataset.source, "dataset.source", workplace)
     folder = local or _hub(dataset.source, dataset.revision, "dataset", [CARD])
-    name, files = files_of_configuration(folder, dataset)
-    train, validation = patterns_of(files, dataset) if files else ((), ())
+    found = configuration_of(folder, dataset)
     if local is None:
-        patterns = [one.replace("**/", "") for one in (*train, *validation)] or [f"*{ending}" for ending in ENDINGS]
+        told = found.of_splits(dataset.splits)
+        every = [one.replace("**/", "") for patterns in told for one in patterns]
+        prefix = f"{found.below}/" if found.below else ""
+        patterns = every or [f"{prefix}*{ending}" for ending in ENDINGS]
         folder = _hub(dataset.source, dataset.revision, "dataset", patterns)
-    return DatasetFiles(folder, name, train, validation)
+    return folder, found
 
 
 def commit_of(folder: Path) -> str | None:
@@ -164,11 +155,16 @@ def _check_room(source: str, revision: str | None, kind: str, patterns: list[str
         listed, allow_patterns=patterns, ignore_patterns=ignored, key=lambda one: one.rfilename
     )
     cache = Path(constants.HF_HUB_CACHE)
-    blobs = (cache / repo_folder_name(repo_id=source, repo_type=kind) / "blobs").glob("*")
-    missing = sum(one.size or 0 for one in wanted) - sum(blob.stat().st_size for blob in blobs)
+    blobs = cache / repo_folder_name(repo_id=source, repo_type=kind) / "blobs"
+    missing = sum(one.size or 0 for one in wanted if not (blobs / _blob(one)).exists())
     disk = next(folder for folder in (cache, *cache.parents) if folder.exists())
     if missing > (free := shutil.disk_usage(disk).free - LEAST_FREE):
         raise TrainingError(
             f"{kind}.source: {source} has {missing / 1e9:.1f} GB to download, and the disk of the hub's cache, {disk}, "
             f"has room for {max(0, free) / 1e9:.1f} GB; free some, or set HF_HOME to a larger disk on the worker"
         )
+
+
+def _blob(file: Any) -> str:
+    """The name under which the hub's cache keeps a file: its hash."""
+    return str(file.lfs.sha256 if file.lfs else file.blob_id)

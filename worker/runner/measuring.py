@@ -97,7 +97,7 @@ def measure(
 
     log, seen = "", Measurement(configuration=trial.configuration, outcome=Outcome.infeasible)
     for _ in range(MOST_CHILDREN):
-        limit = max(LEAST_SECONDS, trial.seconds_limit - before)
+        limit = max(LEAST_SECONDS, trial.seconds_limit - (before - prepared))
         request = RunTrial(
             workplace=bench.workplace_of(job_id),
             spec=spec,
