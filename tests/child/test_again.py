@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from service.contract.child import Again, ChildMessage, Order, Result, RunBlock, RunReplay
+from service.contract.child import Again, ChildMessage, Order, Prepared, Preparing, Result, RunBlock, RunReplay
 from service.contract.job import JobSpec
 from tests.child import tiny
 from tests.factory import configuration, measured
@@ -156,8 +156,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Serve:
         left, told = list(others), []
 
         def tell(message: ChildMessage) -> None:
-            assert isinstance(message, Result)
-            told.append(message)
+            if not isinstance(message, Preparing | Prepared):
+                assert isinstance(message, Result)
+                told.append(message)
 
         def hear() -> Order:
             return Again(request=left.pop(0))

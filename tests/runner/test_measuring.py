@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.contract.child import Built, EndingKind, Failed, OutOfMemory, ProbeStarted, Workplace
+from service.contract.child import Built, ChildMessage, EndingKind, Failed, OutOfMemory, ProbeStarted, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, MemoryLine, Outcome
 from service.contract.states import Origin, ProbePhase
@@ -75,7 +75,10 @@ def test_downloads_of_the_first_child_take_nothing_of_the_next_one_s_time(monkey
     now = iter([0.0, 1000.0, 1000.0, 1001.0, 1001.0])
     monkeypatch.setattr("worker.runner.measuring.time", SimpleNamespace(monotonic=lambda: next(now)))
     last = OutOfMemory(reason="no memory", used_bytes=GIB)
-    seen = [BUILT.model_copy(update={"prepare_seconds": 990.0}), ProbeStarted(micro_batch_size=4)]
+    seen: list[ChildMessage] = [
+        BUILT.model_copy(update={"prepare_seconds": 990.0}),
+        ProbeStarted(micro_batch_size=4),
+    ]
     limits: list[float] = []
     first = Ending(EndingKind.out_of_memory, last.reason, last, [*seen])
     ended(first, Ending(EndingKind.signal, "killed by SIGSEGV"), limits=limits)
