@@ -96,7 +96,7 @@ def loaded_model(
             **recipe.source_options,
         )
     )
-    if recipe.heads:
+    if recipe.lora is not None and recipe.heads:
         model.drawn = drawn_layers(found["missing_keys"], recipe)
         if recipe.quantization and model.drawn and not whole:
             whole = model.drawn
@@ -112,9 +112,7 @@ def drawn_layers(missing: set[str], recipe: Recipe) -> list[str]:
     """The layers of the missing weights, those of the head aside; TrainingError where one is no layer by itself."""
     beside = [key for key in missing if not any(part.endswith(recipe.heads) for part in key.split("."))]
     if alone := [key for key in beside if "." not in key]:
-        raise TrainingError(
-            f"model.source: the checkpoint lacks {alone[0]}, which an adapter cannot save; use method full"
-        )
+        raise TrainingError(f"model.source: the checkpoint lacks {alone[0]}, which no adapter saves; use method full")
     return sorted({key.rpartition(".")[0] for key in beside})
 
 

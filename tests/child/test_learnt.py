@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from tokenizers import decoders, pre_tokenizers
 
 from tests.child import tiny
 from tests.child.test_data_mistakes import load, refused
-from training.model import keep_layout, quantization
+from training.errors import TrainingError
+from training.model import drawn_layers, keep_layout, quantization
 from training.script import save
 from worker.child.data import Data
 from worker.child.measure import beside_the_adapter
@@ -208,6 +210,13 @@ def test_a_folder_s_test_file_is_not_trained_on(tmp_path: Path, tokenizer: Any) 
     assert "were not trained on: dev-00.jsonl, test.jsonl (dataset.splits.validation may" in " ".join(found.facts.notes)
     tiny.write(tmp_path / "alone" / "test.jsonl", [{"text": "value"}] * 4)
     assert "named after other splits: test.jsonl" in refused(load, tmp_path / "alone", tokenizer)
+
+
+def test_a_weight_that_is_no_layer_is_for_method_full() -> None:
+    recipe: Any = SimpleNamespace(heads=("classifier", "score"))
+    assert drawn_layers({"bert.pooler.dense.bias", "pre_classifier.weight"}, recipe) == ["bert.pooler.dense"]
+    with pytest.raises(TrainingError, match="lacks mask_emb, which no adapter saves; use method full"):
+        drawn_layers({"mask_emb"}, recipe)
 
 
 def test_files_of_a_folder_that_are_no_data_are_not_read(tmp_path: Path, tokenizer: Any) -> None:
