@@ -159,5 +159,5 @@ def _run(
             again.stay(Result(measurement=measured), bundle, tell, hear)  # until the worker ends this process
         return Result(measurement=measured)
     if isinstance(request, RunSoak):
-        return Result(soak=soak.run_soak(request, device))
+        return Result(soak=soak.run_soak(request, device, tell))
     return again.serve(request, device, tell, hear)

@@ -14,11 +14,11 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from service.contract.child import RunSoak, Workplace
+from service.contract.child import ChildMessage, RunSoak
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Soak
 from service.contract.objective import minimises_memory
@@ -95,14 +95,15 @@ class State:
             partial.rename(file)
 
 
-def ready(spec: JobSpec, candidate: Measurement, seed: int, device: Device, workplace: Workplace) -> tuple[Bundle, int]:
-    """(the candidate, built under the seed, warmed up, and compiled where its configuration says so; its micro batch).
+def ready(asked: RunSoak, device: Device, tell: Callable[[ChildMessage], None]) -> tuple[Bundle, int]:
+    """(the candidate, built and warmed up, and compiled where its configuration says so; its micro batch).
 
     The warm-up runs the largest shape and the smallest, so that the timing contains no compiling, no cold cache and
     no allocation of the optimizer's state.
     """
+    candidate = asked.candidate
     assert candidate.micro_batch_size is not None
-    bundle = build(spec, candidate.configuration, device, workplace, seed)
+    bundle = build(asked.spec, candidate.configuration, device, asked.workplace, asked.seed, tell)
     if bundle.compiled:
         bundle.compile()
     probe.fits(bundle, candidate.micro_batch_size)
@@ -135,10 +136,10 @@ def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[S
     return (before + longest + plan[middle:])[:steps], min(len(before), steps - 1)
 
 
-def run_soak(asked: RunSoak, device: Device) -> Soak:
+def run_soak(asked: RunSoak, device: Device, tell: Callable[[ChildMessage], None] = lambda _: None) -> Soak:
     """Soak a candidate until its steps are done or its seconds have passed. TrainingError and out of memory pass."""
     spec, candidate = asked.spec, asked.candidate
-    bundle, micro = ready(spec, candidate, asked.seed, device, asked.workplace)
+    bundle, micro = ready(asked, device, tell)
     steps = spec.search.soak_steps or steps_of(spec, candidate)
     evaluation_size = candidate.evaluation_batch_size or micro
     return soak(bundle, micro, steps, asked.seed, evaluation_size, asked.seconds, asked.state)
