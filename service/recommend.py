@@ -288,7 +288,7 @@ def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verificatio
     if soak:
         ran += f"; then a soak of {soak.steps} of {soak.wanted_steps} steps at micro batch {soak.micro_batch_size}"
         ran += f" (interrupted, so in {soak.segments} processes)" if soak.segments > 1 else ""
-        save = " and a save" if soak.saved_bytes != 0 else ", no save, as the disk for temporary files had no room,"
+        save = " and a save" if soak.saved_bytes != 0 else " (no save: the disk for temporary files had no room)"
         ran += f", the longest samples first ({soak.worst_case_steps} times), an evaluation{save} in the middle"
         if soak.growth_bytes is not None:
             ran += f"; memory held between steps grew by {soak.growth_bytes / 2**20:.1f} MiB"

@@ -42,7 +42,7 @@ class Recipe:
     formats: tuple[str, ...]  # file name endings
     columns: Mapping[str, str]
     needed: tuple[str, ...]
-    below: str  # a folder of the dataset's folder in which its files are; empty where that is the folder itself
+    below: str  # the folder within the dataset that is read; empty for all of it
     train_files: tuple[str, ...]  # patterns of the files that train; empty where files' names say which do
     validation_files: tuple[str, ...]
     csv_options: Mapping[str, Any]  # arguments of csv.DictReader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,19 @@ def locate(source: str, recipe: Recipe) -> Path:
         return Path(source)
     from huggingface_hub import snapshot_download
 
-    if recipe.train_files:
-        patterns = [pattern.replace("**/", "") for pattern in (*recipe.train_files, *recipe.validation_files)]
-    elif recipe.below:
-        patterns = [f"{recipe.below}/*{ending}" for ending in recipe.formats]
-    else:
-        patterns = [f"*{ending}" for ending in recipe.formats]
+    patterns = downloaded((*recipe.train_files, *recipe.validation_files), recipe.below, recipe.formats)
     options: dict[str, Any] = {"repo_type": "dataset", "revision": recipe.dataset_revision}
     return Path(snapshot_download(source, allow_patterns=patterns, **options))
+
+
+def downloaded(files: Sequence[str], below: str, formats: Sequence[str]) -> list[str]:
+    """What of a hub dataset is downloaded: the patterns of its files, or all of some formats in the folder `below`.
+
+    The hub's patterns are those of fnmatch, in which * stands for folders too.
+    """
+    if files:
+        return [pattern.replace("**/", "") for pattern in files]
+    return [f"{below}/*{ending}" if below else f"*{ending}" for ending in formats]
 
 
 def load_data(source: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], list[Sample]]:

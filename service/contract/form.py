@@ -22,9 +22,7 @@ NAMED = 8  # classes that a note names
 class DataForm(Contract):
     """How a dataset is read where it is not in the plainest form. The fields are those of the training Recipe."""
 
-    below: str = Field(
-        default="", description="A folder of the dataset's folder, in which the files are that are read."
-    )
+    below: str = Field(default="", description="The folder within the dataset that is read; empty for all of it.")
     train_files: tuple[str, ...] = Field(
         default=(), description="Patterns of the files that train; empty where files' names say which do."
     )
@@ -69,27 +67,27 @@ def form_of(
         except ValueError as error:
             raise ValueError(f"dataset.columns.{kind}: column {column!r} holds {error}") from error
         if kind == "context":
-            notes.append(
-                f"Column {column!r} was read as what a prompt is about, which follows it on a line of its own."
-            )
+            notes.append(f"Column {column!r} (context) was appended to each prompt, on a line of its own.")
     return fields, notes
 
 
-def unfit(task: Task, kind: str, column: str, rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why a column that nobody named cannot be read beside others, in which case it is left out; or None."""
+def unfit(task: Task, kind: str, values: Sequence[Any]) -> str | None:
+    """Why the values of a column beside others cannot be read as its kind, or None."""
     try:
-        form_of(task, {kind: column}, rows)
+        if kind == "tools":
+            check_tools(values)
+        else:
+            whole_numbers(values, task.null_is_empty_text)
     except ValueError as error:
-        return str(error).partition(" holds ")[2] or str(error)
+        return str(error)
     return None
 
 
 def class_number(value: Any) -> int | None:
     """The class that a label stands for, a whole number from 0 on; None for any other value."""
     try:
-        written = isinstance(value, str) and not value.strip().isdecimal()
-        number = int(float(value)) if written else int(value)
-        exact = float(value) == number if written or isinstance(value, float) else True
+        number = int(float(value)) if _is_decimal(value) else int(value)
+        exact = float(value) == number if _is_decimal(value) or isinstance(value, float) else True
     except (TypeError, ValueError, OverflowError):
         return None
     return number if number >= 0 and exact else None
@@ -103,12 +101,12 @@ def class_numbers(labels: Iterable[Any]) -> dict[str, int]:
     """
     numbers: dict[str, int] = {}
     names: set[str] = set()
-    written = False
+    any_decimal = False
     for label in labels:
         number = class_number(label)
         if number is not None:
             numbers[str(label)] = number
-            written |= isinstance(label, str) and not label.strip().isdecimal()  # as csv files have 1.0 for 1
+            any_decimal |= _is_decimal(label)
         elif isinstance(label, str) and label.strip() and not _is_number(label):
             names.add(label)
         else:
@@ -121,10 +119,15 @@ def class_numbers(labels: Iterable[Any]) -> dict[str, int]:
     if names:
         return {name: at for at, name in enumerate(sorted(names))}
     known = sorted(set(numbers.values()))
-    if known == list(range(len(known))) and not written:
+    if known == list(range(len(known))) and not any_decimal:
         return {}
     rank = {number: at for at, number in enumerate(known)}
     return {text: rank[number] for text, number in sorted(numbers.items(), key=lambda one: one[1])}
+
+
+def _is_decimal(value: Any) -> bool:
+    """Whether a value is text other than digits, such as 1.0, which pandas writes into csv files for 1."""
+    return isinstance(value, str) and not value.strip().isdecimal()
 
 
 def _is_number(text: str) -> bool:

@@ -94,7 +94,7 @@ class Columns(Asked):
     text: str | None = None
     label: str | None = None
     context: str | None = Field(
-        default=None, description="What the instruction is about: it follows the prompt on a line of its own."
+        default=None, description="What the instruction is about; it is appended to the prompt on a line of its own."
     )
     tools: str | None = Field(
         default=None, description="The tools that a conversation may call, as a list or as its JSON text."

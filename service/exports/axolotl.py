@@ -8,7 +8,17 @@ from service.contract.recommendation import Recommendation
 from service.errors import NotYet
 from service.exports import hugging_face as hf
 from service.exports.base import Export
-from service.exports.job_settings import batch, data_of, loader, lora_targets, spec_of, unread, was_packed, whole
+from service.exports.job_settings import (
+    batch,
+    data_of,
+    hub_configuration,
+    loader,
+    lora_targets,
+    spec_of,
+    unread,
+    was_packed,
+    whole,
+)
 from service.exports.layout import yaml_file
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
 from service.levers.attention import FLASH
@@ -349,7 +359,7 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
         "path": spec.dataset.source,
         **({"ds_type": loader(data)} if file else {"split": spec.dataset.splits.train}),
         **({"revision": spec.dataset.revision} if spec.dataset.revision and not data.is_local else {}),
-        **({"name": spec.dataset.config} if spec.dataset.config and not data.is_local else {}),
+        **({"name": named} if (named := hub_configuration(recommendation)) else {}),
     }
     if "messages" in data.columns:
         template = data.form.chat_template

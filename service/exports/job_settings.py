@@ -123,6 +123,11 @@ def loader(data: DatasetFacts) -> str:
     return LOADERS.get(data.formats[0] if data.formats else ".jsonl", "json")
 
 
+def hub_configuration(recommendation: Recommendation) -> str | None:
+    """The configuration of a hub dataset that the job names, which `load_dataset` and the trainers take as well."""
+    return None if data_of(recommendation).is_local else spec_of(recommendation).dataset.config
+
+
 def unread(recommendation: Recommendation, *names: str, reads: tuple[str, ...] = ()) -> list[str]:
     """Sentences on what of the data another trainer reads in another way; columns are to have one of the `names`.
 

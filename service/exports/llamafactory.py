@@ -15,6 +15,7 @@ from service.exports.base import Export
 from service.exports.job_settings import (
     batch,
     data_of,
+    hub_configuration,
     lora_targets,
     spec_of,
     trainer_arguments,
@@ -264,8 +265,8 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
         if data.is_local
         else {"hf_hub_url": spec.dataset.source, "split": spec.dataset.splits.train}
     )
-    if spec.dataset.config and not data.is_local:
-        place["subset"] = spec.dataset.config
+    if named := hub_configuration(recommendation):
+        place["subset"] = named
     if "messages" in data.columns:
         names = ("from", "value", "human", "gpt") if data.form.sharegpt else ("role", "content", "user", "assistant")
         tags = dict(zip(TAGS, (*names, "system"), strict=True))  # all of them: with one, the others have no default

@@ -12,6 +12,7 @@ from service.exports.base import Export
 from service.exports.job_settings import (
     batch,
     data_of,
+    hub_configuration,
     lora_targets,
     spec_of,
     trainer_arguments,
@@ -176,9 +177,7 @@ def write(recommendation: Recommendation) -> str:
         "model": spec.model.source,
         **({"model_revision": spec.model.revision} if spec.model.revision else {}),
         "use_hf": True,
-        "dataset": [
-            spec.dataset.source if data.is_local else ":".join(filter(None, (spec.dataset.source, spec.dataset.config)))
-        ],
+        "dataset": [":".join(filter(None, (spec.dataset.source, hub_configuration(recommendation))))],
         **({"columns": json.dumps(named)} if named else {}),
         "split_dataset_ratio": spec.dataset.splits.validation_fraction,
         "tuner_type": "lora" if recommendation.LoraConfig else "full",

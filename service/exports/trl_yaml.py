@@ -14,6 +14,7 @@ from service.exports.job_settings import (
     Batch,
     batch,
     data_of,
+    hub_configuration,
     loader,
     lora_targets,
     spec_of,
@@ -228,7 +229,7 @@ def dataset(recommendation: Recommendation) -> dict[str, Any]:
     source = spec.dataset.source
     place = {"path": loader(data), "data_files": source} if data.is_local and not data.is_folder else {"path": source}
     split = "train" if data.is_local else spec.dataset.splits.train
-    name = {"name": spec.dataset.config} if spec.dataset.config and not data.is_local else {}
+    name = {"name": named} if (named := hub_configuration(recommendation)) else {}
     return {**place, **name, "split": split, "columns": list(columns_of(data))}
 
 

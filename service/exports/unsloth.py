@@ -14,6 +14,7 @@ from service.exports.base import Export
 from service.exports.job_settings import (
     batch,
     data_of,
+    hub_configuration,
     loader,
     lora_targets,
     spec_of,
@@ -260,7 +261,7 @@ def source(recommendation: Recommendation) -> str:
         {"path": loader(data), place: spec.dataset.source, "split": "train"}
         if data.is_local
         else {"path": spec.dataset.source, "split": spec.dataset.splits.train, "revision": spec.dataset.revision}
-        | ({"name": spec.dataset.config} if spec.dataset.config else {})
+        | ({"name": named} if (named := hub_configuration(recommendation)) else {})
     )
     if loader(data) != "csv":
         return f"**{found!r}"

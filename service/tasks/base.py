@@ -13,10 +13,10 @@ class Task:
     """One task. Its functions are in training/tasks, in a file of the same name.
 
     `column_sets` are the sets of columns that it can be read from, the first one that is there being read; `columns`
-    are the usual names of each kind of column. `beside`: a kind -> the kind that it is read with, where it is there;
-    single rows may lack it. `peft` is the adapter's task type in peft; `heads` are names of output
-    layers that are new for the job, which are trained whole and never quantised. `needs_mask`: tokens see those behind
-    them, so that padding has to be masked. `labels_are_classes`: one label a sample, not one a token.
+    are the usual names of each kind of column. `beside`: a further kind -> the kind that it accompanies; it is read
+    where the data has it, and single rows may lack it. `peft` is the adapter's task type in peft; `heads` are names of
+    output layers that are new for the job, which are trained whole and never quantised. `needs_mask`: tokens see those
+    behind them, so that padding has to be masked. `labels_are_classes`: one label a sample, not one a token.
     `null_is_empty_text`: a text that is null is read as an empty one, elsewhere it is a mistake.
     """
 

@@ -160,7 +160,7 @@ def test_what_an_instruction_is_about_follows_it(tmp_path: Path, tokenizer: Any,
     found = load(tiny.write(tmp_path / "rows.jsonl", rows), tokenizer)
     texts = {tokenizer.decode(ids, skip_special_tokens=True) for ids, _ in (*found.train, *found.validation)}
     assert texts == {"return\nvalue name", "path self"} and learnt(found, tokenizer) in (" name</s>", " self</s>")
-    assert found.facts.columns["context"] == name and f"Column '{name}' was read as what" in found.facts.notes[0]
+    assert found.facts.columns["context"] == name and f"Column '{name}' (context) was appended" in found.facts.notes[0]
     odd = tiny.write(tmp_path / "b.jsonl", [about[0] | {name: {"a": 1}}] * 4)
     assert "which is not text" in refused(load, odd, tokenizer, columns={"context": name})
     found = load(odd, tokenizer)

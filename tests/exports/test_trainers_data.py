@@ -131,3 +131,17 @@ def script_s_read(text: str) -> Any:
     place: dict[str, Any] = {}
     exec(compile(ast.Module(kept, []), "unsloth_train.py", "exec"), place)
     return place["read"]
+
+
+@pytest.mark.parametrize(("export", "said"), [("trl.yaml", "name: main"), ("axolotl", "name: main")])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_configuration_of_the_hub_is_named(export: str, said: str, is_local: bool, facts: Facts) -> None:
+    found = made(facts)
+    assert found.dataset is not None
+    dataset = found.dataset.model_copy(update={"is_local": is_local})
+    spec = found.spec | {"dataset": found.spec["dataset"] | {"config": "main"}}
+    found = found.model_copy(update={"dataset": dataset, "spec": spec})
+    assert (said in told(export, found)) is not is_local
+    assert ('"subset": "main"' in told("llamafactory", found)) is not is_local
+    assert (":main" in told("ms-swift", found)) is not is_local
+    assert ("'name': 'main'" in EXPORTS["unsloth"].write(found).replace('"', "'")) is not is_local

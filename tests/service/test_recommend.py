@@ -177,7 +177,7 @@ def test_the_peak_is_that_of_the_micro_batch_that_the_soak_lowered(
     best = recommend("j", spec(), facts(), (*records, slim), {"lora": judged})
     assert best and best.configuration.micro_batch_size == 4 and best.evidence.measurement.peak_bytes == 2 << 30
     assert not [other for other in best.instead if other.aim == "least-memory"], "the answer itself takes less"
-    assert ", an evaluation, no save, as the disk" in best.stability.statement
+    assert ", an evaluation (no save: the disk" in best.stability.statement
     assert best.evidence.peak_bytes == peak
     assert best.evidence.headroom_bytes == (None if peak is None else (3 << 30) - peak)
 

@@ -21,7 +21,7 @@ NAMED = 20  # configurations that a sentence names
 
 
 @dataclass(frozen=True)
-class Configuration:
+class HubConfiguration:
     """A set of rows of a dataset: patterns of its files by split, or a folder below which files' names tell them."""
 
     name: str = ""
@@ -35,7 +35,7 @@ class Configuration:
         return self.files.get(splits.train, ()), self.files.get(splits.validation or "", ())
 
 
-def configuration_of(folder: Path, dataset: DatasetSpec) -> Configuration:
+def configuration_of(folder: Path, dataset: DatasetSpec) -> HubConfiguration:
     """The configuration of a dataset that is read; one without a name where it declares none.
 
     Without a card a configuration that the job names is a folder, as in the hub's revision refs/convert/parquet.
@@ -46,7 +46,8 @@ def configuration_of(folder: Path, dataset: DatasetSpec) -> Configuration:
         raise TrainingError(f"dataset.config: {dataset.source} is a file, which has no configurations; leave it out")
     declared = _declared(folder)
     if not declared:
-        return Configuration(dataset.config, _inside(dataset.config, dataset)) if dataset.config else Configuration()
+        named = dataset.config or ""
+        return HubConfiguration(named, _inside(named, dataset))
     only = next(iter(declared)) if len(declared) == 1 else "default"
     name = dataset.config or only
     if name not in declared:
@@ -62,10 +63,10 @@ def configuration_of(folder: Path, dataset: DatasetSpec) -> Configuration:
         if split is not None and splits.column is None and files and split not in files:
             there = ", ".join(files)
             raise TrainingError(f"dataset.splits.{field_name}: {dataset.source} has no split {split!r}; it has {there}")
-    return Configuration(name, "" if files else below, files)
+    return HubConfiguration(name, "" if files else below, files)
 
 
-def _declared(folder: Path) -> dict[str, Configuration]:
+def _declared(folder: Path) -> dict[str, HubConfiguration]:
     """Name -> configuration, as far as the dataset's card declares any; the card's default is called default."""
     from huggingface_hub import metadata_load
 
@@ -74,12 +75,12 @@ def _declared(folder: Path) -> dict[str, Configuration]:
     except Exception:  # noqa: BLE001 - a card that cannot be read declares nothing
         data = None
     entries = data.get("configs") if isinstance(data, dict) else None
-    found: dict[str, Configuration] = {}
+    found: dict[str, HubConfiguration] = {}
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and (files := _files(entry.get("data_files"))) is not None:
             name, below = str(entry.get("config_name") or "default"), str(entry.get("data_dir") or "")
             if files or below:
-                found[name] = Configuration(name, below, files)
+                found[name] = HubConfiguration(name, below, files)
                 if entry.get("default") is True:
                     found.setdefault("default", found[name])
     return found

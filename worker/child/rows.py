@@ -155,6 +155,7 @@ def _columns(spec: JobSpec, rows: Sequence[Record]) -> tuple[dict[str, str], lis
             raise TrainingError(
                 f"dataset.columns.{kind} goes with {of}, and the data was read as {' and '.join(columns)}"
             )
-        if kind in columns and given[kind] is None and (reason := unfit(task, kind, columns[kind], rows)):
+        values = [row.get(columns[kind]) for row in rows] if kind in columns and given[kind] is None else []
+        if reason := unfit(task, kind, values):
             notes.append(f"Column {columns.pop(kind)!r} was not read as {kind}: {reason}.")
     return columns, notes

@@ -12,7 +12,8 @@ from service.contract.job import DatasetSpec, ModelSpec
 from service.contract.paths import looks_local, outside
 from service.contract.rows import ENDINGS
 from training.errors import TrainingError
-from worker.child.hub_configurations import CARD, Configuration, configuration_of
+from training.source import downloaded
+from worker.child.hub_configurations import CARD, HubConfiguration, configuration_of
 
 LEAST_FREE = 1 << 30  # bytes that a download leaves free
 CHATML = (
@@ -57,16 +58,14 @@ def model_folder(model: ModelSpec, workplace: Workplace) -> Path:
     return folder
 
 
-def dataset_files(dataset: DatasetSpec, workplace: Workplace) -> tuple[Path, Configuration]:
+def dataset_files(dataset: DatasetSpec, workplace: Workplace) -> tuple[Path, HubConfiguration]:
     """(the dataset's file or folder, which of its files are read); TrainingError when it is unknown."""
     local = _local(dataset.source, "dataset.source", workplace)
     folder = local or _hub(dataset.source, dataset.revision, "dataset", [CARD])
     found = configuration_of(folder, dataset)
     if local is None:
-        told = found.of_splits(dataset.splits)
-        every = [one.replace("**/", "") for patterns in told for one in patterns]
-        prefix = f"{found.below}/" if found.below else ""
-        patterns = every or [f"{prefix}*{ending}" for ending in ENDINGS]
+        train, validation = found.of_splits(dataset.splits)
+        patterns = downloaded((*train, *validation), found.below, ENDINGS)
         folder = _hub(dataset.source, dataset.revision, "dataset", patterns)
     return folder, found
 
