@@ -2,7 +2,8 @@
 none counts twice.
 
 40 trials of two jobs, 4 workers, 5 SIGKILLs and a SIGSTOP on each database, and 24 trials, 3 workers and a crash of
-PostgreSQL; under `make chaos` 600 trials of thirty jobs, 6 workers, 20 SIGKILLs and 10 SIGSTOPs, and 120 trials and 3 crashes.
+PostgreSQL; under `make chaos` 600 trials of thirty jobs, 6 workers, 20 SIGKILLs and 10 SIGSTOPs, and 120 trials and 3
+crashes.
 """
 
 from __future__ import annotations
