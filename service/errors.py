@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from service.contract.text import storable
+from service.text import storable
 
 if TYPE_CHECKING:  # every command imports this module, and most commands do not need pydantic, which is slow to import
     from pydantic import ValidationError

@@ -8,8 +8,8 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Verdict
 from service.contract.objective import is_too_slow, minimises_memory, proven_peak
 from service.contract.recommendation import Evidence, ObjectiveFigure
-from service.contract.text import money
 from service.levers import as_fixed
+from service.text import money
 
 GIB = 2**30
 

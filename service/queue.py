@@ -37,7 +37,6 @@ from service.contract.task import (
     VerifyClaim,
     Wish,
 )
-from service.contract.text import storable
 from service.db import check_revision, reading
 from service.enqueue import insert_if_new, queue_plan, queue_task
 from service.errors import Drained, LeaseLost, NotFound
@@ -45,6 +44,7 @@ from service.history import JobHistory
 from service.leases import RUNNING, job_of
 from service.models import TASKS, WORKERS, Task, Worker
 from service.requests import Requests
+from service.text import storable
 from service.transactions import Made, Written
 from service.tuples import JOB, TASK, WORKER, JobRow, TaskRow, WorkerRow, change, first
 

@@ -13,7 +13,6 @@ from typing import Any
 from service.contract.form import DataForm
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
-from service.contract.rows import ENDINGS
 from service.levers import LEVERS
 from service.levers.adapter import ATTENTION
 from service.levers.attention import TOLD, TOLD_ALWAYS
@@ -21,6 +20,7 @@ from service.levers.batching import GROUP_STEPS, PACKED, ROWS
 from service.levers.compile import GRAPHS
 from service.levers.head import WITHOUT_LOGITS
 from service.levers.optimizer import WHOLE_STEP
+from service.rows import ENDINGS
 from service.tasks import TASKS
 
 SCHEDULES = {"constant": "constant_with_warmup"}  # transformers' `constant` would leave the warm-up out

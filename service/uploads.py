@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from service.contract.paths import UPLOAD, UPLOADED
-from service.contract.rows import ENDINGS
 from service.errors import BadUpload, NotFound, Unavailable
+from service.rows import ENDINGS
 
 LOOK_BYTES = 8 << 20  # that arrive between two looks at the free disk
 

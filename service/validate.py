@@ -15,13 +15,14 @@ from service.contract.base import Contract
 from service.contract.form import form_of
 from service.contract.job import JobSpec
 from service.contract.paths import Roots, looks_local, outside
-from service.contract.rows import ENDINGS, TooLong, listed
-from service.contract.rows import read as read_rows
 from service.errors import InvalidJob, invalid_job, pointer
 from service.jobtext import read
 from service.levers import LEVERS, circumstances, excluded, unknown
+from service.rows import ENDINGS, TooLong
+from service.rows import read as read_rows
 from service.settings import Settings
 from service.tasks import TASKS, untrainable
+from service.text import listed
 
 Asked = TypeVar("Asked", bound=Contract)
 LONGEST_PATTERN = 500  # characters of a regular expression

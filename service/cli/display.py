@@ -19,8 +19,8 @@ from service.contract.measurement import Measurement, Outcome, Verdict
 from service.contract.objective import run_seconds
 from service.contract.recommendation import Evidence, Recommendation, Winner
 from service.contract.states import JobStatus, Origin
-from service.contract.text import money
 from service.contract.views import EventView, JobSummary, JobView, ListedTrial
+from service.text import money
 
 GIB = 2**30
 MOST_LETTERS = 40  # of a lever with its choice, which a table does not break in two

@@ -20,7 +20,7 @@ from service.contract.paths import Roots
 from service.contract.replay import Replay
 from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
-from service.contract.text import storable
+from service.text import storable
 
 OUTPUT = "output.log"  # what a child prints, in its scratch folder, which is removed when it has ended
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.contract.rows import ENDINGS
+from service.rows import ENDINGS
 
 UPLOAD = "upload:"  # before the name of data that was sent to the control plane
 UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{64}}\.[a-z]+")

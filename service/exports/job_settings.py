@@ -9,10 +9,10 @@ from typing import Any
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
 from service.contract.recommendation import Recommendation
-from service.contract.rows import SEPARATORS
 from service.errors import NotYet
 from service.levers.batching import PACKED
 from service.recipe import SCHEDULES
+from service.rows import SEPARATORS
 
 # By what share of its rows a step of packed rows may be larger or smaller than the effective batch asks for.
 NEARLY = 0.15

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from service.contract.rows import listed
+from service.text import listed
 
 
 @dataclass(frozen=True)

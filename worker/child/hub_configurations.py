@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from service.contract.job import DatasetSpec, Splits
+from service.text import listed
 from training.errors import TrainingError
 
 CARD = "README.md"
-NAMED = 20  # configurations that a sentence names
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ def configuration_of(folder: Path, dataset: DatasetSpec) -> HubConfiguration:
     name = dataset.config or only
     if name not in declared:
         what = f"{name!r} is none of its" if dataset.config else "it has several"
-        shown = ", ".join([*declared][:NAMED]) + (f" and {len(declared) - NAMED} more" if len(declared) > NAMED else "")
-        raise TrainingError(f"dataset.config: {dataset.source}: {what} configurations, name one of these: {shown}")
+        raise TrainingError(
+            f"dataset.config: {dataset.source}: {what} configurations, name one of these: {listed(declared)}"
+        )
     found, splits = declared[name], dataset.splits
     below = _inside(found.below.rstrip("/"), dataset)
     files = {

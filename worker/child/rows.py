@@ -10,8 +10,9 @@ from typing import Any
 
 from service.contract.form import form_of, unfit
 from service.contract.job import JobSpec
-from service.contract.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, listed, read
+from service.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, read
 from service.tasks import TASKS
+from service.text import listed
 from training.errors import TrainingError
 from training.reading import Record, files_by, files_of, files_to_train, read_splits
 from training.recipe import Recipe

@@ -10,7 +10,7 @@ from typing import Any
 from service.contract.child import Workplace
 from service.contract.job import DatasetSpec, ModelSpec
 from service.contract.paths import looks_local, outside
-from service.contract.rows import ENDINGS
+from service.rows import ENDINGS
 from training.errors import TrainingError
 from training.source import downloaded
 from worker.child.hub_configurations import CARD, HubConfiguration, configuration_of

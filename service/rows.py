@@ -16,7 +16,6 @@ ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
 BEYOND = "(beyond the header)"  # the column of a csv row's fields for which the header has no name
 UTF8 = "utf-8-sig"  # UTF-8, with a byte order mark at its beginning or without
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
-NAMED = 20  # columns that a sentence names
 SPACE = re.compile(r"\s*")
 
 
@@ -37,13 +36,6 @@ def read(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
     except UnicodeDecodeError as error:
         sentence = f"{path.name} cannot be read as UTF-8 {path.suffix[1:]}, save it as UTF-8: {error}"
         raise ValueError(sentence) from error
-
-
-def listed(columns: Iterable[str]) -> str:
-    """The columns' names in a sentence: the first of them, where there are many."""
-    names = list(columns)
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 def csv_options(path: Path, most: int | None = None) -> dict[str, Any]:

@@ -1,0 +1,24 @@
+"""Text that can be encoded and stored, whatever a file, its name or a library put into it; and words in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+NAMED = 20  # names that a sentence lists
+
+
+def storable(text: str) -> str:
+    """The text with what databases and UTF-8 refuse as escapes: NUL, and half characters (lone surrogates)."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def money(amount: float) -> str:
+    """A sum for people, without its currency: with two decimals, or two digits where it is less than 0.1."""
+    return f"{amount:,.2f}" if amount >= 0.1 else f"{amount:.2g}"
+
+
+def listed(given: Iterable[str]) -> str:
+    """Names, such as a file's columns, in a sentence: the first of them, where there are many."""
+    names = list(given)
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
