@@ -146,13 +146,20 @@ def save(model: Any, tokenizer: Any, source: str, output: Path, recipe: Recipe) 
     tokenizer.save_pretrained(output)
 
 
+def usable_cores() -> int:
+    """The cores that this process may use; a container may keep fewer busy than it sees (Linux, Control Group v2)."""
+    found, quota = len(os.sched_getaffinity(0)), Path("/sys/fs/cgroup/cpu.max")
+    most, _, period = quota.read_text().partition(" ") if quota.exists() else ("max", "", "")
+    return found if most == "max" else max(1, min(found, int(most) // int(period)))
+
+
 def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     """Load, train, save, evaluate."""
     args = arguments(argv, recipe)
     device = torch.device(args.device)
     if device.index is not None and torch.accelerator.is_available():
         torch.accelerator.set_device_index(device.index)  # or some kernels would run on the first GPU, on its memory
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(usable_cores())
     tokenizer = tokenizer_of(args.model, recipe)
     samples, held_out = load_data(args.data, tokenizer, recipe)
     model = build_model(args.model, tokenizer, samples + held_out, device, recipe)

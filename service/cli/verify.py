@@ -92,7 +92,8 @@ def job_of(found: Recommendation, minutes: float) -> dict[str, Any]:
             "levers": None,
             "trials": 2,
             "minutes": minutes,
-            "verify": "quick",
+            # The level also says how many steps `grouped` sorts at a time, which is part of what was measured.
+            "verify": "quick" if spec.search.verify == "quick" else "standard",
             "quality": "allow",  # a choice that the user had allowed then
             "again": Again(
                 effective_batch_size=made.effective_batch_size,

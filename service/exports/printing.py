@@ -82,6 +82,7 @@ def fields_of(recommendation: Recommendation, levers: Mapping[str, str], micro_b
         micro_batch_size,
         chosen.evaluation_batch_size,
         recommendation.dataset,
+        pin_memory="use_cpu" not in recommendation.TrainingArguments,
     )
     if recommendation.evidence.measurement.remote_code:
         fields["source_options"] |= {"trust_remote_code": True}

@@ -19,6 +19,7 @@ from service.contract.recommendation import Recommendation
 from service.contract.states import Origin
 from service.contract.task import PlanInput
 from service.errors import Misconfigured
+from service.levers.batching import GROUP_STEPS
 from service.recommend import recommend
 from tests.factory import failed, history, measured, record
 from worker.plan import plan
@@ -73,6 +74,15 @@ def test_the_job_holds_everything_fixed(found: Make) -> None:
     spec = JobSpec.model_validate(job)
     assert spec.search.fixed == found().configuration.levers and spec.search.trials == 2 and spec.search.minutes == 2.0
     assert spec.method == ("lora",) and spec.search.max_micro_batch_size is None
+
+
+@pytest.mark.parametrize(("then", "now"), [("quick", "quick"), ("standard", "standard"), ("strict", "standard")])
+def test_as_many_steps_are_grouped_as_were(found: Make, then: str, now: str) -> None:
+    """How thorough the verification was says how many steps `grouped` sorts at a time, and so how much is padding."""
+    old = found()
+    search = old.spec["search"] | {"verify": then}
+    job = JobSpec.model_validate(verify.job_of(old.model_copy(update={"spec": old.spec | {"search": search}}), 2.0))
+    assert job.search.verify == now and GROUP_STEPS[then] == GROUP_STEPS[now]
 
 
 @pytest.mark.parametrize("given", [32, None])

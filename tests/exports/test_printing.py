@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +15,15 @@ import libcst as cst
 import pytest
 
 import training
+from service.exports import EXPORTS
 from service.exports.printing import LOOP, MODULES
 from service.exports.rewriting.inline import inlined
 from service.exports.rewriting.specialise import Specialiser
 from service.exports.rewriting.tidy import tidied
 from service.recipe import Applied
 from tests.conftest import ROOT
+from tests.exports.test_targets import Facts, made
+from training import script
 
 
 def specialised(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -137,3 +142,25 @@ def test_a_process_that_prints_nothing_does_not_wait_for_libcst() -> None:
     script = "import sys, service.api, worker.runner.loop; print(*{'libcst', 'service.exports'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "service.exports\n"
+
+
+def test_batches_are_pinned_for_a_gpu_as_they_were_when_it_was_measured(facts: Facts) -> None:
+    gpu = partial(facts, device="cuda", name="NVIDIA H100", has_own_memory=True, capability=(9, 0))
+    for levers, pins in (({}, True), ({"loading": "unpinned"}, False)):
+        text = EXPORTS["train.py"].write(made(gpu, **levers))
+        assert (".pin_memory()" in text) is pins, levers
+    assert ".pin_memory()" not in EXPORTS["train.py"].write(made(facts))
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8), (None, 8)]
+)
+def test_a_run_takes_no_more_threads_than_its_container_may_keep_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, cores: int
+) -> None:
+    file = tmp_path / "cpu.max"
+    if quota is not None:
+        file.write_text(quota + "\n")
+    monkeypatch.setattr(script, "Path", lambda _: file)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert script.usable_cores() == cores

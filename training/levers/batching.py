@@ -89,20 +89,20 @@ def side_by_side(order: Sequence[int], lengths: Sequence[int], effective: int, m
 def packed_globally(
     order: Sequence[int], lengths: Sequence[int], effective: int, micro: int, row_length: int, seed: int, **_: int
 ) -> list[Step]:
-    """All samples packed into rows, the rows shuffled and cut into steps, each with about `effective` samples.
+    """All samples packed into rows, the rows shuffled and cut into as many steps as there would be without packing.
 
-    A row has at most `effective` samples. A step ends where all samples up to its end are nearest to those that so many
-    steps of `effective` samples have, so that there are as many steps as without packing, or one less. A step may have
-    up to twice as many samples.
+    A row has at most `effective` samples. A step ends where all samples up to its end are nearest to an equal share of
+    them for each step so far, and before the later steps would be left without a row. A step may have up to twice as
+    many samples as `effective`.
     """
     rows = pack(order, lengths, row_length, effective)
     random.Random(seed).shuffle(rows)
+    steps, seen = -(-len(order) // effective), 0
     plan: list[list[Row]] = []
-    seen, due = 0, 0
-    for row in rows:
-        if not plan or due - seen < seen + len(row) - due:
+    for at, row in enumerate(rows):
+        due = len(order) * len(plan) / steps
+        if due - seen < seen + len(row) - due or len(rows) - at == steps - len(plan):
             plan.append([])
-            due += effective
         plan[-1].append(row)
         seen += len(row)
     return [cut(step, micro) for step in plan]

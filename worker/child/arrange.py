@@ -52,8 +52,13 @@ def widest_first(plan: list[Step], lengths: Sequence[int], recipe: Recipe) -> li
     return [plan[widest], *plan[:widest], *plan[widest + 1 :]]
 
 
-def accumulation(plan: Sequence[Step]) -> int:
-    """How many micro batches a step of the plan has: the most common count, as steps may differ in it."""
+def accumulation(batching: str, plan: Sequence[Step], micro: int, effective: int) -> int:
+    """How many micro batches a step has: those of a whole step, however few the data's last one has.
+
+    Steps of rows differ in it, as do those of a token budget: then it is the plan's most common count.
+    """
+    if batching not in (*PACKED, *BUDGETED):
+        return -(-effective // micro)
     counts = [len(step) for step in plan]
     return max(sorted(set(counts)), key=counts.count)
 

@@ -169,17 +169,18 @@ def run_trial(
         notes.append(
             f"Memory was so full that the allocator freed its cache {timing.retries} times while this was timed."
         )
+    micro, effective = timing.micro_batch_size, request.configuration.effective_batch_size
     measured = Measurement(
         **base,
         outcome=Outcome.ok,
-        micro_batch_size=timing.micro_batch_size,
+        micro_batch_size=micro,
         largest_micro_batch=max(found.largest, *(one.micro_batch_size for one in times.timings())),
-        gradient_accumulation_steps=arrange.accumulation(best.plan),
+        gradient_accumulation_steps=arrange.accumulation(levers["batching"], best.plan, micro, effective),
         timing=timing,
         curve=times.timings(),
         peak_bytes=timing.peak_bytes,
         reserved_bytes=timing.reserved_bytes,
-        evaluation_batch_size=_evaluation_batch(spec, evaluation, timing.micro_batch_size, apart),
+        evaluation_batch_size=_evaluation_batch(spec, evaluation, micro, apart),
         compile_seconds=compile_seconds,
         first_call_seconds=best.first_calls(),
         check_loss=reference.loss,
