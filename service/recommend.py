@@ -29,6 +29,7 @@ from service.contract.objective import (
     proven_peak,
     ranked,
     run_seconds,
+    seconds_beside,
     training_seconds,
 )
 from service.contract.recommendation import (
@@ -229,7 +230,7 @@ def _with_baseline(
         return None
     if counts_once(spec):
         return run * speedup
-    return training * speedup + baseline.once_seconds
+    return training * speedup + seconds_beside(spec, baseline)
 
 
 def _cost(spec: JobSpec, seconds: float | None) -> float | None:

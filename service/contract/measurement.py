@@ -180,6 +180,9 @@ class Measurement(Contract):
     capacity_bytes: int | None = None
     used_before_bytes: int | None = None
     evaluation_batch_size: int | None = None
+    evaluation_seconds: float | None = Field(
+        default=None, description="Of one evaluation, where the run's evaluations take a share of it that counts."
+    )
     load_seconds: float = Field(default=0.0, description="Of a run that has to quantise its weights itself.")
     load_peak_bytes: int | None = None
     compile_seconds: float = 0.0

@@ -5,6 +5,7 @@ Everything is computed from measurements: the seconds of the user's run, its pri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from service.contract.job import JobSpec, Method
@@ -24,7 +25,7 @@ def minimises_memory(spec: JobSpec) -> bool:
 
 
 def counts_once(spec: JobSpec) -> bool:
-    """Whether what a run takes once, before its first step, counts: in all objectives but throughput."""
+    """Whether what a run takes beside its steps counts, such as loading: in all objectives but throughput."""
     return spec.search.objective != "throughput"
 
 
@@ -42,9 +43,28 @@ def training_seconds_of(spec: JobSpec, rows: int, timing: Timing) -> float:
     return spec.training.epochs * rows / timing.samples * timing.seconds
 
 
+def evaluations(spec: JobSpec, rows: int, effective: int) -> int:
+    """How often the run evaluates, with so many training rows and samples a step: as asked for, and at its end."""
+    steps, every = math.ceil(spec.training.epochs * math.ceil(rows / effective)), spec.training.evaluation_steps
+    return 1 + ((steps - 1) // every if every else 0)
+
+
+def evaluating_seconds(spec: JobSpec, measurement: Measurement) -> float:
+    """Seconds of all evaluations of the run; 0 where they take so little of it that no trial timed them."""
+    if measurement.evaluation_seconds is None or measurement.dataset is None:
+        return 0.0
+    effective = measurement.configuration.effective_batch_size
+    return measurement.evaluation_seconds * evaluations(spec, measurement.dataset.rows, effective)
+
+
+def seconds_beside(spec: JobSpec, measurement: Measurement) -> float:
+    """Seconds of the run beside its optimizer steps: loading and compiling once, and its evaluations."""
+    return measurement.once_seconds + evaluating_seconds(spec, measurement)
+
+
 def run_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
-    """Wall-clock seconds of the run: loading and compiling once, and all optimizer steps."""
-    return measurement.once_seconds + training_seconds(spec, measurement, timing)
+    """Wall-clock seconds of the run: loading and compiling once, all optimizer steps, and all evaluations."""
+    return seconds_beside(spec, measurement) + training_seconds(spec, measurement, timing)
 
 
 def counted_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:

@@ -20,6 +20,7 @@ from service.comparisons import waterfall
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Soak, Verification
+from service.contract.objective import counted_seconds, evaluations, run_seconds
 from service.contract.recommendation import ObjectiveFigure, Recommendation
 from service.contract.states import JobPhase, JobStatus, Origin
 from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest, VerifyRequest
@@ -277,3 +278,18 @@ def test_more_memory_than_promised_does_not_hold(spec: Spec, facts: Facts) -> No
     found = verify.compare(old, new)
     assert not found.holds and found.reasons == ("The peak of its memory is +25% away.",)
     assert "peak GiB: 4.00 then, 5.00 now" in found.lines()
+
+
+def test_evaluations_are_part_of_the_run(spec: Spec, facts: Facts) -> None:
+    """1,000 rows in steps of 32, three epochs: 96 steps, so that every 10 steps and at the end are 10 evaluations."""
+    job = spec(training={"effective_batch_size": 32, "epochs": 3, "evaluation_steps": 10}, search={"verify": "quick"})
+    made = configuration(effective=32)
+    plain = measured(made, 10.0)
+    once = run_seconds(job, plain)
+    assert run_seconds(job, plain.model_copy(update={"evaluation_seconds": 7.0})) == pytest.approx(once + 70)
+    only_last = spec(training={"effective_batch_size": 32, "epochs": 3})
+    assert evaluations(only_last, 1000, 32) == 1 and evaluations(job, 1000, 32) == 10
+    assert evaluations(job, 960, 32) == 9, "the one after the last step is the one at the end"
+    throughput = spec(training=job.training.model_dump(), search={"objective": "throughput"})
+    slow = plain.model_copy(update={"evaluation_seconds": 7.0})
+    assert counted_seconds(throughput, slow) == counted_seconds(throughput, plain)

@@ -72,7 +72,7 @@ class Curve:
         once_seconds: float = 0.0,
     ):
         self._bundle, self._samples, self._request, self._tell = bundle, samples, request, tell
-        self._once = once_seconds  # of the run, for loading and compiling
+        self._once = once_seconds  # of the run, for loading, compiling and evaluating
         # The baseline is what a user would run, so that its micro batch is the fastest in any case.
         self._minimises_memory = minimises_memory(bundle.spec) and request.origin is not Origin.baseline
         # A fifth of the trial's time is kept for what follows the timing, or the worker would end the child.

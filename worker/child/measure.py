@@ -10,13 +10,13 @@ from typing import Any
 from service.contract.child import Built, ProbeStarted, Progress, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import PREPARE, DatasetFacts, Measurement, Outcome, Probe
-from service.contract.objective import minimises_memory
+from service.contract.objective import evaluations, minimises_memory
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
 from service.levers.batching import GROUP_STEPS
 from training.errors import TrainingError
-from worker.child import arrange, curve, probe, steps
+from worker.child import arrange, curve, evaluation_time, probe, steps
 from worker.child.build import Bundle, build, parameter_counts
 from worker.child.data import Data, work_unit
 from worker.child.lacking import lacking, lacking_kernels
@@ -113,7 +113,7 @@ def run_trial(
     unit = unit_of(spec, bundle.data, spec.training.seed)
     learnt = Known(known, request.memory_line)
     found = probe.largest(bundle, tell, request.confirm_largest, learnt)
-    evaluation = max(1, found.largest)
+    evaluation = probe.evaluated_rows(bundle, found.largest)
     # An evaluation may need memory that training does not: a head that trains without logits evaluates with them,
     # and an evaluation may generate or copy weights. Then it has a probe of its own, which begins at one sample.
     levers = request.configuration.levers
@@ -133,6 +133,11 @@ def run_trial(
     if only_probe:
         base |= {"largest_micro_batch": found.largest, "evaluation_batch_size": evaluation}
         return Measurement(**base, outcome=Outcome.ok), bundle
+    effective, pace = request.configuration.effective_batch_size, None
+    if evaluation_time.counts(spec, bundle.data.facts, effective):
+        tell(Progress(text="timing an evaluation"))
+        pace = evaluation_time.evaluation_seconds(bundle, evaluation)
+        spent.phase("evaluation")
     compile_seconds = 0.0
     if bundle.compiled:
         tell(Progress(text="compiling"))
@@ -149,6 +154,7 @@ def run_trial(
     spent.phase("check")
     weights = steps.trained_sum(bundle.model)
     once = bundle.load_seconds + bundle.quantising_seconds + compile_seconds
+    once += (pace or 0.0) * evaluations(spec, bundle.data.facts.rows, effective)
     times = curve.Curve(bundle, unit, request, tell, started, once)
     best = times.run(found)
     notes += times.notes
@@ -169,7 +175,7 @@ def run_trial(
         notes.append(
             f"Memory was so full that the allocator freed its cache {timing.retries} times while this was timed."
         )
-    micro, effective = timing.micro_batch_size, request.configuration.effective_batch_size
+    micro = timing.micro_batch_size
     measured = Measurement(
         **base,
         outcome=Outcome.ok,
@@ -181,6 +187,7 @@ def run_trial(
         peak_bytes=timing.peak_bytes,
         reserved_bytes=timing.reserved_bytes,
         evaluation_batch_size=_evaluation_batch(spec, evaluation, micro, apart),
+        evaluation_seconds=pace,
         compile_seconds=compile_seconds,
         first_call_seconds=best.first_calls(),
         check_loss=reference.loss,

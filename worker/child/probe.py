@@ -147,6 +147,17 @@ def recompiled(bundle: Bundle, tell: Tell, eager: Found, known: Known) -> Found:
     return found
 
 
+def evaluated_rows(bundle: Bundle, largest: int) -> int:
+    """How many samples an evaluation takes at a time without a probe of its own, where so many rows fit in training.
+
+    Where rows are packed, as many as have the tokens of these rows when all are as long as the longest.
+    """
+    if not bundle.recipe.rows_are_packed:
+        return max(1, largest)
+    longest = max(len(ids) for ids, _ in bundle.data.validation)
+    return max(1, largest, min(MOST_EVALUATED, largest * bundle.recipe.max_length // longest))
+
+
 def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = None, confirm: bool = True) -> int:
     """A batch size to evaluate with: half of the largest that was run, or the training's largest if that is larger.
 

@@ -12,7 +12,13 @@ import numpy as np
 
 from service.contract.configuration import Configuration
 from service.contract.measurement import Measurement, Outcome
-from service.contract.objective import counted_seconds, counts_once, least_disturbed, training_seconds
+from service.contract.objective import (
+    counted_seconds,
+    counts_once,
+    evaluating_seconds,
+    least_disturbed,
+    training_seconds,
+)
 from service.levers import as_fixed
 from worker.plan.feasibility import Feasibility
 from worker.plan.grid import Floats, Grid, Rows, look_up
@@ -58,7 +64,8 @@ class Acquisition:
         self._prior, self._feasibility = Prior(view, self._grid), Feasibility(view, self._grid)
         self._taken = {tuple(self._grid.encode(one)) for one in seen if one.micro_batch_size is None}
         counts = counts_once(view.spec)
-        self._load_seconds = min((one.load_seconds for one in ran), default=0.0) if counts else 0.0
+        beside = (one.load_seconds + evaluating_seconds(view.spec, one) for one in ran)
+        self._fixed_seconds = min(beside, default=0.0) if counts else 0.0
         own = [one for one in ran if one.configuration.micro_batch_size is None or one is view.baseline()]
         self._surrogate = self._fitted(view, own, waiting) if own else None
         self._tried_choices = self._grid.table({})  # 1 where a trial that ran or is under way has the choice
@@ -195,7 +202,7 @@ class Acquisition:
         """(expected logarithm of the whole run's seconds, its standard deviation): once, and the training."""
         assert self._surrogate is not None
         mean, deviation = self._surrogate.predict(rows)
-        training, once = np.exp(mean), self._load_seconds + self._prior.once(rows)
+        training, once = np.exp(mean), self._fixed_seconds + self._prior.once(rows)
         return np.log(training + once), deviation * training / (training + once)
 
     def _leap(self, row: Rows) -> Rows:

@@ -1,0 +1,63 @@
+"""A trial times an evaluation where the run's evaluations take a share of it, and a packed run's batch is not small."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.contract.states import Origin
+from service.contract.task import TrialRequest
+from tests.child import tiny
+from tests.factory import configuration
+from worker.child import evaluation_time, probe
+from worker.child.measure import run_trial
+
+TRAINING = {"effective_batch_size": 8, "learning_rate": 1e-3}
+
+
+@pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize(("every", "timed"), [(1, True), (None, False)])
+def test_evaluations_are_timed_where_they_count(llama: Path, tmp_path: Path, every: int | None, timed: bool) -> None:
+    data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(48))
+    job = tiny.job(
+        llama, data, search={"verify": "quick"}, training=TRAINING | {"evaluation_steps": every, "epochs": 9}
+    )
+    asked = TrialRequest(configuration=configuration(effective=8), origin=Origin.search, number=2)
+    found, _ = run_trial(job, asked, tiny.device(), tiny.workplace(llama, tmp_path), lambda _: None)
+    assert (found.evaluation_seconds is not None) is timed
+    assert found.evaluation_seconds is None or found.evaluation_seconds > 0
+
+
+def test_what_is_timed_stands_for_all(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by a second a padded token tells the seconds of all of them, in any batch size."""
+    data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(600))
+    job = tiny.job(llama, data)
+    bundle = tiny.bundle(job)
+    now = 0.0
+
+    def guessed(_: Any, samples: list[Any], *__: Any) -> dict[str, float]:
+        nonlocal now
+        assert not bundle.model.training
+        now += len(samples) * max(len(ids) for ids, _ in samples)
+        return {}
+
+    monkeypatch.setattr(evaluation_time, "guesses", guessed)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    ordered = sorted((len(ids) for ids, _ in bundle.data.validation), reverse=True)
+    for size in (1, 4, 64):
+        every = sum(len(part) * part[0] for part in (ordered[at : at + size] for at in range(0, len(ordered), size)))
+        assert evaluation_time.evaluation_seconds(bundle, size) == pytest.approx(every)
+    assert bundle.model.training
+
+
+def test_packed_rows_are_evaluated_in_batches_of_as_many_tokens(llama: Path, tmp_path: Path) -> None:
+    data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(40))
+    job = tiny.job(llama, data, 256)
+    bundle = tiny.bundle(job, batching="packed")
+    longest = max(len(ids) for ids, _ in bundle.data.validation)
+    assert longest < 128 and probe.evaluated_rows(bundle, 2) == 512 // longest
+    plain = tiny.bundle(job)
+    assert probe.evaluated_rows(plain, 2) == 2 and probe.evaluated_rows(plain, 0) == 1

@@ -1,0 +1,59 @@
+"""How long an evaluation of a run takes, where the run's evaluations are a share of it that counts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from math import ceil
+
+import torch
+
+from service.contract.job import JobSpec
+from service.contract.measurement import DatasetFacts
+from service.contract.objective import evaluations
+from training.evaluation import guesses
+from training.recipe import apply
+from training.samples import Sample
+from worker.child.build import Bundle
+
+COUNTS = 0.03  # samples evaluated, as a share of those trained: without a backward pass, some 1% of the run's seconds
+BATCHES = 4  # that are timed; the others are as fast a token
+
+
+def counts(spec: JobSpec, facts: DatasetFacts, effective: int) -> bool:
+    """Whether the run's evaluations take so much of it that a trial has to time them."""
+    share = evaluations(spec, facts.rows, effective) * facts.validation_rows / (spec.training.epochs * facts.rows)
+    return share >= COUNTS
+
+
+def evaluation_seconds(bundle: Bundle, size: int) -> float:
+    """The seconds of one evaluation of all validation samples, `size` at a time, without generation.
+
+    Some of its batches are timed, which are spread evenly over all lengths, after a first one that warms up. The model
+    is not compiled: so the seconds also are about those of a compiled one, which would compile for evaluation first.
+    """
+    ordered = sorted(bundle.data.validation, key=lambda sample: len(sample[0]), reverse=True)
+    batches = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    step = ceil(len(batches) / BATCHES)
+    chosen = batches[step // 2 :: step]
+    recipe, device = replace(bundle.recipe, evaluation_batch_size=size), bundle.device
+    changed = apply(recipe.evaluation, bundle.model) if recipe.evaluation else contextlib.nullcontext()
+    bundle.model.eval()
+    try:
+        with torch.no_grad(), changed:
+            guesses(bundle.model, chosen[0], bundle.pad, device.torch, recipe)
+            device.synchronize()
+            started = time.perf_counter()
+            for batch in chosen:
+                guesses(bundle.model, batch, bundle.pad, device.torch, recipe)
+            device.synchronize()
+            seconds = time.perf_counter() - started
+    finally:
+        bundle.model.train()
+    return seconds * _padded(batches) / _padded(chosen)
+
+
+def _padded(batches: list[list[Sample]]) -> int:
+    """The tokens that the device computes for them: every sample is padded to its batch's longest."""
+    return sum(len(batch) * max(len(ids) for ids, _ in batch) for batch in batches)
