@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ __all__ = ["Client", "Refused", "Unreachable"]
 Answer = TypeVar("Answer", bound=Contract)
 TRIALS_A_PAGE, EVENTS_A_PAGE = 200, 1000  # that are asked for
 AGAIN_SECONDS, TRIES = 1.0, 15  # between two looks for a control plane that ended a stream, and how many there are
-UNAVAILABLE = 503  # the status of an answer that another time may be another
+PASSING = (429, 502, 503, 504)  # statuses of answers that are others at another time, as while a service starts
 
 
 class Client:
@@ -213,8 +213,13 @@ class Client:
     def _job_again(self, job_id: str) -> views.JobView:
         """The job, from a control plane that may be starting anew."""
         for _ in range(TRIES):
-            with suppress(Unreachable):
+            try:
                 return self.job(job_id)
+            except Unreachable:
+                pass
+            except Refused as error:
+                if error.problem.status not in PASSING:
+                    raise
             time.sleep(AGAIN_SECONDS)
         return self.job(job_id)
 
@@ -315,7 +320,7 @@ class Client:
                     return job
                 answered = time.monotonic()
             except (Unreachable, Refused) as error:
-                lasting = isinstance(error, Refused) and error.problem.status != UNAVAILABLE
+                lasting = isinstance(error, Refused) and error.problem.status not in PASSING
                 if lasting or answered is None or time.monotonic() - answered > patience:
                     raise
             time.sleep(seconds)

@@ -11,10 +11,27 @@ from service.contract.measurement import Measurement, Outcome
 from service.contract.states import EstimateStatus
 from service.contract.task import TaskKind
 from service.errors import NotFound
+from service.history import if_readable
 from service.levers.batching import ROWS
 from service.models import Job, Task, Worker
 
 MANY_JOBS, MANY_KNOWN = 500, 50  # the newest jobs on that hardware that are looked at, and their trials
+
+
+def _lines_of(measurement: Measurement, job: JobSpec) -> list[Known]:
+    """What a trial of the job tells of memory: a line, or nothing."""
+    if measurement.memory_line is None:
+        return []
+    longest = measurement.dataset.longest if measurement.dataset else job.dataset.max_length
+    levers = measurement.configuration.levers
+    return [
+        Known(
+            method=measurement.configuration.method,
+            levers=levers,
+            max_length=job.dataset.max_length if levers.get("batching") in ROWS else longest,
+            line=measurement.memory_line,
+        )
+    ]
 
 
 def known(session: Session, spec: JobSpec, worker_id: str) -> tuple[Known, ...]:
@@ -23,7 +40,10 @@ def known(session: Session, spec: JobSpec, worker_id: str) -> tuple[Known, ...]:
     stored = session.execute(
         select(Job.id, Job.spec).where(Job.fingerprint == fingerprint).order_by(Job.seq.desc()).limit(MANY_JOBS)
     )
-    specs = {job_id: JobSpec.model_validate(one) for job_id, one in stored}
+    specs: dict[str, JobSpec] = {}
+    for job_id, one in stored:
+        with if_readable(job_id):
+            specs[job_id] = JobSpec.model_validate(one)
     alike = [job_id for job_id, one in specs.items() if _model(one) == _model(spec) and one.task == spec.task]
     rows = session.execute(
         select(Task.result, Task.job_id)
@@ -31,21 +51,10 @@ def known(session: Session, spec: JobSpec, worker_id: str) -> tuple[Known, ...]:
         .order_by(Task.seq.desc())
         .limit(MANY_KNOWN)
     )
-    found = []
+    found: list[Known] = []
     for result, job_id in rows:
-        measurement, theirs = Measurement.model_validate(result), specs[job_id]
-        if measurement.memory_line is None:
-            continue
-        longest = measurement.dataset.longest if measurement.dataset else theirs.dataset.max_length
-        packed = measurement.configuration.levers.get("batching") in ROWS
-        found.append(
-            Known(
-                method=measurement.configuration.method,
-                levers=measurement.configuration.levers,
-                max_length=theirs.dataset.max_length if packed else longest,
-                line=measurement.memory_line,
-            )
-        )
+        with if_readable(str(job_id)):
+            found += _lines_of(Measurement.model_validate(result), specs[str(job_id)])
     return tuple(found)
 
 

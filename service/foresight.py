@@ -55,11 +55,11 @@ def _typical(session: Session, spec: JobSpec, serving: list[Worker]) -> float | 
         .order_by(Job.seq.desc())
         .limit(LAST_JOBS)
     )
-    alike = [
-        (row.finished_at or 0.0) - (row.started_at or 0.0)
-        for row in rows
-        if _what(JobSpec.model_validate(row.spec)) == _what(spec)
-    ]
+    alike: list[float] = []
+    for row in rows:
+        with history.if_readable(row.id):
+            if _what(JobSpec.model_validate(row.spec)) == _what(spec):
+                alike.append((row.finished_at or 0.0) - (row.started_at or 0.0))
     return statistics.median(alike) if alike else None
 
 

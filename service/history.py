@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
+from service import logs
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Verification
@@ -27,6 +30,7 @@ from service.contract.task import (
 from service.leases import job_of
 from service.models import JOBS, TASKS, Job, Task, Worker
 
+log = logs.logger("dynotune.history")
 EARLIER_JOBS, EARLIER_TRIALS = 5, 60  # the last ones, which order the trials of a job on the same hardware
 # A job's finished trials, in the order in which they finished, and its finished verifications.
 T = TASKS.c
@@ -160,11 +164,21 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
     )
     found: list[EarlierTrial] = []
     for row in rows:
-        other = JobSpec.model_validate(row.spec)
-        alike = (other.task, other.baseline) == (spec.task, spec.baseline)
-        if alike and not minimises_memory(other):  # as paces are compared with the baseline's
-            found += _earlier_trials(trials(session, row.id), _what(other) == _what(spec))
+        with if_readable(row.id):
+            other = JobSpec.model_validate(row.spec)
+            alike = (other.task, other.baseline) == (spec.task, spec.baseline)
+            if alike and not minimises_memory(other):  # as paces are compared with the baseline's
+                found += _earlier_trials(trials(session, row.id), _what(other) == _what(spec))
     return tuple(sorted(found, key=lambda one: not one.same_job)[:EARLIER_TRIALS])
+
+
+@contextmanager
+def if_readable(job_id: str) -> Iterator[None]:
+    """A look at another job, which is given up where another version wrote what this one cannot read."""
+    try:
+        yield
+    except ValidationError as error:
+        log.warning("a job cannot be read", job=job_id, reason=str(error).partition("\n")[0])
 
 
 def _what(spec: JobSpec) -> dict[str, object]:

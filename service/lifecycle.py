@@ -15,7 +15,7 @@ from service.enqueue import need_of
 from service.errors import NotYet
 from service.leases import QUEUED
 from service.models import TASKS
-from service.tuples import JobRow, WorkerRow, change
+from service.tuples import JobRow, TaskRow, WorkerRow, change
 
 OF_JOB = update(TASKS).where(TASKS.c.job_id == bindparam("job"))
 NEEDS = OF_JOB.values(need=bindparam("needed", type_=String))
@@ -48,6 +48,16 @@ def end(
     session.execute(CANCEL, {"job": job.id})
     events.append(session, job.id, status, now, error=error)
     messages.announce(session, job, status, error, now)
+
+
+def end_unreadable(session: Session, task: TaskRow, job: JobRow | None, now: float) -> None:
+    """End a task that this version cannot read, and the job that it is of, or nobody else's would ever be served."""
+    reason = "It was written by another version of dynotune, which this one cannot read; submit it again."
+    ended = {"state": TaskState.cancelled, "finished_at": now, "lease_until": None, "worker_id": None}
+    of_estimate = {"error": reason} if job is None else {}
+    session.execute(update(TASKS).where(TASKS.c.id == task.id).values(**ended, **of_estimate))
+    if job is not None and not job.status.ended:
+        end(session, job, JobStatus.failed, now, error=reason)
 
 
 def must_be_open(job: JobRow) -> None:

@@ -92,16 +92,16 @@ class Queue(Requests):
             if worker.draining:
                 raise Drained(f"Worker {worker_id} was told to end.")
             task = leases.take(session, worker, kinds, now, now + self._lease)
-            state = WorkerState.busy if task else WorkerState.idle
-            doing = {"state": state, "task_id": task.id if task else None}
+            job = job_of(session, task.job_id) if task and task.job_id is not None else None
+            claim = _readable(leases.claimed(task, job)) if task else None
+            doing = {"state": WorkerState.busy if claim else WorkerState.idle, "task_id": claim and claim.task_id}
             session.execute(SEEN, {"worker": worker_id, "seen_at": now} | doing)
-            if task is None:
+            if task is not None and claim is None:
+                lifecycle.end_unreadable(session, task, job, now)
+            if claim is None:
                 return None
-            job = job_of(session, task.job_id) if task.job_id is not None else None
             if job is not None:
                 lifecycle.start(session, job, worker, now)
-            claimed = leases.claimed(task, job)
-        claim = CLAIM.validate_python(claimed)
         if claim.kind is not TaskKind.estimate:
             return claim
         with reading(self.engine) as session:
@@ -211,8 +211,9 @@ class Queue(Requests):
             tasks = [TaskRow._make(row) for row in session.execute(TASK.where(RUNNING, expired))]
             # An estimate has no job, nor has a task whose job is deleted in this moment.
             jobs = [first(session, JobRow, JOB, {"job": task.job_id}) for task in tasks]
-            dead = [(leases.claimed(task, job), task.deaths + 1) for task, job in zip(tasks, jobs, strict=True)]
-        return sum(self._bury(claim, deaths, expired) for claim, deaths in map(_readable, dead) if claim is not None)
+            dead = [_readable(leases.claimed(task, job)) for task, job in zip(tasks, jobs, strict=True)]
+        deaths = [task.deaths + 1 for task in tasks]
+        return sum(self._bury(claim, one, expired) for claim, one in zip(dead, deaths, strict=True) if claim)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -348,14 +349,13 @@ class Queue(Requests):
             leases.write(session, claim, values | ended, *held)
 
 
-def _readable(dead: tuple[dict[str, Any], int]) -> tuple[Claim | None, int]:
-    """The claim of a dead worker; None where this version cannot read it, which must not keep the others waiting."""
-    claimed, deaths = dead
+def _readable(claimed: dict[str, Any]) -> Claim | None:
+    """The claim of a task; None where this version cannot read it, which must not keep the others waiting."""
     try:
-        return CLAIM.validate_python(claimed), deaths
+        return CLAIM.validate_python(claimed)
     except ValidationError as error:
         log.warning("a task cannot be read", task=claimed["task_id"], reason=str(error).partition("\n")[0])
-        return None, deaths
+        return None
 
 
 def _job(session: Session, claim: JobClaim, lock: bool = True) -> JobRow:

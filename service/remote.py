@@ -43,7 +43,6 @@ from service.contract.task import (
 )
 from service.contract.views import Problem
 from service.errors import (
-    BadUpload,
     BrokerUnavailable,
     Drained,
     Forbidden,
@@ -124,7 +123,7 @@ class RemoteBroker:
         self._send("POST", "fail", Failed(claim=claim, reason=reason, log=log))
 
     def fetch(self, source: str, folder: Path) -> None:
-        """Copy data that a user sent from the control plane, unless it is there already."""
+        """Copy data that a user sent from the control plane, unless it is there already; BadUpload if it is damaged."""
         name = source.removeprefix(UPLOAD)
         if not UPLOADED.fullmatch(source) or (folder / name).exists():
             return
@@ -136,7 +135,7 @@ class RemoteBroker:
                     answer.read()
                     raise self._problem(answer)
                 store(folder, answer.iter_bytes(), name)
-        except (httpx.HTTPError, BadUpload) as error:
+        except httpx.HTTPError as error:
             raise BrokerUnavailable(f"{source} did not arrive from {self.url} ({error})") from error
 
     def reap(self) -> int:

@@ -49,6 +49,7 @@ async def receive(
             file.write(chunk)
         if not size:
             raise BadUpload("The body is empty; it must be the dataset's file.")
+        _to_disk(file)
         return _keep(folder, path, digest.hexdigest(), suffix, wanted)
 
 
@@ -67,6 +68,7 @@ def store(folder: Path, chunks: Iterator[bytes], name: str) -> Path:
         for chunk in chunks:
             digest.update(chunk)
             file.write(chunk)
+        _to_disk(file)
         return _keep(folder, path, digest.hexdigest(), Path(name).suffix, Path(name).stem)
 
 
@@ -83,7 +85,7 @@ def prune(folder: Path, before: float, is_named: Callable[[str], bool]) -> int:
     gone = 0
     for file in folder.glob("*"):
         with suppress(FileNotFoundError):  # another control plane's, or one that was not kept
-            if file.stat().st_mtime < before and not is_named(file.name):
+            if file.is_file() and file.stat().st_mtime < before and not is_named(file.name):
                 file.unlink()
                 gone += 1
     return gone
@@ -113,12 +115,14 @@ def _partial(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
         path.unlink(missing_ok=True)
 
 
+def _to_disk(file: IO[bytes]) -> None:
+    """Have what was written outlast a crash of the machine, before the file has its name."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
 def _keep(folder: Path, path: Path, digest: str, suffix: str, wanted: str | None) -> Path:
     if wanted is not None and wanted != digest:
         raise BadUpload(f"What arrived has the SHA-256 digest {digest}, not {wanted:.80}; send it again.")
-    kept = folder / f"{digest}{suffix}"
-    if kept.exists():
-        os.utime(kept)  # it was sent again, which counts for how long it is kept
-    else:
-        os.link(path, kept)
-    return kept
+    # What is kept already is replaced: sent again it counts as new, and what a crash has damaged is whole again.
+    return path.replace(folder / f"{digest}{suffix}")

@@ -46,7 +46,7 @@ def check(data: dict[str, Any], kind: type[Asked]) -> Asked:
 def validate(spec: JobSpec, settings: Settings) -> None:
     """Raise InvalidJob with one sentence for each mistake that the control plane can see."""
     roots = Roots(settings.data_roots, settings.hub_cache, settings.uploads)
-    mistakes = _lines(spec) + _levers(spec) + _adapter(spec)
+    mistakes = _lines(spec) + _device(spec) + _levers(spec) + _adapter(spec)
     mistakes += _readable("model.source", lambda: _model(spec, roots, settings))
     mistakes += _readable("dataset.source", lambda: _dataset(spec, roots))
     mistakes += _readable("dataset.chat_template", lambda: _template(spec, roots))
@@ -58,9 +58,17 @@ def validate_model(spec: JobSpec, settings: Settings) -> None:
     """Like `validate`, for an estimate, which reads neither the data nor the model's weights."""
     roots = Roots(settings.data_roots, settings.hub_cache, settings.uploads)
     drawn = spec.model_copy(update={"model": spec.model.model_copy(update={"weights": "random"})})
-    mistakes = _levers(spec) + _adapter(spec) + _readable("model.source", lambda: _model(drawn, roots, settings))
+    mistakes = _device(spec) + _levers(spec) + _adapter(spec)
+    mistakes += _readable("model.source", lambda: _model(drawn, roots, settings))
     if mistakes:
         raise InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
+
+
+def _device(spec: JobSpec) -> list[dict[str, str]]:
+    """The mistake in the kind of device; looked for here, as older versions stored jobs with it, which are read."""
+    if spec.hardware.device != "gpu":
+        return []
+    return [_mistake("/hardware/device", "hardware.device: 'gpu' is no kind of device; NVIDIA's GPUs are 'cuda'")]
 
 
 def _adapter(spec: JobSpec) -> list[dict[str, str]]:

@@ -38,6 +38,7 @@ from service.api.rates import rate_limit
 from service.api.watching import EventWatch
 from service.db import connect
 from service.errors import BadQuery, Forbidden, TooMany, Unauthorized
+from service.patience import Patience
 from service.queue import Queue
 from service.settings import Settings
 from service.webhooks import Webhooks, own_key
@@ -59,15 +60,26 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
     for a database that knows all jobs of its DYNOTUNE_HOME, which that of a single `dynotune tune` does not.
     """
     engine = connect(settings.database_url)
-    queue, watch = Queue(engine), EventWatch(engine)
+    queue, watch, patience = Queue(engine), EventWatch(engine), Patience()
     key = settings.webhook_key.get_secret_value() if settings.webhook_key else None
     hooks = Webhooks(engine, lambda: own_key(key, settings.home), settings.webhook_private)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         over = asyncio.Event()
+        patience.begin()
+
+        async def reap() -> None:
+            patience.go_on()
+            if patience.is_over():
+                try:
+                    await asyncio.to_thread(queue.reap)
+                except SQLAlchemyError:
+                    patience.begin()
+                    raise
+
         chores: tuple[tuple[float, Callable[[], Awaitable[object]]], ...] = (
-            (REAP_SECONDS, lambda: asyncio.to_thread(queue.reap)),
+            (REAP_SECONDS, reap),
             (PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune, settings.keep_seconds)),
             (SEND_SECONDS, hooks.send),
         )

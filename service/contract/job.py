@@ -268,13 +268,6 @@ class HardwareSpec(Asked):
         description="Of the device, in any currency; the answer says what the run costs.",
     )
 
-    @field_validator("device")
-    @classmethod
-    def _is_no_gpu(cls, value: str) -> str:
-        if value == "gpu":
-            raise ValueError("'gpu' is no kind of device; NVIDIA's GPUs are 'cuda'")
-        return value
-
 
 class JobSpec(Asked):
     """One finetuning job to find the fastest stable configuration for."""

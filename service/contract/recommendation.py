@@ -63,7 +63,7 @@ class Evidence(Contract):
     step_seconds: float
     peak_bytes: int | None
     headroom_bytes: int | None
-    run_seconds: float = Field(description="Estimated wall-clock of the user's run; load, compile and evaluations included.")
+    run_seconds: float = Field(description="Estimated wall-clock of the user's run: load, compile, steps, evaluations.")
     baseline_run_seconds: float | None = Field(default=None, description="The same with the baseline, by the speed-up.")
     objective: ObjectiveFigure | None = Field(default=None, description="The job's objective, in its unit.")
     run_cost: float | None = Field(default=None, description="Of the run, where the job gives a price an hour.")

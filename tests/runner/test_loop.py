@@ -16,8 +16,8 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
 from service.contract.states import Origin
 from service.contract.task import Claim, EstimateClaim, PlanClaim, PlanInput, TaskKind, TrialClaim, TrialRequest
-from service.errors import BrokerUnavailable, OtherVersion
-from tests.factory import configuration
+from service.errors import BadUpload, BrokerUnavailable, Misconfigured, OtherVersion
+from tests.factory import configuration, measured
 from worker.runner import lease
 from worker.runner import loop as loop_room
 from worker.runner.lock import DeviceLock
@@ -191,6 +191,34 @@ def test_an_error_of_the_heartbeat_ends_the_task_with_its_reason(
     queue.renew = renew
     assert "ValueError: a lease that cannot be read" in work(queue).ended["t"]
     assert "in renew" in capsys.readouterr().err
+
+
+def test_too_little_disk_ends_the_worker_and_fails_only_the_job_that_filled_it(
+    work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that fails at once is the first to be free again: it would fail all jobs of the queue."""
+    sentences: list[str | None] = [None, "too little disk", "too little disk"]
+    monkeypatch.setattr(loop_room, "free_disk_problem", lambda *_: sentences.pop(0))
+    monkeypatch.setattr(loop_room, "measure", lambda *_, **__: (measured(configuration()), ""))
+    same, other = (
+        TRIAL.model_copy(update={"task_id": task, "job_id": job}) for task, job in (("t2", "j"), ("t3", "other"))
+    )
+    queue = FakeQueue(TRIAL, same, other)
+    with pytest.raises(Misconfigured, match="too little disk"):
+        work(queue)
+    assert queue.ended["t2"] == "too little disk" and queue.ended["t3"] == "released"
+
+
+def test_a_damaged_upload_fails_its_job(work: Callable[..., FakeQueue]) -> None:
+    """Asked for again it would be the same, and the worker would serve nobody."""
+    queue = FakeQueue(TRIAL)
+
+    def fetch(*_: Any) -> None:
+        raise BadUpload("What arrived has another digest.")
+
+    queue.fetch = fetch  # type: ignore[method-assign]
+    work(queue)
+    assert "is damaged where the control plane keeps it: What arrived has another digest" in queue.ended["t"]
 
 
 def test_a_short_outage_ends_nothing(work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch) -> None:

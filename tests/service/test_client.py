@@ -39,8 +39,11 @@ def job(status: str) -> Any:
 
 
 def test_waiting_outlasts_a_restart_of_the_control_plane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind a proxy, which says 502 or 504 meanwhile, and under a limit of requests, 429."""
     away = httpx.ConnectError("refused")
-    client, _ = client_of(monkeypatch, [job("running"), away, 503, away, job("running"), job("succeeded")])
+    client, _ = client_of(
+        monkeypatch, [job("running"), away, 503, 502, 504, 429, away, job("running"), job("succeeded")]
+    )
     assert client.wait("j", seconds=0).status == "succeeded"
 
 

@@ -28,6 +28,7 @@ from service.contract.task import PlanClaim, TaskKind
 from service.errors import Misconfigured, TooMany
 from service.models import Job, Task
 from service.ownkey import own_key
+from service.patience import Patience
 from service.queue import Queue
 from service.settings import Settings
 from tests.service.conftest import here
@@ -200,6 +201,7 @@ def test_the_end_waits_for_the_reaper(settings: Settings, monkeypatch: pytest.Mo
     monkeypatch.setattr(Queue, "reap", reap)
     monkeypatch.setattr(EventWatch, "close", closed)
     monkeypatch.setattr(app, "REAP_SECONDS", 0.01)
+    monkeypatch.setattr(app, "Patience", lambda: Patience(0.0))
     with here(settings):
         assert begun.wait(20)
         threading.Timer(0.2, may_end.set).start()  # while the end waits

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,11 @@ from fastapi.testclient import TestClient
 from service import __version__
 from service.api import create_app
 from service.contract.internal import VERSION
-from service.errors import BrokerUnavailable, OtherVersion
+from service.errors import BadUpload, OtherVersion
 from service.queue import Queue
 from service.remote import RemoteBroker
 from service.settings import Settings
+from service.uploads import prune
 from tests.service.conftest import here
 
 Make = Callable[..., dict[str, Any]]
@@ -139,9 +141,18 @@ def test_a_copy_that_was_damaged_on_the_way_is_not_kept(api: TestClient, setting
     source = send(api).json()["source"]
     file = settings.uploads / source.removeprefix("upload:")
     file.write_bytes(DATA[:-1])
-    with pytest.raises(BrokerUnavailable, match="did not arrive"):
+    with pytest.raises(BadUpload, match="What arrived has the SHA-256 digest"):
         RemoteBroker("http://127.0.0.1:8000", None, api).fetch(source, tmp_path / "w")  # type: ignore[arg-type]
     assert list((tmp_path / "w").iterdir()) == []
+    assert send(api).json()["source"] == source and file.read_bytes() == DATA, "sent again, it is whole again"
+
+
+def test_what_is_no_upload_does_not_keep_others_from_being_removed(tmp_path: Path) -> None:
+    """The root of a disk has a folder lost+found."""
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "old.jsonl").write_text("{}")
+    assert prune(tmp_path, time.time() + 60, lambda _: False) == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["lost+found"]
 
 
 def test_the_disk_keeps_what_the_database_needs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

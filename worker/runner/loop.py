@@ -10,12 +10,14 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from service import logs, tracing
 from service.broker import Broker
 from service.contract.task import Claim, TaskKind
-from service.errors import BrokerUnavailable, Drained, LeaseLost, OtherVersion
+from service.errors import BadUpload, BrokerUnavailable, Drained, LeaseLost, Misconfigured, OtherVersion
+from service.patience import Patience
 from worker.runner.estimating import answer
 from worker.runner.incumbent import Incumbent
 from worker.runner.lease import Lease
@@ -38,7 +40,11 @@ log = logs.logger("dynotune.worker")
 
 @dataclass
 class Loop:
-    """One worker on one device, which works until `stop` is called, or until its stay ends."""
+    """One worker on one device, which works until `stop` is called, or until its stay ends.
+
+    `run` raises Misconfigured when there is too little disk to measure: as a worker that fails at once is the first to
+    be free, it would fail all jobs of the queue. Only a job whose trials filled the disk fails.
+    """
 
     broker: Broker
     worker_id: str
@@ -46,6 +52,7 @@ class Loop:
     lock: DeviceLock
     least_free_disk: int
     stay: Stay = field(default_factory=lambda: Stay(Terms()))
+    patience: Patience = field(default_factory=Patience)  # with other workers
 
     def __post_init__(self) -> None:
         self.told_to_end = False
@@ -56,6 +63,7 @@ class Loop:
         self._pruned = -PRUNE_SECONDS
         self._told = ""
         self._incumbent = Incumbent(self.bench)
+        self._served: str | None = None  # the last job of which a trial ran here
         self._handed_back: set[str] = set()  # tasks whose children were ended by something else
 
     def stop(self, now: bool = False) -> None:
@@ -84,6 +92,7 @@ class Loop:
                     worked = False
                     if isinstance(error, BrokerUnavailable):
                         self.stay.worked()  # as nobody can tell whether a task waits
+                        self.patience.begin()
                 except LeaseLost:
                     worked = True
                 except Drained:
@@ -119,7 +128,8 @@ class Loop:
             self._give_up_device()
         if time.monotonic() - self._reaped > REAP_SECONDS:
             self.broker.register(self.worker_id, os.getpid(), self.bench.facts)  # the queue may have dropped it
-            self.broker.reap()
+            if self.patience.is_over():
+                self.broker.reap()
             self._reaped = time.monotonic()
         if time.monotonic() - self._pruned > PRUNE_SECONDS:
             prune(self.bench.home)
@@ -181,7 +191,7 @@ class Loop:
                 self._run(claim, lease)
             except JobFailed as error:
                 self._fail(claim, str(error), error.log)
-            except (BrokerUnavailable, OtherVersion, LeaseLost):
+            except (BrokerUnavailable, OtherVersion, LeaseLost, Misconfigured):
                 raise
             except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
                 trace = traceback.format_exc()
@@ -232,11 +242,20 @@ class Loop:
             return None if estimate is None else lambda: broker.finish_estimate(claim, estimate)
         self._incumbent.only_for(claim.job_id if claim.kind is TaskKind.trial else None)
         if (problem := free_disk_problem(self.bench.home, self.least_free_disk)) is not None:
-            raise JobFailed(problem)
+            if claim.job_id == self._served:  # what has filled it
+                raise JobFailed(problem)
+            self._persist(lambda: broker.release(claim))
+            raise Misconfigured(problem)
+        self._served = claim.job_id
         try:
-            self._persist(lambda: broker.fetch(claim.spec.dataset.source, self.bench.home / "uploads"), ended)
+            fetch = partial(broker.fetch, claim.spec.dataset.source, self.bench.home / "uploads")
+            self._persist(fetch, lambda: ended() or self._stopping.is_set())
+        except BadUpload as error:
+            raise JobFailed(
+                f"{claim.spec.dataset.source} is damaged where the control plane keeps it: {error}"
+            ) from error
         except (BrokerUnavailable, OtherVersion):
-            if not ended():
+            if not (ended() or self._stopping.is_set()):
                 raise
             return None
         if claim.kind is TaskKind.trial:
@@ -269,6 +288,7 @@ class Loop:
                 return call()
             except (BrokerUnavailable, OtherVersion) as error:
                 self._tell(str(error))
+                self.patience.begin()
                 if self._now.wait(wait) or self.stay.over() or over():
                     raise
                 wait = min(wait * 1.6, IDLE_SECONDS[1])

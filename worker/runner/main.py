@@ -188,6 +188,7 @@ def serve(
     from service.broker import connect
     from service.contract.child import Workplace
     from service.ownkey import own_key
+    from service.patience import Patience
     from service.settings import Settings
     from worker.runner.lock import DeviceLock
     from worker.runner.loop import Loop
@@ -221,7 +222,7 @@ def serve(
         lock = DeviceLock(settings.lock_folder, facts.lock_name)
     except OSError as error:
         raise Misconfigured(f"DYNOTUNE_LOCKS: {settings.lock_folder} cannot be made ({error.strerror}).") from error
-    loop = Loop(broker, worker_id, bench, lock, settings.min_free_disk_bytes, Stay(terms))
+    loop = Loop(broker, worker_id, bench, lock, settings.min_free_disk_bytes, Stay(terms), Patience(lease))
     # In a thread, because a signal handler that interrupts code which holds the event's lock would wait forever.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=loop.stop).start())
     signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=loop.stop, args=(True,)).start())

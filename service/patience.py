@@ -1,0 +1,36 @@
+"""Patience with workers after an outage, in which their leases ran out because nobody could renew them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from service.contract.task import LEASE_SECONDS
+
+
+class Patience:
+    """Says whether tasks may be taken from workers whose leases ran out.
+
+    After an outage they may be only when every worker that lives has had the time of a lease to renew its own. Else
+    all trials under way would be lost with it, and a third outage would give up the task as one that kills its workers.
+    """
+
+    def __init__(self, seconds: float = LEASE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._since = self._seen = -math.inf
+
+    def begin(self) -> None:
+        """The queue did not answer, or this process has just started, perhaps after an outage."""
+        self._since = self._seen = self._clock()
+
+    def go_on(self) -> None:
+        """Called every few seconds: where it was not for half a lease, this process stood still, and nobody renewed."""
+        now = self._clock()
+        if now - self._seen > self._seconds / 2:
+            self._since = now
+        self._seen = now
+
+    def is_over(self) -> bool:
+        """Whether an outage is long enough ago."""
+        return self._clock() - self._since >= self._seconds

@@ -1,0 +1,89 @@
+"""What another version of dynotune stored costs at most the job that it is of, and nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Engine, update
+from sqlalchemy.orm import Session
+
+from service import metrics
+from service.contract.estimate import EstimateRequest
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.task import EstimateClaim, TaskKind
+from service.foresight import _typical
+from service.models import Job, Task, Worker
+from service.queue import Queue
+from tests.service.test_earlier import finish, planned
+
+Facts = Callable[..., HardwareFacts]
+Spec = Callable[..., JobSpec]
+
+
+@pytest.fixture
+def worker(queue: Queue, facts: Facts) -> str:
+    queue.register("w", 1, facts())
+    return "w"
+
+
+def spoil(engine: Engine, job_id: str | None = None) -> None:
+    """Give the stored jobs, or one of them, a field that this version does not know."""
+    with Session(engine) as session, session.begin():
+        for row in session.query(Job).where(Job.id == job_id if job_id else Job.id.is_not(None)):
+            row.spec = row.spec | {"invented_later": 1}
+
+
+def test_a_finished_job_of_another_version_is_passed_over(
+    queue: Queue, engine: Engine, spec: Spec, facts: Facts, worker: str
+) -> None:
+    finish(queue, spec())
+    spoil(engine)
+    queue.submit(spec(name="next"))
+    _, known = planned(queue)
+    assert known.earlier == ()
+    asked = EstimateRequest(spec=spec(), memory_gib=8)
+    queue.submit_estimate(asked)
+    claim = queue.claim(worker, (TaskKind.estimate,))
+    assert isinstance(claim, EstimateClaim) and claim.known == ()
+    with Session(engine) as session:
+        workers = session.query(Worker).all()
+        assert _typical(session, spec(), workers) is None
+    assert b"dynotune_best_speedup" in metrics.text(engine)
+
+
+def test_a_measurement_of_another_version_is_passed_over(queue: Queue, engine: Engine, spec: Spec, worker: str) -> None:
+    finish(queue, spec())
+    with Session(engine) as session, session.begin():
+        session.execute(update(Task).where(Task.kind == TaskKind.trial).values(result={"invented_later": 1}))
+    queue.submit(spec(name="next"))
+    assert planned(queue)[1].earlier == ()
+
+
+def test_a_waiting_job_of_another_version_fails_and_the_next_is_served(
+    queue: Queue, engine: Engine, spec: Spec, worker: str
+) -> None:
+    spoilt, sound = queue.submit(spec(name="spoilt")), queue.submit(spec(name="sound"))
+    spoil(engine, spoilt)
+    assert queue.claim(worker, (TaskKind.plan,)) is None, "its turn ends it"
+    claim = queue.claim(worker, (TaskKind.plan,))
+    assert claim is not None and claim.kind is TaskKind.plan and claim.job_id == sound
+    with Session(engine) as session:
+        ended = session.query(Job).where(Job.id == spoilt).one()
+        assert ended.status == "failed" and "written by another version" in (ended.error or "")
+
+
+def test_a_job_on_a_kind_of_device_that_is_refused_today_can_be_seen_and_ended(
+    api: TestClient, queue: Queue, engine: Engine, job: Callable[..., dict[str, Any]]
+) -> None:
+    """`gpu` was accepted once, and waited for a worker that there is none of."""
+    path = f"/v1/jobs/{api.post('/v1/jobs', json=job()).json()['id']}"
+    with Session(engine) as session, session.begin():
+        for row in session.query(Job):
+            row.spec = row.spec | {"hardware": {"device": "gpu"}}
+    assert api.get(path).json()["spec"]["hardware"]["device"] == "gpu"
+    assert api.post(f"{path}/cancel").status_code < 300 and api.get(path).json()["status"] == "cancelled"
+    assert api.delete(path).status_code == 204
