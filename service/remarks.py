@@ -13,6 +13,10 @@ from service.headline import sentence
 from service.levers.batching import ACROSS_STEPS
 from service.scaling import NOT_ADAPTIVE, asked_batch, larger_batch
 
+# times the loss of the untouched weights: where a soak's last step and its evaluation are both higher, that is no
+# accident of which samples they are of.
+RISEN = 1.5
+
 
 def remarks(
     spec: JobSpec, best: Winner, winners: Iterable[Winner], verified: Measurement, sound: Sequence[Measurement]
@@ -22,7 +26,8 @@ def remarks(
     `verified` is the best one's measurement as its verification left it, `sound` are those that may be recommended.
     """
     measurement, batching = best.evidence.measurement, best.configuration.levers["batching"]
-    found: list[str | None] = [sentence(spec, best.evidence), *measurement.notes, _drawn(measurement.adapter_saves)]
+    found: list[str | None] = [sentence(spec, best.evidence), _diverging(best)]
+    found += [*measurement.notes, _drawn(measurement.adapter_saves)]
     if spec.training.effective_batch_size is None:
         found.append(_chosen_batch(spec, best, sound))
     if batching in ACROSS_STEPS:
@@ -30,6 +35,22 @@ def remarks(
     found += [break_even(spec, verified, sound), larger_batch(spec, measurement, best.stability.verdict)]
     found += [_minutes_apart(spec, best, other) for other in winners if other is not best]
     return tuple(one for one in found if one)
+
+
+def _diverging(best: Winner) -> str | None:
+    """That the soak learnt nothing: the job's own settings diverge, with the baseline as with what is as fast."""
+    verdict, before = best.stability.verdict, best.evidence.measurement.check_loss
+    soak = verdict.soak if verdict else None
+    if soak is None or before is None or soak.last_loss is None or soak.evaluation_loss is None:
+        return None
+    after = min(soak.last_loss, soak.evaluation_loss)
+    if after <= before * RISEN:
+        return None
+    return (
+        f"Training diverges with these settings: the loss was {before:.3g} before the first step, and {after:.3g} or "
+        f"more in the soak of {soak.steps} steps. Speeds and memory hold; look at the learning rate, which is "
+        f"{best.configuration.learning_rate:g}, before you train."
+    )
 
 
 def _drawn(layers: Sequence[str]) -> str | None:

@@ -215,7 +215,7 @@ def result_table(recommendation: Recommendation) -> Table:
             title = one.configuration.title(against.configuration if against else None)
             verdict = verdicts.get(one.configuration.key)
             if verdict is None:
-                judged = (_ratio(one, against), "not verified")
+                judged = (_ratio(one, recommendation.methods.get(method)), "not verified")
             else:
                 ratio = f"{verdict.speedup:.2f}x" if verdict.speedup is not None else "-"
                 held = "yes" if verdict.soak else "timed only"
@@ -308,7 +308,12 @@ def _measured(one: Measurement, verdict: Verdict | None) -> tuple[str, str, str,
     )
 
 
-def _ratio(one: Measurement, baseline: Measurement | None) -> str:
-    if baseline is None or baseline.timing is None or one.timing is None:
+def _ratio(one: Measurement, winner: Winner | None) -> str:
+    """An unverified trial's speed-up, by way of the winner's: trial over trial, times what blocks say of the winner.
+
+    The baseline's trial may have been minutes earlier, on a busier machine than its blocks.
+    """
+    if winner is None or one.timing is None or winner.evidence.speedup is None:
         return "-"
-    return f"{baseline.timing.seconds / one.timing.seconds:.2f}x"
+    trial = winner.evidence.measurement.timing
+    return f"{winner.evidence.speedup * trial.seconds / one.timing.seconds:.2f}x" if trial else "-"

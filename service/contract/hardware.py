@@ -33,6 +33,9 @@ class HardwareFacts(Contract):
         default_factory=lambda data: data.get("capability") is not None,  # for facts that earlier versions stored
         description="The device computes in memory of its own, not the host's.",
     )
+    for_one_process: bool = Field(
+        default=False, description="The GPU serves one process at a time: NVIDIA's compute mode EXCLUSIVE_PROCESS."
+    )
     bf16_native: bool
     driver: str | None = None
     versions: dict[str, str]

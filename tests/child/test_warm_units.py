@@ -27,9 +27,9 @@ def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def compiled(llama: Path, functions: Path) -> Unit:
+def compiled(llama: Path, functions: Path, choice: str = "whole-cudagraphs") -> Unit:
     """A unit whose rows have several widths, of a model that is compiled for each of them by itself."""
-    bundle = tiny.bundle(tiny.job(llama, functions), "lora", compile="whole-cudagraphs")
+    bundle = tiny.bundle(tiny.job(llama, functions), "lora", compile=choice)
     bundle.model.compile(dynamic=False, backend="eager")
     made = Unit(bundle, 4, plan_of(bundle, list(range(16)), 4))
     lengths = bundle.data.lengths
@@ -54,6 +54,18 @@ def test_compiled_code_meets_no_new_width_in_a_timing(llama: Path, functions: Pa
         else:
             with pytest.raises(RuntimeError, match="recompile"):
                 made.run()
+
+
+@pytest.mark.parametrize(("choice", "runs"), [("whole-cudagraphs", 3), ("whole", 1)])
+def test_a_shape_of_cuda_graphs_runs_until_its_graph_is_replayed(
+    llama: Path, functions: Path, monkeypatch: pytest.MonkeyPatch, choice: str, runs: int
+) -> None:
+    """Its first call runs without a graph, its second records one; neither is what a run's steps take."""
+    made = compiled(llama, functions, choice)
+    monkeypatch.setattr(made.bundle.device, "first_call_per_shape", True)
+    warm(made)
+    shapes = {shape_of(micro, made.bundle.data.lengths, made.bundle.recipe) for step in made.plan for micro in step}
+    assert sorted(made.warmed) == sorted([*shapes] * runs)
 
 
 def test_a_small_models_unit_is_trained_until_it_tells(

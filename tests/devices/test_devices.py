@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import platform
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.conftest import ROOT
-from worker.devices import discover, open_device
+from worker.devices import cuda, discover, open_device
 from worker.devices.facts import all_facts, packages
 
 
@@ -31,11 +32,38 @@ def test_facts_carry_the_capabilities_of_their_kind() -> None:
     assert all_facts()[-1].device == "cpu"
 
 
-@pytest.mark.parametrize(("expandable", "expected"), [(False, 7), (True, None)])
+def test_a_gpu_that_cannot_be_used_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One whose memory others fill has no room for a context, which to ask for its memory needs."""
+
+    def memory(index: int) -> tuple[int, int]:
+        if index == 0:
+            raise torch.OutOfMemoryError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`")
+        return 70 << 30, 80 << 30
+
+    shape = SimpleNamespace(name="NVIDIA H100", major=9, minor=0, uuid="0-1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: shape)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+    modes = {"--query-gpu=compute_mode": "Exclusive_Process", "--query-gpu=driver_version": "580.1"}
+    monkeypatch.setattr(cuda, "_smi", lambda *asked: next((modes[one] for one in asked if one in modes), None))
+    (facts,) = discover()["cuda"].found({"host": "h", "cores": 8, "versions": {}, "packages": {}})
+    assert facts.index == 1 and facts.for_one_process and facts.driver == "580.1"
+    said = capsys.readouterr().err
+    assert said == "dynotune worker: cuda:0 is left out, as it cannot be used (CUDA error: out of memory)\n"
+
+
+@pytest.mark.parametrize(
+    ("expandable", "backend", "expected"),
+    [(False, "native", 7), (True, "native", None), (False, "cudaMallocAsync", None)],
+)
 def test_what_a_gpu_could_not_free_is_told_of_fixed_segments_only(
-    monkeypatch: pytest.MonkeyPatch, expandable: bool, expected: int | None
+    monkeypatch: pytest.MonkeyPatch, expandable: bool, backend: str, expected: int | None
 ) -> None:
     """By torch's names of what it counts, of which expandable segments have no unused parts."""
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
     stats = {"active_bytes.all.peak": 5, "inactive_split_bytes.all.peak": 2}
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: stats)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [{"is_expandable": expandable}])

@@ -217,6 +217,21 @@ def test_a_trial_runs_to_its_end(job: JobSpec, monkeypatch: pytest.MonkeyPatch) 
     assert torch._dynamo.config.recompile_limit > 9, "there are as many sizes that are worth timing"
 
 
+def test_a_padded_run_has_more_shapes_than_torch_compiles_for_unasked(
+    llama: Path, functions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial times several sizes of micro batch, each with its own shapes: torch's limit is 8, of all."""
+    compile_model = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda one, dynamic, mode: compile_model(one, dynamic=dynamic, backend="eager")
+    )
+    bundle = tiny.bundle(tiny.job(llama, functions), padding="multiple-64", compile="whole-reduce-overhead")
+    bundle.compile()
+    for length in range(4, 16):
+        bundle.model(input_ids=torch.ones((1, length), dtype=torch.long, device=tiny.DEVICE))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 12
+
+
 def test_the_exported_script_does_the_same(
     models: Path, tmp_path: Path, facts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,4 +81,5 @@ def test_they_fit_when_their_peaks_do(facts: Callable[..., Any]) -> None:
     three = [measured(configuration(batching=one), peak_bytes=4 << 30) for one in BATCHINGS]
     assert fit_together(three, facts(memory_bytes=16 << 30))
     assert not fit_together(three, facts(memory_bytes=13 << 30))
+    assert not fit_together(three, facts(memory_bytes=16 << 30, for_one_process=True)), "the second would not start"
     assert not fit_together([*three, measured(configuration(), peak_bytes=None)], facts(memory_bytes=1 << 40))

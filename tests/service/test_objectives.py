@@ -111,6 +111,32 @@ def verified(job: JobSpec, slim: float, soak: Soak | None = None) -> dict[str, V
     return {"lora": judge(job, request, blocks, soaks, {})}
 
 
+def test_an_unverified_trial_is_not_said_to_be_faster_than_the_verified_winner(spec: Spec, facts: Facts) -> None:
+    """The baseline's trial took 10 s on a busy machine, its block 6: the winner is 1.2x, and what is slower, less."""
+    job = spec(search={"verify": "quick"})
+    request = VerifyRequest(method="lora", baseline=BASE, finalists=(FAST,), blocks=1, seconds_limit=60)
+    soaks: dict[str, Soak | str] = {FAST.configuration.key: Soak(steps=8, wanted_steps=8)}
+    held: dict[str, Verification | None] = {}
+    held["lora"] = judge(job, request, (block(BASE, 6.0), block(FAST, 5.0)), soaks, {})
+    between = measured(configuration(precision="bf16-mixed"), 5.5)
+    best = recommend("j", job, facts(), (*RECORDS[:2], record(between)), held)
+    assert best and best.evidence.measurement == FAST and best.evidence.speedup == pytest.approx(1.2, rel=0.01)
+    (line,) = (line for line in shown(best).splitlines() if "bf16-mixed" in line)
+    assert "1.09x" in line and "not verified" in line
+
+
+def test_settings_that_diverge_are_told(spec: Spec, facts: Facts) -> None:
+    """Speeds hold, but what the user asked for learns nothing, with the baseline as well."""
+    job = spec(search={"verify": "quick"})
+    request = VerifyRequest(method="lora", baseline=BASE, finalists=(FAST,), blocks=1, seconds_limit=60)
+    for last, evaluation, told in ((37.0, 40.0, True), (8.0, 8.5, False), (37.0, 9.0, False)):
+        soak = Soak(steps=8, wanted_steps=8, last_loss=last, evaluation_loss=evaluation)
+        held: dict[str, Verification | None] = {}
+        held["lora"] = judge(job, request, (block(BASE, 6.0), block(FAST, 5.0)), {FAST.configuration.key: soak}, {})
+        best = recommend("j", job, facts(), RECORDS[:2], held)
+        assert best and any(note.startswith("Training diverges") for note in best.notes) is told, (last, evaluation)
+
+
 def test_what_blocks_find_slower_is_rejected_as_that(spec: Spec, facts: Facts) -> None:
     job = for_memory(spec)
     best = recommend("j", job, facts(), RECORDS, verified(job, 11.0))

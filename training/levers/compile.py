@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+MOST_SHAPES = 64  # of batches, for each of which code is compiled; beyond 8 torch goes on uncompiled, without a word
+
 
 def layers_of(model: Any) -> list[Any]:
     """The modules of the longest ModuleList, which is a transformer's list of layers, whatever its name."""
@@ -41,6 +43,7 @@ def compile_in_graphs(model: Any, **options: Any) -> None:
     """Compile the whole model in place, for each shape by itself, and record it in CUDA graphs."""
     without_wrong_gradients()
     own_gradients(model)
+    torch._dynamo.config.recompile_limit = MOST_SHAPES
     model.compile(dynamic=False, **options)
 
 

@@ -52,7 +52,6 @@ COUNTS_FROM_PADDING = (
 )
 CACHED_SHARE = 0.5  # of the memory that is available, into which a model's weights have to fit to be read ahead
 READ_BYTES = 16 << 20  # at a time
-MOST_SIZES = 64  # of micro batches, that a trial compiles for; torch's own limit is 8
 
 
 @dataclass
@@ -98,9 +97,6 @@ class Bundle:
         if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
             # Or what has more shapes than torch keeps compiled code for would go on uncompiled, without a word.
             torch._dynamo.config.fail_on_recompile_limit_hit = True
-        if self.recipe.fills_micro_batches:
-            # A run has one shape then, and a trial as many as it tries sizes of micro batches.
-            torch._dynamo.config.recompile_limit = MOST_SIZES
         compile_model(self.model, self.recipe)
 
 

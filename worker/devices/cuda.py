@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from typing import Any
 
 import torch
@@ -25,30 +26,37 @@ class Cuda(Device):
         self.torch = torch.device(self.kind, index)
         torch.cuda.set_device(self.torch)
         self._cap = 0
-        self._others_before = 0
         uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
         self._nvml = Nvml(str(uuid) if uuid else None)
 
     @classmethod
     def found(cls, common: dict[str, Any]) -> list[HardwareFacts]:
-        """Every visible GPU."""
-        return [
-            cls._facts(index, common) for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-        ]
+        """Every visible GPU, but for one that has no room for a context, or that another process has for itself."""
+        there = []
+        for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            try:
+                there.append(cls._facts(index, common))
+            except RuntimeError as error:
+                reason = str(error).partition("\n")[0]
+                sys.stderr.write(f"dynotune worker: {cls.kind}:{index} is left out, as it cannot be used ({reason})\n")
+        return there
 
     @classmethod
     def _facts(cls, index: int, common: dict[str, Any]) -> HardwareFacts:
         properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
         capability = (properties.major, properties.minor)
+        uuid = str(properties.uuid) if hasattr(properties, "uuid") else None
+        mode = _smi(f"--id=GPU-{uuid}", "--query-gpu=compute_mode", "--format=csv,noheader") if uuid else None
         return HardwareFacts(
             device=cls.kind,
             has_own_memory=cls.has_own_memory,
             index=index,
-            uuid=str(properties.uuid) if hasattr(properties, "uuid") else None,
+            uuid=uuid,
             name=properties.name,
             memory_bytes=total,
             capability=capability,
+            for_one_process=(mode or "").startswith("Exclusive"),
             bf16_native=capability >= (8, 0),
             driver=(_smi("--query-gpu=driver_version", "--format=csv,noheader") or "").partition("\n")[0] or None,
             topology=_smi("topo", "-m") if torch.cuda.device_count() > 1 else None,
@@ -59,7 +67,6 @@ class Cuda(Device):
     def limit(self, cap_bytes: int | None) -> None:
         """Cap the allocator; what others hold and the context itself are left out of it."""
         free, total = torch.cuda.mem_get_info(self.torch)
-        self._others_before = max(0, total - free - torch.cuda.memory_reserved(self.torch))
         available = free + torch.cuda.memory_reserved(self.torch) - KEPT_BACK
         self._cap = max(1, min(cap_bytes or available, available))
         torch.cuda.set_per_process_memory_fraction(min(1.0, self._cap / total), self.torch)
@@ -69,8 +76,9 @@ class Cuda(Device):
         return self._cap
 
     def used_by_others(self) -> int:
-        """Bytes that were taken before this process began, its own context included."""
-        return self._others_before
+        """What is taken now and is not torch's here: also this process's own context, of half a GiB or so."""
+        free, total = torch.cuda.mem_get_info(self.torch)
+        return max(0, int(total - free - torch.cuda.memory_reserved(self.torch)))
 
     def used(self) -> int:
         """Reserved bytes, as `peak` counts them."""
@@ -100,8 +108,10 @@ class Cuda(Device):
     def peak_unfreeable(self) -> int | None:
         """The sum of two peaks, which need not be at the same time: active blocks, and the unused parts of segments.
 
-        None with expandable segments, whose unused parts torch does not count.
+        None with expandable segments, whose unused parts torch does not count, and with an allocator of the driver's.
         """
+        if torch.cuda.get_allocator_backend() != "native":
+            return None
         if any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot()):
             return None
         stats = torch.cuda.memory_stats(self.torch)

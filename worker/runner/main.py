@@ -109,6 +109,7 @@ def discover() -> list[HardwareFacts]:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         sys.exit(f"dynotune worker: the devices could not be read ({last}); is dynotune's extra `worker` installed?")
+    sys.stderr.writelines(f"{line}\n" for line in done.stderr.splitlines() if line.startswith("dynotune worker:"))
     return [HardwareFacts.model_validate(one) for one in json.loads(done.stdout.splitlines()[-1])]
 
 

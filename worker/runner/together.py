@@ -22,8 +22,8 @@ CONTEXT_BYTES = 700 << 20  # what a process takes of a GPU beside its tensors: i
 
 
 def fit_together(candidates: Sequence[Measurement], facts: HardwareFacts) -> bool:
-    """Whether the peaks of all candidates fit into the device's memory at once."""
-    if any(one.peak_bytes is None for one in candidates):
+    """Whether all candidates may be alive at once: the device serves several processes, and has memory for them."""
+    if facts.for_one_process or any(one.peak_bytes is None for one in candidates):
         return False
     extra = CONTEXT_BYTES if facts.has_own_memory else 0
     return sum((one.peak_bytes or 0) + extra for one in candidates) <= MOST_MEMORY * facts.memory_bytes
