@@ -9,7 +9,6 @@ from service.levers.optimizer import WHOLE_STEP
 GROUP_STEPS = {"quick": 2, "standard": 8, "strict": 8}
 ROWS = ("packed", "packed-global")  # rows of max_length
 PACKED = (*ROWS, "padding-free")  # rows of several samples
-IN_THE_MEAN = ("packed-global",)  # steps have the effective batch in the mean, and one may have up to twice as many
 BUDGETED = ("token-budget", "padding-free")  # micro batches of a number of tokens
 LATER = "packs with restarting position_ids"
 

@@ -17,7 +17,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.replay import Proof, Replay
 from tests.child import tiny
-from tests.factory import configuration, measured, replay
+from tests.factory import DATASET, configuration, measured, replay
 from worker.child import replay as replays
 from worker.plan import proof
 
@@ -157,3 +157,23 @@ def test_a_job_that_is_not_steady_proves_nothing_by_that(llama: Path, functions:
     astray = theirs.model_copy(update={"moved": {name: 0.3 * way for name, way in theirs.moved.items()}})
     found = proof.prove(tiny.job(llama, functions), candidate, astray, theirs, proof.Noise(0.6, 0.6))
     assert "moved 0.30 times as far" in found.reasons[0]
+
+
+@pytest.mark.parametrize("batching", ["padded", "packed", "packed-global", "sorted", "grouped", "token-budget"])
+def test_data_of_few_samples_are_trained_again_until_there_are_steps_to_compare(
+    llama: Path, tmp_path: Path, batching: str
+) -> None:
+    """Of 30 rows and an effective batch of 64, one step would be all: an optimizer that stops after it would pass."""
+    data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(30, most=20))
+    job = tiny.job(llama, data, search={"verify": "quick"})
+    made = configuration("lora", 64, precision="fp32", batching=batching)
+    bundle = tiny.built(job, made)
+    rows = len(bundle.data.lengths)
+    dataset = DATASET.model_copy(update={"rows": rows})
+    for micro in (2, 16, 64):
+        candidate = measured(made, micro_batch_size=micro, dataset=dataset)
+        size = proof.samples_a_step(candidate)
+        assert size <= rows
+        given, plan = replays.arranged(bundle, 10, size, micro, SEED)
+        trained = sorted(sample for step in plan for part in step for row in part for sample in row)
+        assert len(plan) == 10 and trained == sorted(given) and len(given) == 10 * size

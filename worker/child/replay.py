@@ -52,16 +52,16 @@ def followed(given: Steps, lengths: list[int], micro: int) -> tuple[list[int], l
 
 
 def arranged(bundle: Bundle, count: int, size: int, micro: int, seed: int) -> tuple[list[int], list[Step]]:
-    """(samples, the candidate's steps of `size` samples each that they make): at least `count` steps.
+    """(samples, the candidate's steps of `size` samples each that they make): `count` steps, unless it loses some.
 
-    A batching whose steps only nearly number the effective batch may need more samples for that than others. One that
-    would need over twice as many leaves samples out, which the proof finds.
+    Where the data has fewer samples, it begins again with them, as the epochs of a run do: one step would prove little.
     """
-    for number in range(count, 2 * count + 1):
-        given = samples(bundle.data.lengths, number * size, seed, size)
-        plan = plan_of(bundle, given, micro, effective=size)
-        if len(plan) >= count:
-            break
+    lengths, given, plan = bundle.data.lengths, list[int](), list[Step]()
+    epoch = len(lengths) // size * size
+    for start in range(0, count * size, epoch):
+        drawn = samples(lengths, min(epoch, count * size - start), seed + start, size)
+        given += drawn
+        plan += plan_of(bundle, drawn, micro, effective=size)
     return given, plan
 
 

@@ -17,7 +17,6 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.replay import Proof, Replay
 from service.levers import LEVERS, chosen
-from service.levers.batching import IN_THE_MEAN
 from service.levers.optimizer import WHOLE_STEP
 from service.levers.precision import FULL_PRECISION
 
@@ -100,9 +99,10 @@ def references_of(candidate: Measurement, facts: HardwareFacts) -> list[tuple[st
 
 
 def samples_a_step(candidate: Measurement) -> int:
-    """How many samples a step has: two micro batches at least, where the effective batch holds them, to accumulate."""
-    micro, effective = candidate.micro_batch_size or 1, candidate.configuration.effective_batch_size
-    return min(effective, max(2 * micro, LEAST_SAMPLES // micro * micro))
+    """How many samples a step has: two micro batches at least, where effective batch and data hold them."""
+    micro, most = candidate.micro_batch_size or 1, candidate.configuration.effective_batch_size
+    most = min(most, candidate.dataset.rows) if candidate.dataset else most
+    return min(most, max(2 * micro, LEAST_SAMPLES // micro * micro))
 
 
 def noise(reference: Replay, faster: Replay, other_seed: Replay) -> Noise:
@@ -139,7 +139,7 @@ def prove(
     return Proof(
         reasons=tuple(reasons),
         steps=len(ours.steps),
-        samples=len(ours.given),
+        samples=len(set(ours.given)),
         terms=sum(ours.terms),
         largest_loss_difference=largest,
         allowed_loss_difference=allowed_loss,
@@ -168,9 +168,7 @@ def _counted(candidate: Measurement, ours: Replay, reference: Replay) -> list[st
     if left_out or twice:
         return [f"its batching leaves out {left_out} of {given.total()} samples and trains {twice} too often"]
     wanted = -(-given.total() // samples_a_step(candidate))
-    # What is packed across steps fills whole rows, so that its last step may be short or have half as much again.
-    fewest = wanted - (candidate.configuration.levers["batching"] in IN_THE_MEAN)
-    if not fewest <= len(ours.steps) <= wanted:
+    if len(ours.steps) != wanted:
         return [f"it takes {len(ours.steps)} optimizer steps for {given.total()} samples, not {wanted}"]
     wrong = [at for at, (one, other) in enumerate(zip(ours.terms, reference.terms, strict=True)) if one != other]
     if wrong:
