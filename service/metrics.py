@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
@@ -19,6 +22,7 @@ from service.db import now, reading
 from service.models import Job, Task
 
 LATELY_SECONDS = 3600.0  # of which claims' waiting times are told
+KEPT_SECONDS = 10.0  # less than Prometheus usually waits between two scrapes
 LAST_ANSWERS = 100  # of which the best speed-up is told
 
 
@@ -88,8 +92,21 @@ def _jobs(session: Session) -> Iterator[GaugeMetricFamily]:
     yield best
 
 
-def text(engine: Engine) -> bytes:
-    """All metrics in Prometheus' text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(QueueMetrics(engine))
-    return generate_latest(OWN) + generate_latest(registry)
+class Metrics:
+    """The metrics' text, of which the queue's part is made anew every KEPT_SECONDS at most, once for all who ask.
+
+    Counting all tasks takes seconds where there are a million: many who ask at once would keep the database busy.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(QueueMetrics(engine))
+        self._clock, self._lock = clock, threading.Lock()
+        self._made, self._text = -math.inf, b""
+
+    def __call__(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        with self._lock:
+            if self._clock() - self._made >= KEPT_SECONDS:
+                self._text, self._made = generate_latest(self._registry), self._clock()
+            return generate_latest(OWN) + self._text

@@ -8,7 +8,6 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
-from service import __version__
 from service.contract.base import Contract
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
@@ -27,6 +26,7 @@ from service.contract.internal import (
     RenewalAnswer,
     TrialDone,
     VerifyDone,
+    spoken_version,
 )
 from service.contract.measurement import Measurement, Verification
 from service.contract.paths import UPLOAD, UPLOADED
@@ -65,7 +65,7 @@ class RemoteBroker:
     """`service.broker.Broker` of a control plane at a URL. Misconfigured where its API key is not good for workers."""
 
     def __init__(self, url: str, key: str | None, http: httpx.Client | None = None) -> None:
-        headers = {VERSION: __version__} | ({"Authorization": f"Bearer {key}"} if key else {})
+        headers = {VERSION: spoken_version()} | ({"Authorization": f"Bearer {key}"} if key else {})
         self.url = url.rstrip("/")
         try:
             self._http = http or httpx.Client(base_url=self.url, timeout=TIMEOUT_SECONDS)

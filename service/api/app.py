@@ -38,6 +38,7 @@ from service.api.rates import rate_limit
 from service.api.watching import EventWatch
 from service.db import connect
 from service.errors import BadQuery, Forbidden, TooMany, Unauthorized
+from service.metrics import Metrics
 from service.patience import Patience
 from service.queue import Queue
 from service.settings import Settings
@@ -115,6 +116,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
         rate_limit=rate_limit(settings.rate_limit),
         watch=watch,
         webhooks=hooks,
+        metrics=Metrics(engine),
     )
     app.add_middleware(LimitBody, limit=MAX_BODY_BYTES, of_workers=MAX_WORKER_BODY_BYTES)
     app.add_middleware(GZipMiddleware, minimum_size=LEAST_ZIPPED_BYTES)

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from service.api.rates import RateLimit
 from service.api.watching import EventWatch
 from service.db import POOL, reading
+from service.metrics import Metrics
 from service.queue import Queue
 from service.settings import Settings
 from service.webhooks import Webhooks
@@ -29,6 +30,7 @@ class Context:
     rate_limit: RateLimit
     watch: EventWatch
     webhooks: Webhooks
+    metrics: Metrics
 
 
 async def context(request: Request) -> Context:

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import FileResponse
 from pydantic import ValidationError
 
-from service import __version__, uploads
+from service import uploads
 from service.api.access import WORKS
 from service.api.context import InContext
 from service.contract.base import Contract
@@ -33,6 +33,7 @@ from service.contract.internal import (
     RenewalAnswer,
     TrialDone,
     VerifyDone,
+    spoken_version,
 )
 from service.contract.task import PlanInput
 from service.errors import MalformedBody, OtherVersion
@@ -42,8 +43,8 @@ Said = TypeVar("Said", bound=Contract)
 
 def same_version(theirs: Annotated[str | None, Header(alias=VERSION)] = None) -> None:
     """OtherVersion unless the worker is of this version, since the two could misunderstand each other."""
-    if theirs != __version__:
-        raise OtherVersion(f"This control plane is dynotune {__version__}, the worker is {theirs or 'unknown'}.")
+    if theirs != (ours := spoken_version()):
+        raise OtherVersion(f"This control plane is dynotune {ours}, the worker is {theirs or 'unknown'}.")
 
 
 @functools.cache

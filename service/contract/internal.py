@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from functools import cache
+
 from pydantic import Field
 
+from service import __version__
 from service.contract.base import Contract
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
@@ -13,6 +18,7 @@ from service.contract.task import (
     EstimateClaim,
     PlanClaim,
     PlanDecision,
+    PlanInput,
     TaskKind,
     TrialClaim,
     VerifyClaim,
@@ -107,3 +113,17 @@ class EstimateDone(Contract):
 
     claim: EstimateClaim
     estimate: Estimate
+
+
+SAID = (Registration, ClaimRequest, ClaimAnswer, RenewalAnswer, PlanInput, Planned, TrialDone, VerifyDone, EstimateDone)
+
+
+@cache
+def spoken_version() -> str:
+    """dynotune's version, and eight hex digits of a hash over the schemas of all that is said.
+
+    Between two releases what is said may change: a worker of another commit would fail with the first new field, and
+    so would every task that it is given.
+    """
+    schemas = [kind.model_json_schema() for kind in SAID]
+    return f"{__version__}+{hashlib.sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest()[:8]}"

@@ -216,7 +216,7 @@ class SearchSpec(Asked):
         default=60.0,
         gt=0,
         le=10_000,
-        description="For search and verification together; a verification that has begun may end a tenth later.",
+        description="For search and verification together. A busy machine's verification may end later, and says so.",
     )
     quality: Literal["preserve", "allow"] = Field(
         default="preserve", description="`allow` also tries choices that may change what is learnt; see docs/levers.md."

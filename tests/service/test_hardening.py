@@ -22,10 +22,11 @@ from service.api.watching import EventWatch
 from service.cli import embedded
 from service.cli.tune import private
 from service.contract.hardware import HardwareFacts
-from service.contract.internal import VERSION
+from service.contract.internal import VERSION, spoken_version
 from service.contract.job import JobSpec
 from service.contract.task import PlanClaim, TaskKind
 from service.errors import Misconfigured, TooMany
+from service.metrics import KEPT_SECONDS, Metrics
 from service.models import Job, Task
 from service.ownkey import own_key
 from service.patience import Patience
@@ -107,14 +108,14 @@ def test_no_body_of_a_worker_is_read_without_a_key(locked: TestClient) -> None:
         raise AssertionError("the body was read")
         yield b""
 
-    for headers in ({}, {VERSION: __version__}, bearing("dyno_no")):
+    for headers in ({}, {VERSION: spoken_version()}, bearing("dyno_no")):
         kind = {"Content-Type": "application/json"}
         answer = locked.post("/internal/v1/claim", content=body(), headers=headers | kind)
         assert answer.status_code in (401, 426), answer.text
 
 
 def test_what_workers_say_is_checked(api: TestClient) -> None:
-    version = {VERSION: __version__, "Content-Type": "application/json"}
+    version = {VERSION: spoken_version(), "Content-Type": "application/json"}
     worker = {"worker_id": "w", "kinds": ["plan"]}
     for body in ("[[" * 3000, "\ufffd", "[]", "{}", '{"worker_id": "w", "kinds": []}'):
         answer = api.post("/internal/v1/claim", content=body, headers=version)
@@ -316,3 +317,22 @@ def test_a_repeated_submission_is_not_looked_at_again(api: TestClient, job: Make
     assert copies[0] == copies[1] != first
     wrong = api.post(f"/v1/jobs/{first['id']}/clone", json=[])
     assert wrong.status_code == 400 and "what changes in the job" in wrong.json()["detail"]
+
+
+def test_metrics_of_the_queue_are_counted_once_for_all_who_ask(engine: Engine, queue: Queue, spec: Any) -> None:
+    """With a million trials that takes seconds, and scrapers do not wait for one another."""
+    now = [0.0]
+    metrics = Metrics(engine, lambda: now[0])
+    assert b'dynotune_jobs{status="queued"}' not in metrics()
+    queue.submit(spec())
+    now[0] = KEPT_SECONDS - 1
+    assert b'dynotune_jobs{status="queued"}' not in metrics()
+    now[0] = KEPT_SECONDS
+    assert b'dynotune_jobs{status="queued"} 1.0' in metrics()
+
+
+def test_a_worker_of_another_commit_is_told(api: TestClient) -> None:
+    """The number of the version says nothing of what changed since: the first new field would fail every task."""
+    stale = {VERSION: f"{__version__}+00000000"}
+    answer = api.post("/internal/v1/claim", json={"worker_id": "w", "kinds": ["plan"]}, headers=stale)
+    assert answer.status_code == 426 and spoken_version() in answer.json()["detail"]

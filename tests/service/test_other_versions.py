@@ -10,12 +10,12 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, update
 from sqlalchemy.orm import Session
 
-from service import metrics
 from service.contract.estimate import EstimateRequest
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.task import EstimateClaim, TaskKind
 from service.foresight import _typical
+from service.metrics import Metrics
 from service.models import Job, Task, Worker
 from service.queue import Queue
 from tests.service.test_earlier import finish, planned
@@ -52,7 +52,7 @@ def test_a_finished_job_of_another_version_is_passed_over(
     with Session(engine) as session:
         workers = session.query(Worker).all()
         assert _typical(session, spec(), workers) is None
-    assert b"dynotune_best_speedup" in metrics.text(engine)
+    assert b"dynotune_best_speedup" in Metrics(engine)()
 
 
 def test_a_measurement_of_another_version_is_passed_over(queue: Queue, engine: Engine, spec: Spec, worker: str) -> None:

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service import __version__
 from service.api import create_app
-from service.contract.internal import VERSION
+from service.contract.internal import VERSION, spoken_version
 from service.errors import BadUpload, OtherVersion
 from service.queue import Queue
 from service.remote import RemoteBroker
@@ -125,7 +124,7 @@ def test_a_distant_worker_fetches_it_once(api: TestClient, tmp_path: Path, monke
     monkeypatch.undo()
     broker.fetch(f"upload:{'0' * 64}.jsonl", folder)  # the trial says that it is not there
     assert list(folder.iterdir()) == [copy]
-    assert api.get("/internal/v1/uploads/..%2Ftest.db", headers={VERSION: __version__}).status_code == 404
+    assert api.get("/internal/v1/uploads/..%2Ftest.db", headers={VERSION: spoken_version()}).status_code == 404
 
 
 def test_a_worker_is_told_why_it_may_not_fetch(api: TestClient, tmp_path: Path) -> None:
