@@ -164,7 +164,10 @@ class Curve:
         self.warm_seconds += time.perf_counter() - began
         if not unit.run(self._deadline):
             if not self._timed:
-                raise TimeoutError(f"one pass over {len(self._samples)} samples did not end in time")
+                raise TimeoutError(
+                    f"one pass over {len(self._samples)} samples did not end in time; allow more minutes, a smaller "
+                    "effective batch, or search.verify: quick, which measures on fewer samples"
+                )
             return False
         unit.peak_bytes, unit.reserved_bytes = max(device.peak(), worst or 0), device.reserved()
         self._timed[size] = unit
