@@ -10,6 +10,7 @@ from service.contract.job import JobSpec, Method
 from service.levers import LEVERS, METHOD_NEEDS
 
 Space = dict[str, tuple[str, ...]]
+NEARLY_ALL = 0.9  # of a GPU's memory: a cap of more keeps something back for others
 
 
 def unavailable(facts: HardwareFacts, method: Method) -> str | None:
@@ -45,6 +46,7 @@ def space(spec: JobSpec, facts: HardwareFacts, half: bool = False) -> Space:
             if (choice.searched or (half and choice.searched_of_half))
             and (not choice.changes_learning or spec.search.quality == "allow")
             and choice.missing(facts, asked) is None
+            and not (choice.evades_cap and is_capped(spec, facts))
         )
         if name in spec.search.fixed:
             found[name] = (spec.search.fixed[name],)
@@ -53,6 +55,16 @@ def space(spec: JobSpec, facts: HardwareFacts, half: bool = False) -> Space:
         else:
             found[name] = (lever.baseline,)
     return found
+
+
+def is_capped(spec: JobSpec, facts: HardwareFacts) -> bool:
+    """Whether the job's memory cap stands for a smaller GPU than this one.
+
+    What is kept in memory that torch does not hand out would then lie beyond the cap, on this GPU: fast, and counted as
+    nothing. On the smaller one it would be paged out.
+    """
+    cap = spec.hardware.memory_gib
+    return facts.has_own_memory and cap is not None and cap * 2**30 < NEARLY_ALL * facts.memory_bytes
 
 
 def possible(name: str, choice: str, lacks: Collection[str]) -> str:

@@ -110,8 +110,8 @@ class Choice:
     when a job fixes it, or, with `searched_of_half`, where the checkpoint's weights have 16 bits. `effect` is what the
     search expects before it measures, `estimate_rank` the choice's place among those that a memory estimate may compute
     with, as the search is expected to take the first that can be had. `drops_attention` is whether an attention kernel
-    can apply the model's dropout, `supported_by` the attributes by which transformers' class of a model says that it
-    can have the kernel.
+    can apply the model's dropout, `evades_cap` whether it keeps memory that a cap on torch's does not hold for, and
+    `supported_by` the attributes by which transformers' class of a model says that it can have the kernel.
     """
 
     name: str
@@ -128,6 +128,7 @@ class Choice:
     effect: Effect = Effect()
     estimate_rank: int | None = None
     drops_attention: bool = True
+    evades_cap: bool = False
     supported_by: tuple[str, ...] = ()
     asked_by: tuple[Asked, ...] = ()
     training_arguments: Mapping[str, Any] = field(default_factory=dict)

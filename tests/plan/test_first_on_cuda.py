@@ -97,3 +97,16 @@ def test_what_takes_minutes_and_rarely_wins_is_not_searched(spec: Spec, facts: F
     choices = space(spec(), gpu(facts, LARGE, "liger_kernel"))
     assert "eager" not in choices["attention"] and "multiple-64" in choices["padding"]
     assert "whole-max-autotune" not in choices["compile"]
+
+
+@pytest.mark.parametrize(("cap", "paged"), [(None, True), (24.0, False), (78.0, True)])
+def test_paged_states_are_not_tried_where_a_cap_stands_for_a_smaller_gpu(
+    spec: Spec, facts: Facts, cap: float | None, paged: bool
+) -> None:
+    """Their pages are not torch's, so that they would lie beyond the cap, fast, and count as nothing."""
+    here = gpu(facts, LARGE)
+    found = space(spec(hardware={"memory_gib": cap} if cap else {}), here)["optimizer"]
+    assert ("paged-adamw-32bit" in found) is paged and ("paged-adamw-8bit" in found) is paged
+    assert "adamw-8bit" in found
+    asked = spec(hardware={"memory_gib": 24.0}, search={"fixed": {"optimizer": "paged-adamw-32bit"}})
+    assert space(asked, here)["optimizer"] == ("paged-adamw-32bit",)
