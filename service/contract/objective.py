@@ -30,17 +30,16 @@ def counts_once(spec: JobSpec) -> bool:
 
 
 def training_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
-    """Seconds of all optimizer steps of the run: epochs x rows at the pace at which the work unit was trained."""
+    """Seconds of all optimizer steps of the run: epochs x tokens at the pace at which the work unit was trained."""
     timing = timing or measurement.timing
-    rows = measurement.dataset.rows if measurement.dataset else None
-    if timing is None or rows is None:
+    if timing is None or measurement.dataset is None:
         return float("inf")
-    return training_seconds_of(spec, rows, timing)
+    return training_seconds_of(spec, measurement.dataset.tokens, timing)
 
 
-def training_seconds_of(spec: JobSpec, rows: int, timing: Timing) -> float:
-    """The same of a timing, with data of so many rows."""
-    return spec.training.epochs * rows / timing.samples * timing.seconds
+def training_seconds_of(spec: JobSpec, tokens: int, timing: Timing) -> float:
+    """The same of a timing, with data of so many tokens: where few are long, a unit's rows have more than the data's."""
+    return spec.training.epochs * tokens / timing.tokens * timing.seconds
 
 
 def evaluations(spec: JobSpec, rows: int, effective: int) -> int:

@@ -165,7 +165,7 @@ def memory_curve_of(monkeypatch: pytest.MonkeyPatch, spec: Any, seconds: dict[in
     """A curve of a job for the least memory, on a GPU on which a unit takes so many seconds at each size."""
     made: Any = Curve.__new__(Curve)
     device = SimpleNamespace(gains_from_large_batches=True)
-    rows = SimpleNamespace(facts=SimpleNamespace(rows=64))
+    rows = SimpleNamespace(facts=SimpleNamespace(tokens=12_800))
     made._bundle = SimpleNamespace(device=device, spec=spec, data=rows)
     made._request = SimpleNamespace(slowest_run_seconds=limit)
     made._candidates, made._timed, made._once, made._minimises_memory = sorted(seconds), {}, 1.0, True

@@ -125,6 +125,15 @@ def test_an_unverified_trial_is_not_said_to_be_faster_than_the_verified_winner(s
     assert "1.09x" in line and "not verified" in line
 
 
+def test_a_unit_with_more_tokens_a_row_than_the_data_is_told_by_its_tokens(spec: Spec) -> None:
+    """Where ten of 10,000 rows are 400 times as long as the others, a quick unit may hold one of them."""
+    made = measured(configuration(), 10.0)
+    assert made.timing and made.dataset
+    heavy = made.model_copy(update={"timing": made.timing.model_copy(update={"tokens": made.timing.tokens * 1.5})})
+    assert run_seconds(spec(), made) - made.once_seconds == pytest.approx(3 * 200_000 / 12_800 * 10)
+    assert run_seconds(spec(), heavy) - made.once_seconds == pytest.approx(3 * 200_000 / 19_200 * 10)
+
+
 def test_settings_that_diverge_are_told(spec: Spec, facts: Facts) -> None:
     """Speeds hold, but what the user asked for learns nothing, with the baseline as well."""
     job = spec(search={"verify": "quick"})

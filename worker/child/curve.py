@@ -196,8 +196,8 @@ class Curve:
         if limit is None:
             return True
         once = self._once + unit.first_calls()
-        rows = self._bundle.data.facts.rows
-        return once + training_seconds_of(self._bundle.spec, rows, unit.timing()) <= limit * FAST_ENOUGH
+        tokens = self._bundle.data.facts.tokens
+        return once + training_seconds_of(self._bundle.spec, tokens, unit.timing()) <= limit * FAST_ENOUGH
 
     def _worst(self, size: int) -> int | None:
         """The peak bytes of the size's worst-case batch if that need not run before the size is timed, else None.
