@@ -38,7 +38,7 @@ def training_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | N
 
 
 def training_seconds_of(spec: JobSpec, tokens: int, timing: Timing) -> float:
-    """The same of a timing, with data of so many tokens: where few are long, a unit's rows have more than the data's."""
+    """The same of a timing, with data of so many tokens: where few are long, a unit may have more a row."""
     return spec.training.epochs * tokens / timing.tokens * timing.seconds
 
 
