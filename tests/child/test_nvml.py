@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +65,23 @@ def test_others_on_the_gpu_count_while_they_were_there(gpu: Any) -> None:
     assert found.others_share(Reading(10), Reading(40)) == 0.8
     two = gpu(nvmlDeviceGetProcessUtilization=lambda _, since: [less, sample(OTHER + 1, 40, 20), most])
     assert two.others_share(Reading(10), Reading(30)) == 0.9, "what several use adds up"
+
+
+def test_a_candidate_that_takes_turns_is_no_other(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is paused in this one's turn, but what the driver samples first still holds the end of its own."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sibling:
+        monkeypatch.setattr(os, "getppid", os.getpid)  # as if this process were a child of the same fork server
+        samples = [sample(sibling.pid, 95, 15), sample(OTHER, 30, 20)]
+        found = gpu(nvmlDeviceGetProcessUtilization=lambda _, __: samples)
+        assert found.others_share(Reading(10), Reading(30)) == 0.3
+        alone = gpu(
+            nvmlDeviceGetComputeRunningProcesses=lambda _: [
+                SimpleNamespace(pid=one) for one in (os.getpid(), sibling.pid)
+            ],
+            nvmlDeviceGetProcessUtilization=failing,
+        )
+        assert alone.others_share(Reading(10), Reading(30)) == 0.0
+        sibling.communicate(b"\n")
 
 
 def test_a_hot_gpu_s_timings_are_not_clean_and_say_why(gpu: Any) -> None:

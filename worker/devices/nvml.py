@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 # Bits of the clocks event reasons. A power cap (0x04) is how a busy GPU works at its best, so it is not among them.
 REASONS = {
     0x08: "hardware slowdown",
@@ -57,7 +59,9 @@ class Nvml:
     def others_share(self, first: Reading, last: Reading) -> float | None:
         """The share of the multiprocessors that other processes used between two readings, or None.
 
-        Of each process the largest share that was sampled counts, and the shares of several add up.
+        Of each process the largest share that was sampled counts, and the shares of several add up. Children of the
+        same fork server do not count: candidates that take turns are paused in another's turn, but the driver's sample
+        at the beginning of a turn still holds the end of the last one.
 
         1 where the GPU had to lower its clock for heat or for want of power: a timing then says nothing of the GPU.
         None where others cannot be told: without NVML, in a container whose process ids are not the host's, and where
@@ -78,12 +82,20 @@ class Nvml:
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._handle, int(first.stamp))
         except pynvml.NVMLError:  # no sample since, or not supported here
-            return 0.0 if known == {os.getpid()} else None
+            return 0.0 if all(map(_takes_turns, known)) else None
         theirs: dict[int, int] = {}
         for one in samples:
-            if one.pid not in (0, os.getpid()) and one.timeStamp <= last.stamp:
+            if one.pid != 0 and one.timeStamp <= last.stamp and not _takes_turns(one.pid):
                 theirs[one.pid] = max(one.smUtil, theirs.get(one.pid, 0))
         return min(100, sum(theirs.values())) / 100
+
+
+def _takes_turns(pid: int) -> bool:
+    """Whether a process is this one, or another child of the same fork server."""
+    try:
+        return pid == os.getpid() or psutil.Process(pid).ppid() == os.getppid()
+    except psutil.Error:  # it has ended
+        return False
 
 
 def _handle(uuid: str | None) -> Any:
