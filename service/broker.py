@@ -99,7 +99,7 @@ def connect(url: str, lease_seconds: float = LEASE_SECONDS, key: str | None = No
     engine = db.connect(url)
     db.check(engine)
     _translate(engine)
-    return Queue(engine, lease_seconds=lease_seconds)
+    return Queue(engine, lease_seconds=lease_seconds, is_of_a_worker=True)
 
 
 def _translate(engine: Engine) -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from service import logs
 from service.contract.measurement import Measurement, Outcome
 from service.contract.task import Claim, TaskKind, TrialClaim
+from service.errors import OTHER_VERSION
 from service.history import JobHistory
 from service.recommend import recommend
 
@@ -27,6 +28,8 @@ class Inconclusive(Exception):
 
 def best(known: JobHistory, final: bool) -> Stored:
     """The recommendation, or None before the first good trial; Inconclusive where computing it fails."""
+    if not known.is_readable:
+        raise Inconclusive(OTHER_VERSION)
     if known.facts is None:
         return None
     try:

@@ -168,6 +168,9 @@ class Drained(DynotuneError):
     status, code, title = 410, "drained", "The worker is to end"
 
 
+OTHER_VERSION = "Another version of dynotune wrote this job, and this one cannot read it; submit it again."
+
+
 class OtherVersion(DynotuneError):
     """A worker is of another version than the control plane or the database: it waits until both are of one."""
 

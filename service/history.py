@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -51,17 +51,19 @@ class JobHistory:
     """All that a job's recommendation is computed from, at one version of the job's history.
 
     `facts` are the hardware that the job runs on, and None until a worker has begun the job. `spent` is what its time
-    went into by its tasks' start and end times, as `time_of_tasks` counts it.
+    went into by its tasks' start and end times, as `time_of_tasks` counts it. One that is not readable, as another
+    version wrote it, holds nothing else than its version and its job's id.
     """
 
     version: int
     job_id: str
     spec: JobSpec
-    facts: HardwareFacts | None
-    trials: tuple[TrialRecord, ...]
-    verifications: dict[str, Verification | None]
-    notes: tuple[str, ...]
-    spent: Mapping[str, float]
+    facts: HardwareFacts | None = None
+    trials: tuple[TrialRecord, ...] = ()
+    verifications: dict[str, Verification | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    spent: Mapping[str, float] = field(default_factory=dict)
+    is_readable: bool = True
 
     def with_trial(self, claim: TrialClaim, measurement: Measurement) -> JobHistory:
         """The history with one more trial."""
@@ -81,16 +83,18 @@ def load(session: Session, job_id: str) -> JobHistory:
     """The job's history as this transaction sees it; NotFound when there is no such job."""
     job = job_of(session, job_id, lock=False)
     any_ended = job.history_version > 0
-    return JobHistory(
-        version=job.history_version,
-        job_id=job_id,
-        spec=JobSpec.model_validate(job.spec),
-        facts=HardwareFacts.model_validate(job.facts) if job.facts else None,
-        trials=trials(session, job_id) if any_ended else (),
-        verifications=verifications(session, job_id) if any_ended else {},
-        notes=tuple(job.notes or ()),
-        spent=time_of_tasks(session, job_id) if any_ended else {},
-    )
+    with if_readable(job_id):
+        return JobHistory(
+            version=job.history_version,
+            job_id=job_id,
+            spec=JobSpec.model_validate(job.spec),
+            facts=HardwareFacts.model_validate(job.facts) if job.facts else None,
+            trials=trials(session, job_id) if any_ended else (),
+            verifications=verifications(session, job_id) if any_ended else {},
+            notes=tuple(job.notes or ()),
+            spent=time_of_tasks(session, job_id) if any_ended else {},
+        )
+    return JobHistory(version=job.history_version, job_id=job_id, spec=JobSpec.model_construct(), is_readable=False)
 
 
 def trials(session: Session, job_id: str) -> tuple[TrialRecord, ...]:
@@ -174,7 +178,7 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
 
 @contextmanager
 def if_readable(job_id: str) -> Iterator[None]:
-    """A look at another job, which is given up where another version wrote what this one cannot read."""
+    """A look at a job. Where another version wrote what this one cannot read, the look ends here, with a warning."""
     try:
         yield
     except ValidationError as error:

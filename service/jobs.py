@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pydantic import ValidationError
 from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session, defer
 
@@ -18,7 +19,7 @@ from service.contract.objective import ranked
 from service.contract.recommendation import Recommendation
 from service.contract.states import JobStatus, Origin, TaskState
 from service.contract.task import TaskKind, TrialRequest, VerifyRequest
-from service.errors import NotFound, NotYet
+from service.errors import OTHER_VERSION, NotFound, NotYet, OtherVersion
 from service.models import Job, JobLabel, Task, Worker
 
 # What is long in a job's row and not shown by a list.
@@ -81,8 +82,14 @@ def summary(job: Job, now: float) -> views.JobSummary:
 
 
 def view(session: Session, job: Job, now: float) -> views.JobView:
-    """A single job: status, phase, progress, best so far, estimated finish, and why it waits."""
-    spec = JobSpec.model_validate(job.spec)
+    """A single job: status, phase, progress, best so far, estimated finish, and why it waits.
+
+    OtherVersion where another version wrote what this one cannot read.
+    """
+    try:
+        spec = JobSpec.model_validate(job.spec)
+    except ValidationError as error:
+        raise OtherVersion(f"{OTHER_VERSION} It is {job.status}; it can be cancelled, and deleted.") from error
     counts: dict[str, int] = {}
     rows = session.execute(
         select(Task.state, Task.outcome, func.count())

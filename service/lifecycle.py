@@ -12,7 +12,7 @@ from service.contract.job import HardwareSpec
 from service.contract.states import JobPhase, JobStatus, TaskState
 from service.contract.task import Wish
 from service.enqueue import need_of
-from service.errors import NotYet
+from service.errors import OTHER_VERSION, NotYet
 from service.leases import QUEUED
 from service.models import TASKS
 from service.tuples import JobRow, TaskRow, WorkerRow, change
@@ -52,12 +52,11 @@ def end(
 
 def end_unreadable(session: Session, task: TaskRow, job: JobRow | None, now: float) -> None:
     """End a task that this version cannot read, and the job that it is of, or nobody else's would ever be served."""
-    reason = "It was written by another version of dynotune, which this one cannot read; submit it again."
     ended = {"state": TaskState.cancelled, "finished_at": now, "lease_until": None, "worker_id": None}
-    of_estimate = {"error": reason} if job is None else {}
+    of_estimate = {"error": OTHER_VERSION} if job is None else {}
     session.execute(update(TASKS).where(TASKS.c.id == task.id).values(**ended, **of_estimate))
     if job is not None and not job.status.ended:
-        end(session, job, JobStatus.failed, now, error=reason)
+        end(session, job, JobStatus.failed, now, error=OTHER_VERSION)
 
 
 def must_be_open(job: JobRow) -> None:

@@ -106,7 +106,11 @@ class Metrics:
 
     def __call__(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        with self._lock:
-            if self._clock() - self._made >= KEPT_SECONDS:
-                self._text, self._made = generate_latest(self._registry), self._clock()
-            return generate_latest(OWN) + self._text
+        # Who asks while another counts gets the last text, and waits only where there is none yet.
+        if self._clock() - self._made >= KEPT_SECONDS and self._lock.acquire(blocking=not self._text):
+            try:
+                if self._clock() - self._made >= KEPT_SECONDS:
+                    self._text, self._made = generate_latest(self._registry), self._clock()
+            finally:
+                self._lock.release()
+        return generate_latest(OWN) + self._text

@@ -9,6 +9,11 @@ from collections.abc import Callable
 from service.contract.task import LEASE_SECONDS
 
 
+def since_boot() -> float:
+    """Seconds on a clock that goes on while the machine is suspended, which `time.monotonic` does not on Linux."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Patience:
     """Says whether tasks may be taken from workers whose leases ran out.
 
@@ -16,7 +21,7 @@ class Patience:
     all trials under way would be lost with it, and a third outage would give up the task as one that kills its workers.
     """
 
-    def __init__(self, seconds: float = LEASE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float = LEASE_SECONDS, clock: Callable[[], float] = since_boot) -> None:
         self._seconds, self._clock = seconds, clock
         self._since = self._seen = -math.inf
 

@@ -39,7 +39,7 @@ from service.contract.task import (
 )
 from service.db import check_revision, reading
 from service.enqueue import insert_if_new, queue_plan, queue_task
-from service.errors import Drained, LeaseLost, NotFound
+from service.errors import OTHER_VERSION, Drained, LeaseLost, NotFound, OtherVersion
 from service.history import JobHistory
 from service.leases import RUNNING, job_of
 from service.models import TASKS, WORKERS, Task, Worker
@@ -97,6 +97,8 @@ class Queue(Requests):
             doing = {"state": WorkerState.busy if claim else WorkerState.idle, "task_id": claim and claim.task_id}
             session.execute(SEEN, {"worker": worker_id, "seen_at": now} | doing)
             if task is not None and claim is None:
+                if self.is_of_a_worker:  # which may be the one of another version
+                    raise OtherVersion(f"{OTHER_VERSION} Task {task.id} of job {task.job_id} is next; cancel that job.")
                 lifecycle.end_unreadable(session, task, job, now)
             if claim is None:
                 return None
@@ -136,8 +138,13 @@ class Queue(Requests):
         with self.writing() as (session, now):
             job = _job(session, claim)
             leases.write(session, claim, {"base_version": job.history_version})
-        with reading(self.engine) as session:
-            return history.plan_input(session, claim.job_id, now)
+        try:
+            with reading(self.engine) as session:
+                return history.plan_input(session, claim.job_id, now)
+        except ValidationError as error:
+            log.warning("a job cannot be read", job=claim.job_id, reason=str(error).partition("\n")[0])
+            self._fail_job(claim, OTHER_VERSION, {})
+            raise LeaseLost(OTHER_VERSION) from error
 
     def finish_plan(self, claim: PlanClaim, decision: PlanDecision) -> None:
         """Carry out a decision; one made on an older history queues another plan instead of ending the job."""
@@ -212,8 +219,16 @@ class Queue(Requests):
             # An estimate has no job, nor has a task whose job is deleted in this moment.
             jobs = [first(session, JobRow, JOB, {"job": task.job_id}) for task in tasks]
             dead = [_readable(leases.claimed(task, job)) for task, job in zip(tasks, jobs, strict=True)]
+            for task, job, claim in zip(tasks, jobs, dead, strict=True):
+                if claim is None:
+                    lifecycle.end_unreadable(session, task, job, now)
         deaths = [task.deaths + 1 for task in tasks]
         return sum(self._bury(claim, one, expired) for claim, one in zip(dead, deaths, strict=True) if claim)
+
+    def ask(self) -> None:
+        """Ask the database for the time; raises where it does not answer."""
+        with reading(self.engine) as session:
+            self.now(session)
 
     # --- inside ---------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from service.scaling import NOT_ADAPTIVE, asked_batch, larger_batch
 # times the loss of the untouched weights: where a soak's last step and its evaluation are both higher, that is no
 # accident of which samples they are of.
 RISEN = 1.5
+LEAST_RISE = 1.0  # nats: a model that knows the data has a loss near 0, of which 1.5 times is nothing
 
 
 def remarks(
@@ -44,7 +45,7 @@ def _diverging(best: Winner) -> str | None:
     if soak is None or before is None or soak.last_loss is None or soak.evaluation_loss is None:
         return None
     after = min(soak.last_loss, soak.evaluation_loss)
-    if after <= before * RISEN:
+    if after <= max(before * RISEN, before + LEAST_RISE):
         return None
     return (
         f"Training diverges with these settings: the loss was {before:.3g} before the first step, and {after:.3g} or "

@@ -23,7 +23,10 @@ Written = TypeVar("Written")
 
 
 class Transactions:
-    """Writes to the database, at the time of the database or, on SQLite, of an injected clock."""
+    """Writes to the database, at the time of the database or, on SQLite, of an injected clock.
+
+    `is_of_a_worker` is whether a worker's process writes, which may be of an older version than the control plane.
+    """
 
     def __init__(
         self,
@@ -31,10 +34,11 @@ class Transactions:
         clock: Callable[[], float] = time.time,
         lease_seconds: float = LEASE_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
+        is_of_a_worker: bool = False,
     ) -> None:
         self.engine = engine
         self._lease, self._retry = lease_seconds, retry_seconds
-        self._clock = clock
+        self._clock, self.is_of_a_worker = clock, is_of_a_worker
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[Session, float]]:

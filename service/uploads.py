@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
@@ -49,7 +50,7 @@ async def receive(
             file.write(chunk)
         if not size:
             raise BadUpload("The body is empty; it must be the dataset's file.")
-        _to_disk(file)
+        await asyncio.to_thread(_to_disk, file)  # a GiB takes seconds, in which others are answered
         return _keep(folder, path, digest.hexdigest(), suffix, wanted)
 
 

@@ -72,12 +72,11 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
 
         async def reap() -> None:
             patience.go_on()
-            if patience.is_over():
-                try:
-                    await asyncio.to_thread(queue.reap)
-                except SQLAlchemyError:
-                    patience.begin()
-                    raise
+            try:
+                await asyncio.to_thread(queue.reap if patience.is_over() else queue.ask)
+            except SQLAlchemyError:
+                patience.begin()
+                raise
 
         chores: tuple[tuple[float, Callable[[], Awaitable[object]]], ...] = (
             (REAP_SECONDS, reap),

@@ -44,7 +44,9 @@ Said = TypeVar("Said", bound=Contract)
 def same_version(theirs: Annotated[str | None, Header(alias=VERSION)] = None) -> None:
     """OtherVersion unless the worker is of this version, since the two could misunderstand each other."""
     if theirs != (ours := spoken_version()):
-        raise OtherVersion(f"This control plane is dynotune {ours}, the worker is {theirs or 'unknown'}.")
+        raise OtherVersion(
+            f"This control plane is dynotune {ours}, the worker is {theirs or 'unknown'}; install one commit on both."
+        )
 
 
 @functools.cache

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import cache
+from pathlib import Path
 
 from pydantic import Field
 
@@ -18,7 +18,6 @@ from service.contract.task import (
     EstimateClaim,
     PlanClaim,
     PlanDecision,
-    PlanInput,
     TaskKind,
     TrialClaim,
     VerifyClaim,
@@ -115,15 +114,14 @@ class EstimateDone(Contract):
     estimate: Estimate
 
 
-SAID = (Registration, ClaimRequest, ClaimAnswer, RenewalAnswer, PlanInput, Planned, TrialDone, VerifyDone, EstimateDone)
-
-
 @cache
 def spoken_version() -> str:
-    """dynotune's version, and eight hex digits of a hash over the schemas of all that is said.
+    """dynotune's version, and eight hex digits of a hash over the source of all that is said.
 
     Between two releases what is said may change: a worker of another commit would fail with the first new field, and
-    so would every task that it is given.
+    so would every task that it is given. What pydantic makes of the source depends on pydantic's version.
     """
-    schemas = [kind.model_json_schema() for kind in SAID]
-    return f"{__version__}+{hashlib.sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return f"{__version__}+{digest.hexdigest()[:8]}"

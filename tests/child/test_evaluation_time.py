@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from service.contract.states import Origin
+from service.contract.measurement import Probe
+from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRequest
 from tests.child import tiny
 from tests.factory import configuration
@@ -59,5 +60,9 @@ def test_packed_rows_are_evaluated_in_batches_of_as_many_tokens(llama: Path, tmp
     bundle = tiny.bundle(job, batching="packed")
     longest = max(len(ids) for ids, _ in bundle.data.validation)
     assert longest < 128 and probe.evaluated_rows(bundle, 2) == 512 // longest
+    wide = tiny.bundle(job, batching="packed", padding="max")
+    assert probe.evaluated_rows(wide, 2) == 2, "all are padded to the longest that there may be"
+    failed = Probe(micro_batch_size=3, peak_bytes=None, phase=ProbePhase.evaluation)
+    assert probe.evaluated_rows(bundle, 2, (failed,)) < 3, "a batch that ran out of memory is not tried again"
     plain = tiny.bundle(job)
     assert probe.evaluated_rows(plain, 2) == 2 and probe.evaluated_rows(plain, 0) == 1

@@ -16,7 +16,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
 from service.contract.states import Origin
 from service.contract.task import Claim, EstimateClaim, PlanClaim, PlanInput, TaskKind, TrialClaim, TrialRequest
-from service.errors import BadUpload, BrokerUnavailable, Misconfigured, OtherVersion
+from service.errors import BadUpload, BrokerUnavailable, OtherVersion
 from tests.factory import configuration, measured
 from worker.runner import lease
 from worker.runner import loop as loop_room
@@ -193,20 +193,18 @@ def test_an_error_of_the_heartbeat_ends_the_task_with_its_reason(
     assert "in renew" in capsys.readouterr().err
 
 
-def test_too_little_disk_ends_the_worker_and_fails_only_the_job_that_filled_it(
+def test_with_too_little_disk_nothing_is_claimed_until_there_is_more(
     work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that fails at once is the first to be free again: it would fail all jobs of the queue."""
-    sentences: list[str | None] = [None, "too little disk", "too little disk"]
-    monkeypatch.setattr(loop_room, "free_disk_problem", lambda *_: sentences.pop(0))
+    """A worker that fails what it claims is the first to be free again: it would fail all jobs of the queue."""
+    sentences: list[str | None] = ["too little disk", "too little disk", None]
+    said: list[str] = []
+    monkeypatch.setattr(loop_room, "free_disk_problem", lambda *_: sentences.pop(0) if sentences else None)
     monkeypatch.setattr(loop_room, "measure", lambda *_, **__: (measured(configuration()), ""))
-    same, other = (
-        TRIAL.model_copy(update={"task_id": task, "job_id": job}) for task, job in (("t2", "j"), ("t3", "other"))
-    )
-    queue = FakeQueue(TRIAL, same, other)
-    with pytest.raises(Misconfigured, match="too little disk"):
-        work(queue)
-    assert queue.ended["t2"] == "too little disk" and queue.ended["t3"] == "released"
+    monkeypatch.setattr(loop_room.log, "warning", lambda _, **told: said.append(told["reason"]))
+    queue = work(FakeQueue(TRIAL))
+    assert isinstance(queue.ended["t"], Measurement) and not sentences
+    assert said == ["too little disk"], "said once"
 
 
 def test_a_damaged_upload_fails_its_job(work: Callable[..., FakeQueue]) -> None:

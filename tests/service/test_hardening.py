@@ -49,12 +49,15 @@ def locked(settings: Settings) -> Iterator[TestClient]:
 
 
 def test_a_traceback_in_the_log_has_no_key(
-    locked: TestClient, engine: Engine, job: Make, capsys: pytest.CaptureFixture[str]
+    locked: TestClient,
+    engine: Engine,
+    job: Make,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key = access.create(engine, "ann", [Scope.submit])
     path = locked.post("/v1/jobs", json=job(), headers=bearing(key)).headers["location"]
-    with Session(engine) as session, session.begin():
-        session.execute(update(Job).values(spec={"unknown": 1}))
+    monkeypatch.setattr("service.jobs.view", lambda *_: 1 / 0)
     root = logging.getLogger()
     before, level = root.handlers, root.level
     try:

@@ -13,11 +13,14 @@ from sqlalchemy.orm import Session
 from service.contract.estimate import EstimateRequest
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.task import EstimateClaim, TaskKind
+from service.contract.states import JobPhase, Origin
+from service.contract.task import EstimateClaim, PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
+from service.errors import LeaseLost, OtherVersion
 from service.foresight import _typical
 from service.metrics import Metrics
 from service.models import Job, Task, Worker
 from service.queue import Queue
+from tests.factory import configuration, measured
 from tests.service.test_earlier import finish, planned
 
 Facts = Callable[..., HardwareFacts]
@@ -73,7 +76,7 @@ def test_a_waiting_job_of_another_version_fails_and_the_next_is_served(
     assert claim is not None and claim.kind is TaskKind.plan and claim.job_id == sound
     with Session(engine) as session:
         ended = session.query(Job).where(Job.id == spoilt).one()
-        assert ended.status == "failed" and "written by another version" in (ended.error or "")
+        assert ended.status == "failed" and "Another version of dynotune wrote this job" in (ended.error or "")
 
 
 def test_a_job_on_a_kind_of_device_that_is_refused_today_can_be_seen_and_ended(
@@ -87,3 +90,79 @@ def test_a_job_on_a_kind_of_device_that_is_refused_today_can_be_seen_and_ended(
     assert api.get(path).json()["spec"]["hardware"]["device"] == "gpu"
     assert api.post(f"{path}/cancel").status_code < 300 and api.get(path).json()["status"] == "cancelled"
     assert api.delete(path).status_code == 204
+
+
+def spoil_trial(engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        session.execute(update(Task).where(Task.kind == TaskKind.trial).values(result={"invented_later": 1}))
+
+
+@pytest.mark.parametrize("ended_by", ["plan", "cancel", "stop", "fail", "reap"])
+def test_a_running_job_with_a_trial_of_another_version_can_be_ended(
+    queue: Queue, engine: Engine, spec: Spec, worker: str, ended_by: str
+) -> None:
+    """By whatever ends it: its history cannot be read, so it ends without a recommendation."""
+    job_id = queue.submit(spec())
+    plan = queue.claim(worker, (TaskKind.plan,))
+    assert isinstance(plan, PlanClaim)
+    requests = tuple(
+        TrialRequest(configuration=configuration(effective=size), origin=Origin.search, number=number)
+        for number, size in ((1, 32), (2, 64))
+    )
+    queue.finish_plan(plan, PlanDecision(trials=requests, phase=JobPhase.searching))
+    first = queue.claim(worker, (TaskKind.trial,))
+    assert isinstance(first, TrialClaim)
+    queue.finish_trial(first, measured(configuration(micro=8)), "")
+    spoil_trial(engine)
+    if ended_by == "plan":
+        claim = queue.claim(worker, (TaskKind.plan,))
+        assert isinstance(claim, PlanClaim)
+        with pytest.raises(LeaseLost, match="Another version"):
+            queue.plan_input(claim)
+    elif ended_by in ("cancel", "stop"):
+        getattr(queue, ended_by)(job_id)
+    else:
+        second = queue.claim(worker, (TaskKind.trial,))
+        assert second is not None
+        if ended_by == "fail":
+            queue.fail(second, "no disk")
+        else:
+            with Session(engine) as session, session.begin():
+                session.execute(update(Task).where(Task.id == second.task_id).values(lease_until=1.0, deaths=2))
+            assert queue.reap() == 1
+    with Session(engine) as session:
+        assert session.query(Job).where(Job.id == job_id).one().status.ended
+
+
+def test_a_worker_on_the_database_leaves_what_it_cannot_read_to_others(
+    queue: Queue, engine: Engine, spec: Spec, worker: str
+) -> None:
+    """It may be the one of an older version, which would end every new job."""
+    job_id = queue.submit(spec())
+    spoil(engine, job_id)
+    with pytest.raises(OtherVersion, match=job_id):
+        Queue(engine, is_of_a_worker=True).claim(worker, (TaskKind.plan,))
+    with Session(engine) as session:
+        assert session.query(Job).where(Job.id == job_id).one().status == "queued"
+        assert session.query(Task).one().state == "queued"
+
+
+def test_a_dead_workers_task_of_another_version_is_ended(queue: Queue, engine: Engine, spec: Spec, worker: str) -> None:
+    job_id = queue.submit(spec())
+    assert queue.claim(worker, (TaskKind.plan,)) is not None
+    spoil(engine, job_id)
+    with Session(engine) as session, session.begin():
+        session.execute(update(Task).values(lease_until=1.0))
+    assert queue.reap() == 0
+    with Session(engine) as session:
+        assert session.query(Job).where(Job.id == job_id).one().status == "failed"
+
+
+def test_a_job_of_another_version_is_told_as_that(
+    api: TestClient, queue: Queue, engine: Engine, job: Callable[..., dict[str, Any]]
+) -> None:
+    path = f"/v1/jobs/{api.post('/v1/jobs', json=job()).json()['id']}"
+    spoil(engine)
+    answer = api.get(path)
+    assert answer.status_code == 426 and "Another version of dynotune wrote this job" in answer.json()["detail"]
+    assert api.post(f"{path}/cancel").status_code == 202 and api.delete(path).status_code == 204

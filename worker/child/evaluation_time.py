@@ -12,8 +12,9 @@ import torch
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
 from service.contract.objective import evaluations
+from training.batches import padded_width
 from training.evaluation import guesses
-from training.recipe import apply
+from training.recipe import Recipe, apply
 from training.samples import Sample
 from worker.child.build import Bundle
 
@@ -51,9 +52,9 @@ def evaluation_seconds(bundle: Bundle, size: int) -> float:
             seconds = time.perf_counter() - started
     finally:
         bundle.model.train()
-    return seconds * _padded(batches) / _padded(chosen)
+    return seconds * _padded(batches, recipe) / _padded(chosen, recipe)
 
 
-def _padded(batches: list[list[Sample]]) -> int:
-    """The tokens that the device computes for them: every sample is padded to its batch's longest."""
-    return sum(len(batch) * max(len(ids) for ids, _ in batch) for batch in batches)
+def _padded(batches: list[list[Sample]], recipe: Recipe) -> int:
+    """The tokens that the device computes for them, padding included."""
+    return sum(len(batch) * padded_width(max(len(ids) for ids, _ in batch), recipe) for batch in batches)

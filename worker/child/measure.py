@@ -11,7 +11,7 @@ from service.contract.child import Built, ProbeStarted, Progress, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import PREPARE, DatasetFacts, Measurement, Outcome, Probe
 from service.contract.objective import evaluations, minimises_memory
-from service.contract.states import Origin
+from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
 from service.levers.batching import GROUP_STEPS
@@ -113,7 +113,7 @@ def run_trial(
     unit = unit_of(spec, bundle.data, spec.training.seed)
     learnt = Known(known, request.memory_line)
     found = probe.largest(bundle, tell, request.confirm_largest, learnt)
-    evaluation = probe.evaluated_rows(bundle, found.largest)
+    evaluation = probe.evaluated_rows(bundle, found.largest, known)
     # An evaluation may need memory that training does not: a head that trains without logits evaluates with them,
     # and an evaluation may generate or copy weights. Then it has a probe of its own, which begins at one sample.
     levers = request.configuration.levers
@@ -135,8 +135,10 @@ def run_trial(
         return Measurement(**base, outcome=Outcome.ok), bundle
     effective, pace = request.configuration.effective_batch_size, None
     if evaluation_time.counts(spec, bundle.data.facts, effective):
+        size = 1 if minimises_memory(spec) else evaluation  # for the least memory it will be small
+        tell(ProbeStarted(micro_batch_size=size, phase=ProbePhase.evaluation))
         tell(Progress(text="timing an evaluation"))
-        pace = evaluation_time.evaluation_seconds(bundle, evaluation)
+        pace = evaluation_time.evaluation_seconds(bundle, size)
         spent.phase("evaluation")
     compile_seconds = 0.0
     if bundle.compiled:

@@ -12,13 +12,14 @@ that are known.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from service.contract.child import ProbeStarted
+from service.contract.measurement import Probe
 from service.contract.states import ProbePhase
-from training.batches import moved
+from training.batches import moved, padded_width
 from training.levers.batching import pack
 from training.levers.evaluation import LONGEST_GENERATED, generated_ids
 from training.recipe import apply
@@ -147,15 +148,20 @@ def recompiled(bundle: Bundle, tell: Tell, eager: Found, known: Known) -> Found:
     return found
 
 
-def evaluated_rows(bundle: Bundle, largest: int) -> int:
+def evaluated_rows(bundle: Bundle, largest: int, known: Sequence[Probe] = ()) -> int:
     """How many samples an evaluation takes at a time without a probe of its own, where so many rows fit in training.
 
-    Where rows are packed, as many as have the tokens of these rows when all are as long as the longest.
+    Where rows are packed, as many as have the tokens of these rows when all are as wide as the longest; in any case
+    fewer than ran out of memory in an evaluation before.
     """
-    if not bundle.recipe.rows_are_packed:
-        return max(1, largest)
-    longest = max(len(ids) for ids, _ in bundle.data.validation)
-    return max(1, largest, min(MOST_EVALUATED, largest * bundle.recipe.max_length // longest))
+    found, recipe = max(1, largest), bundle.recipe
+    if recipe.rows_are_packed:
+        width = padded_width(max(len(ids) for ids, _ in bundle.data.validation), recipe)
+        found = max(found, min(MOST_EVALUATED, found * recipe.max_length // width))
+    failed = [one.micro_batch_size for one in known if one.phase is ProbePhase.evaluation and not one.fits]
+    while failed and found >= min(failed) and found > 1:
+        found //= 2
+    return found
 
 
 def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = None, confirm: bool = True) -> int:

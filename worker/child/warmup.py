@@ -45,7 +45,7 @@ def _run(unit: Unit, deadline: float | None) -> None:
             unit.warm_seconds = device.between(begun, ended)
             if deadline is not None and time.perf_counter() > deadline:
                 return
-        enough = unit.enough_seconds is not None and unit.warm_seconds >= unit.enough_seconds
+        enough = unit.enough_seconds is not None and unit.warm_seconds / runs >= unit.enough_seconds
         if enough and count < len(unit.plan) and unit.tells(count):
             unit.timed_steps = count
             return

@@ -31,14 +31,19 @@ class Cuda(Device):
 
     @classmethod
     def found(cls, common: dict[str, Any]) -> list[HardwareFacts]:
-        """Every visible GPU, but for one that has no room for a context, or that another process has for itself."""
-        there = []
+        """Every visible GPU, but for those that have no room for a context, or that another process has for itself.
+
+        RuntimeError where all are so: a worker would otherwise measure on the host, where nobody looks for it.
+        """
+        there, failure = [], None
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             try:
                 there.append(cls._facts(index, common))
             except RuntimeError as error:
-                reason = str(error).partition("\n")[0]
+                failure, reason = error, str(error).partition("\n")[0]
                 sys.stderr.write(f"dynotune worker: {cls.kind}:{index} is left out, as it cannot be used ({reason})\n")
+        if failure is not None and not there:
+            raise failure
         return there
 
     @classmethod

@@ -9,6 +9,7 @@ from types import TracebackType
 from service.broker import Broker
 from service.contract.task import WISH_SECONDS, Claim, Wish
 from service.errors import BrokerUnavailable, LeaseLost, OtherVersion
+from service.patience import Patience
 
 
 class Lease:
@@ -16,11 +17,12 @@ class Lease:
 
     The event `over` is set when the task must end: because the user cancels or stops the job, because the lease is
     lost, because `end` was called, or because a renewal raised an error, which `failure` then is. Each renewal hands on
-    what the task is doing and, where that is more than the last one had, what it has `printed`.
+    what the task is doing and, where that is more than the last one had, what it has `printed`. One that fails begins
+    the worker's `patience` with others, who could not renew either.
     """
 
-    def __init__(self, broker: Broker, claim: Claim, printed: Callable[[], str]) -> None:
-        self._broker, self._claim, self._printed = broker, claim, printed
+    def __init__(self, broker: Broker, claim: Claim, printed: Callable[[], str], patience: Patience) -> None:
+        self._broker, self._claim, self._printed, self._patience = broker, claim, printed, patience
         self._sent = ""  # of what was printed
         self._stop = threading.Event()
         self.over = threading.Event()
@@ -51,11 +53,13 @@ class Lease:
     def _keep(self) -> None:
         """Renew the lease every WISH_SECONDS until the context ends; the same write reads what the user wishes."""
         while not self._stop.wait(WISH_SECONDS):
+            self._patience.go_on()
             try:
                 self.wish = self._renew()
             except LeaseLost:
                 self.lost = True
             except (BrokerUnavailable, OtherVersion):
+                self._patience.begin()
                 continue  # the lease lasts through a short outage; the next renewal tries again
             except Exception as error:  # noqa: BLE001 - kept in `failure`, which the worker's main thread raises
                 self.failure = error

@@ -16,7 +16,7 @@ from typing import TypeVar
 from service import logs, tracing
 from service.broker import Broker
 from service.contract.task import Claim, TaskKind
-from service.errors import BadUpload, BrokerUnavailable, Drained, LeaseLost, Misconfigured, OtherVersion
+from service.errors import BadUpload, BrokerUnavailable, Drained, LeaseLost, OtherVersion
 from service.patience import Patience
 from worker.runner.estimating import answer
 from worker.runner.incumbent import Incumbent
@@ -38,12 +38,16 @@ Answer = TypeVar("Answer")
 log = logs.logger("dynotune.worker")
 
 
+class TooFull(Exception):
+    """A sentence: the disk has too little room to measure."""
+
+
 @dataclass
 class Loop:
     """One worker on one device, which works until `stop` is called, or until its stay ends.
 
-    `run` raises Misconfigured when there is too little disk to measure: as a worker that fails at once is the first to
-    be free, it would fail all jobs of the queue. Only a job whose trials filled the disk fails.
+    With too little disk it claims nothing to measure until there is more, and says so: a worker that fails what it
+    claims is the first to be free again, and would fail all jobs of the queue.
     """
 
     broker: Broker
@@ -63,7 +67,6 @@ class Loop:
         self._pruned = -PRUNE_SECONDS
         self._told = ""
         self._incumbent = Incumbent(self.bench)
-        self._served: str | None = None  # the last job of which a trial ran here
         self._handed_back: set[str] = set()  # tasks whose children were ended by something else
 
     def stop(self, now: bool = False) -> None:
@@ -86,7 +89,7 @@ class Loop:
             while not self._stopping.is_set():
                 try:
                     worked = self._once()
-                except (BrokerUnavailable, OtherVersion) as error:
+                except (BrokerUnavailable, OtherVersion, TooFull) as error:
                     self._tell(str(error))
                     self._give_up_device()
                     worked = False
@@ -117,13 +120,14 @@ class Loop:
             self._stopping.set()
 
     def _tell(self, reason: str) -> None:
-        """Say why the queue gives no work, once for each reason."""
+        """Say why no work is done, once for each reason."""
         if reason != self._told:
             self._told = reason
-            log.warning("waiting for the queue", worker=self.worker_id, reason=reason)
+            log.warning("waits", worker=self.worker_id, reason=reason)
 
     def _once(self) -> bool:
         """Claim and run a task; False when the queue has none for this worker, or the device is locked."""
+        self.patience.go_on()
         if self._incumbent.stays and self.lock.awaited():
             self._give_up_device()
         if time.monotonic() - self._reaped > REAP_SECONDS:
@@ -138,6 +142,8 @@ class Loop:
         if claim is not None:
             self._work(claim)
             return True
+        if (problem := free_disk_problem(self.bench.home, self.least_free_disk)) is not None:
+            raise TooFull(problem)
         # The device is locked before a task is claimed, so that a claimed trial can be measured at once.
         if not self._incumbent.stays and not self.lock.acquire():
             return False
@@ -181,7 +187,7 @@ class Loop:
         known = {"task": claim.task_id, "kind": str(claim.kind), "attempt": claim.attempt, "worker": self.worker_id}
         if claim.kind is not TaskKind.estimate:
             known["job"] = claim.job_id
-        held = Lease(self.broker, claim, self.bench.sandbox.printed)
+        held = Lease(self.broker, claim, self.bench.sandbox.printed, self.patience)
         with tracing.span(claim.kind, **known), logs.bound(**known), held as lease:
             log.info("claimed")
             self._lease = lease
@@ -191,7 +197,7 @@ class Loop:
                 self._run(claim, lease)
             except JobFailed as error:
                 self._fail(claim, str(error), error.log)
-            except (BrokerUnavailable, OtherVersion, LeaseLost, Misconfigured):
+            except (BrokerUnavailable, OtherVersion, LeaseLost):
                 raise
             except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
                 trace = traceback.format_exc()
@@ -241,12 +247,6 @@ class Loop:
             estimate = answer(self.bench, claim, lease.show, ended)
             return None if estimate is None else lambda: broker.finish_estimate(claim, estimate)
         self._incumbent.only_for(claim.job_id if claim.kind is TaskKind.trial else None)
-        if (problem := free_disk_problem(self.bench.home, self.least_free_disk)) is not None:
-            if claim.job_id == self._served:  # what has filled it
-                raise JobFailed(problem)
-            self._persist(lambda: broker.release(claim))
-            raise Misconfigured(problem)
-        self._served = claim.job_id
         try:
             fetch = partial(broker.fetch, claim.spec.dataset.source, self.bench.home / "uploads")
             self._persist(fetch, lambda: ended() or self._stopping.is_set())

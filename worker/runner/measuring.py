@@ -158,7 +158,8 @@ def memory_sentence(ending: Ending) -> str:
             need = last.used_bytes + float(wanted["amount"]) * UNITS[wanted["unit"].lower()]
             text += f" and {need / 2**30:.2f} GiB ({need:,.0f} bytes) needed to go on"
     if last.others_bytes > 1 << 30:
-        text += f"; other processes hold {last.others_bytes / 2**30:.1f} GiB of this GPU"
+        gib = last.others_bytes / 2**30
+        text += f"; {gib:.1f} GiB of this GPU are held by other processes, or outside of torch's allocator"
     return text
 
 
