@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from service.contract.task import LEASE_SECONDS
 
+LEAST_GAP = 6.0  # seconds, longer than any pause between two calls
+
 
 def since_boot() -> float:
     """Seconds on a clock that goes on while the machine is suspended, which `time.monotonic` does not on Linux."""
@@ -30,9 +32,9 @@ class Patience:
         self._since = self._seen = self._clock()
 
     def go_on(self) -> None:
-        """Called every few seconds: where it was not for half a lease, this process stood still, and nobody renewed."""
+        """Called every few seconds: where it was not for half a lease, this process stood still, and so may others."""
         now = self._clock()
-        if now - self._seen > self._seconds / 2:
+        if now - self._seen > max(self._seconds / 2, LEAST_GAP):
             self._since = now
         self._seen = now
 

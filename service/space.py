@@ -60,8 +60,8 @@ def space(spec: JobSpec, facts: HardwareFacts, half: bool = False) -> Space:
 def is_capped(spec: JobSpec, facts: HardwareFacts) -> bool:
     """Whether the job's memory cap stands for a smaller GPU than this one.
 
-    What is kept in memory that torch does not hand out would then lie beyond the cap, on this GPU: fast, and counted as
-    nothing. On the smaller one it would be paged out.
+    The cap holds for torch's allocator. Memory from elsewhere, such as pages of optimizer states, would lie beyond the
+    cap on this GPU: fast, and counted as nothing. On the smaller one they would be paged out.
     """
     cap = spec.hardware.memory_gib
     return facts.has_own_memory and cap is not None and cap * 2**30 < NEARLY_ALL * facts.memory_bytes

@@ -117,7 +117,7 @@ def prepared(steps: Iterable[Step], samples: list[Sample], pad: int, recipe: Rec
     """`prepare` of each step as it is asked for, in this process or by the workers that the recipe names."""
     if recipe.loading is not None:
         return apply(recipe.loading, steps, lambda step: prepare(step, samples, pad, recipe), recipe.pin_memory)
-    if recipe.pin_memory and torch.accelerator.is_available():
+    if recipe.pin_memory and torch.accelerator.is_available():  # train.py may run elsewhere than it was measured
         made = (prepare(step, samples, pad, recipe) for step in steps)
         return (([pinned(batch) for batch in batches], terms, tokens) for batches, terms, tokens in made)
     return (prepare(step, samples, pad, recipe) for step in steps)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from service.api import app
-from service.patience import Patience
+from service.patience import Patience, since_boot
 from service.queue import Queue
 from service.settings import Settings
 from tests.service.conftest import here
@@ -56,3 +57,30 @@ def test_a_control_plane_that_starts_leaves_workers_the_time_of_a_lease(
         assert looked.wait(20) and begun[0] is False
         assert reaped.wait(20)
     assert begun[0] is False and begun[-1] is True
+
+
+def test_an_outage_that_goes_on_while_there_is_patience_begins_it_anew(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is asked meanwhile, or the first look after the patience would be the first after the outage."""
+    patient, reaped = Patience(0.2), threading.Event()
+    failed: list[float] = []
+    done: list[float] = []
+
+    def ask(_: Queue) -> None:
+        if len(failed) < 40:
+            failed.append(since_boot())
+            raise OperationalError("SELECT 1", {}, Exception("away"))
+
+    def reap(_: Queue) -> int:
+        done.append(since_boot())
+        reaped.set()
+        return 0
+
+    monkeypatch.setattr(Queue, "ask", ask)
+    monkeypatch.setattr(Queue, "reap", reap)
+    monkeypatch.setattr(app, "REAP_SECONDS", 0.01)
+    monkeypatch.setattr(app, "Patience", lambda: patient)
+    with here(settings):
+        assert reaped.wait(60)
+    assert len(failed) == 40 and done[0] - failed[-1] >= 0.2
