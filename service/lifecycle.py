@@ -13,7 +13,7 @@ from service.contract.states import JobPhase, JobStatus, TaskState
 from service.contract.task import Wish
 from service.enqueue import need_of
 from service.errors import OTHER_VERSION, NotYet
-from service.leases import QUEUED
+from service.leases import QUEUED, RUNNING
 from service.models import TASKS
 from service.tuples import JobRow, TaskRow, WorkerRow, change
 
@@ -51,10 +51,10 @@ def end(
 
 
 def end_unreadable(session: Session, task: TaskRow, job: JobRow | None, now: float) -> None:
-    """End a task that this version cannot read, and the job that it is of, or nobody else's would ever be served."""
+    """End a leased task that this version cannot read, and its job, or it would keep all others waiting."""
     ended = {"state": TaskState.cancelled, "finished_at": now, "lease_until": None, "worker_id": None}
     of_estimate = {"error": OTHER_VERSION} if job is None else {}
-    session.execute(update(TASKS).where(TASKS.c.id == task.id).values(**ended, **of_estimate))
+    session.execute(update(TASKS).where(TASKS.c.id == task.id, RUNNING).values(**ended, **of_estimate))
     if job is not None and not job.status.ended:
         end(session, job, JobStatus.failed, now, error=OTHER_VERSION)
 

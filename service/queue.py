@@ -97,8 +97,11 @@ class Queue(Requests):
             doing = {"state": WorkerState.busy if claim else WorkerState.idle, "task_id": claim and claim.task_id}
             session.execute(SEEN, {"worker": worker_id, "seen_at": now} | doing)
             if task is not None and claim is None:
-                if self.is_of_a_worker:  # which may be the one of another version
-                    raise OtherVersion(f"{OTHER_VERSION} Task {task.id} of job {task.job_id} is next; cancel that job.")
+                if self._is_of_a_worker:  # which may be the one of another version
+                    raise OtherVersion(
+                        f"Another version of dynotune wrote job {task.job_id}, and this worker cannot read it: bring "
+                        "both to one version, or cancel the job."
+                    )
                 lifecycle.end_unreadable(session, task, job, now)
             if claim is None:
                 return None
@@ -138,13 +141,10 @@ class Queue(Requests):
         with self.writing() as (session, now):
             job = _job(session, claim)
             leases.write(session, claim, {"base_version": job.history_version})
-        try:
-            with reading(self.engine) as session:
-                return history.plan_input(session, claim.job_id, now)
-        except ValidationError as error:
-            log.warning("a job cannot be read", job=claim.job_id, reason=str(error).partition("\n")[0])
-            self._fail_job(claim, OTHER_VERSION, {})
-            raise LeaseLost(OTHER_VERSION) from error
+        with history.if_readable(claim.job_id), reading(self.engine) as session:
+            return history.plan_input(session, claim.job_id, now)
+        self._fail_job(claim, OTHER_VERSION, {})
+        raise LeaseLost(OTHER_VERSION)
 
     def finish_plan(self, claim: PlanClaim, decision: PlanDecision) -> None:
         """Carry out a decision; one made on an older history queues another plan instead of ending the job."""
@@ -220,7 +220,7 @@ class Queue(Requests):
             jobs = [first(session, JobRow, JOB, {"job": task.job_id}) for task in tasks]
             dead = [_readable(leases.claimed(task, job)) for task, job in zip(tasks, jobs, strict=True)]
             for task, job, claim in zip(tasks, jobs, dead, strict=True):
-                if claim is None:
+                if claim is None and not self._is_of_a_worker:
                     lifecycle.end_unreadable(session, task, job, now)
         deaths = [task.deaths + 1 for task in tasks]
         return sum(self._bury(claim, one, expired) for claim, one in zip(dead, deaths, strict=True) if claim)

@@ -13,10 +13,10 @@ from service.headline import sentence
 from service.levers.batching import ACROSS_STEPS
 from service.scaling import NOT_ADAPTIVE, asked_batch, larger_batch
 
-# times the loss of the untouched weights: where a soak's last step and its evaluation are both higher, that is no
-# accident of which samples they are of.
+# Training diverges where the losses of a soak's last step and of its evaluation are both so many times that of the
+# untouched weights, and higher by so much: a model that knows the data has a loss near 0, of which 1.5 times is little.
 RISEN = 1.5
-LEAST_RISE = 1.0  # nats: a model that knows the data has a loss near 0, of which 1.5 times is nothing
+LEAST_RISE = 1.0  # nats
 
 
 def remarks(

@@ -32,7 +32,7 @@ def _writable(home: Path) -> Path:
     """The state folder, made where it is not there yet; Misconfigured where nothing can be written into it."""
     home = expanded(str(home)).resolve()
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # what users train with, and what they call it, is theirs
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # others on the host are not to read it
         with tempfile.TemporaryFile(dir=home):
             return home
     except OSError as error:

@@ -38,7 +38,7 @@ class Transactions:
     ) -> None:
         self.engine = engine
         self._lease, self._retry = lease_seconds, retry_seconds
-        self._clock, self.is_of_a_worker = clock, is_of_a_worker
+        self._clock, self._is_of_a_worker = clock, is_of_a_worker
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[Session, float]]:

@@ -45,7 +45,10 @@ def memory() -> Memory:
 
 
 def cores() -> int:
-    """The cores that this process may run on, or as many as its control group may keep busy."""
+    """The cores that this process may run on, or as many as its control group may keep busy.
+
+    training/script.py asks for them in fewer lines, as train.py stands alone and is read by its user.
+    """
     found = len(os.sched_getaffinity(0))
     for folder in _folders(""):
         quota, _, period = _text(folder / "cpu.max").partition(" ")

@@ -72,7 +72,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
 
         async def reap() -> None:
             patience.go_on()
-            try:
+            try:  # the database is asked meanwhile, or nobody would see that an outage goes on
                 await asyncio.to_thread(queue.reap if patience.is_over() else queue.ask)
             except SQLAlchemyError:
                 patience.begin()

@@ -20,6 +20,7 @@ from typing import Any
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
 from service.errors import NotYet
+from service.exports.job_settings import on_cpu
 from service.recipe import Applied, recipe_fields
 
 # The modules of training/ in the order in which a script is read; `tasks` and `levers` are those of the recipe.
@@ -82,7 +83,7 @@ def fields_of(recommendation: Recommendation, levers: Mapping[str, str], micro_b
         micro_batch_size,
         chosen.evaluation_batch_size,
         recommendation.dataset,
-        pin_memory="use_cpu" not in recommendation.TrainingArguments,
+        pin_memory=not on_cpu(recommendation),
     )
     if recommendation.evidence.measurement.remote_code:
         fields["source_options"] |= {"trust_remote_code": True}

@@ -115,6 +115,12 @@ def test_what_nvml_does_not_tell_is_unknown_and_not_clean(gpu: Any, monkeypatch:
     assert Nvml("1-2-3").reading().clock_mhz is None
 
 
+@pytest.mark.parametrize(("mode", "alone"), [(lambda _: 3, True), (lambda _: 0, False), (failing, False)])
+def test_a_gpu_for_one_process_is_told(gpu: Any, mode: Any, alone: bool) -> None:
+    assert gpu(nvmlDeviceGetComputeMode=mode, NVML_COMPUTEMODE_EXCLUSIVE_PROCESS=3).is_for_one_process() is alone
+    assert gpu(nvmlInit=failing).is_for_one_process() is False
+
+
 def test_the_gpu_is_found_by_its_uuid(gpu: Any) -> None:
     """CUDA_VISIBLE_DEVICES renumbers devices; NVML's indices stay."""
     asked: list[str] = []

@@ -12,6 +12,7 @@ import torch
 from tests.conftest import ROOT
 from worker.devices import cuda, discover, open_device
 from worker.devices.facts import all_facts, packages
+from worker.devices.nvml import Nvml
 
 
 def test_devices_are_in_their_order_and_say_what_they_can() -> None:
@@ -47,8 +48,8 @@ def test_a_gpu_that_cannot_be_used_is_left_out(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: shape)
     monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
-    modes = {"--query-gpu=compute_mode": "Exclusive_Process", "--query-gpu=driver_version": "580.1"}
-    monkeypatch.setattr(cuda, "_smi", lambda *asked: next((modes[one] for one in asked if one in modes), None))
+    monkeypatch.setattr(cuda, "_smi", lambda *asked: "580.1" if asked[0] == "--query-gpu=driver_version" else None)
+    monkeypatch.setattr(Nvml, "is_for_one_process", lambda _: True)
     (facts,) = discover()["cuda"].found({"host": "h", "cores": 8, "versions": {}, "packages": {}})
     assert facts.index == 1 and facts.for_one_process and facts.driver == "580.1"
     said = capsys.readouterr().err

@@ -18,21 +18,21 @@ from training.recipe import Recipe, apply
 from training.samples import Sample
 from worker.child.build import Bundle
 
-COUNTS = 0.03  # samples evaluated, as a share of those trained: without a backward pass, some 1% of the run's seconds
+LEAST_SHARE = 0.03  # of evaluated samples in trained ones: without a backward pass, some 1% of the run's seconds
 BATCHES = 4  # that are timed; the others are as fast a token
 
 
 def counts(spec: JobSpec, facts: DatasetFacts, effective: int) -> bool:
     """Whether the run's evaluations take so much of it that a trial has to time them."""
     share = evaluations(spec, facts.rows, effective) * facts.validation_rows / (spec.training.epochs * facts.rows)
-    return share >= COUNTS
+    return share >= LEAST_SHARE
 
 
 def evaluation_seconds(bundle: Bundle, size: int) -> float:
     """The seconds of one evaluation of all validation samples, `size` at a time, without generation.
 
     Some of its batches are timed, which are spread evenly over all lengths, after a first one that warms up. The model
-    is not compiled: so the seconds also are about those of a compiled one, which would compile for evaluation first.
+    is not compiled yet. A run evaluates the compiled one, which may be faster, and compiles for that: neither counts.
     """
     ordered = sorted(bundle.data.validation, key=lambda sample: len(sample[0]), reverse=True)
     batches = [ordered[start : start + size] for start in range(0, len(ordered), size)]

@@ -133,12 +133,12 @@ def run_trial(
     if only_probe:
         base |= {"largest_micro_batch": found.largest, "evaluation_batch_size": evaluation}
         return Measurement(**base, outcome=Outcome.ok), bundle
-    effective, pace = request.configuration.effective_batch_size, None
+    effective, one_evaluation = request.configuration.effective_batch_size, None
     if evaluation_time.counts(spec, bundle.data.facts, effective):
         size = 1 if minimises_memory(spec) else evaluation  # for the least memory it will be small
         tell(ProbeStarted(micro_batch_size=size, phase=ProbePhase.evaluation))
         tell(Progress(text="timing an evaluation"))
-        pace = evaluation_time.evaluation_seconds(bundle, size)
+        one_evaluation = evaluation_time.evaluation_seconds(bundle, size)
         spent.phase("evaluation")
     compile_seconds = 0.0
     if bundle.compiled:
@@ -156,7 +156,7 @@ def run_trial(
     spent.phase("check")
     weights = steps.trained_sum(bundle.model)
     once = bundle.load_seconds + bundle.quantising_seconds + compile_seconds
-    once += (pace or 0.0) * evaluations(spec, bundle.data.facts.rows, effective)
+    once += (one_evaluation or 0.0) * evaluations(spec, bundle.data.facts.rows, effective)
     times = curve.Curve(bundle, unit, request, tell, started, once)
     best = times.run(found)
     notes += times.notes
@@ -189,7 +189,7 @@ def run_trial(
         peak_bytes=timing.peak_bytes,
         reserved_bytes=timing.reserved_bytes,
         evaluation_batch_size=_evaluation_batch(spec, evaluation, micro, apart),
-        evaluation_seconds=pace,
+        evaluation_seconds=one_evaluation,
         compile_seconds=compile_seconds,
         first_call_seconds=best.first_calls(),
         check_loss=reference.loss,

@@ -52,7 +52,6 @@ class Cuda(Device):
         free, total = torch.cuda.mem_get_info(index)
         capability = (properties.major, properties.minor)
         uuid = str(properties.uuid) if hasattr(properties, "uuid") else None
-        mode = _smi(f"--id=GPU-{uuid}", "--query-gpu=compute_mode", "--format=csv,noheader") if uuid else None
         return HardwareFacts(
             device=cls.kind,
             has_own_memory=cls.has_own_memory,
@@ -61,7 +60,7 @@ class Cuda(Device):
             name=properties.name,
             memory_bytes=total,
             capability=capability,
-            for_one_process=(mode or "").startswith("Exclusive"),
+            for_one_process=Nvml(uuid).is_for_one_process(),
             bf16_native=capability >= (8, 0),
             driver=(_smi("--query-gpu=driver_version", "--format=csv,noheader") or "").partition("\n")[0] or None,
             topology=_smi("topo", "-m") if torch.cuda.device_count() > 1 else None,

@@ -41,6 +41,18 @@ class Nvml:
         """`uuid` as torch has it: CUDA_VISIBLE_DEVICES renumbers devices, so an index would name another one."""
         self._handle = _handle(uuid)
 
+    def is_for_one_process(self) -> bool:
+        """Whether the GPU is in the compute mode in which a second process is refused; False where NVML cannot tell."""
+        if self._handle is None:
+            return False
+        import pynvml
+
+        try:
+            mode = pynvml.nvmlDeviceGetComputeMode(self._handle)
+        except pynvml.NVMLError:
+            return False
+        return bool(mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
+
     def reading(self) -> Reading:
         """The clock and the reasons for lowering it, now."""
         stamp = time.time() * 1e6

@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 from service import logs, tracing
@@ -238,6 +237,9 @@ class Loop:
         def ended() -> bool:
             return lease.over.is_set() or self.stay.over()
 
+        def given_up() -> bool:  # of what may take as long as the control plane is away
+            return ended() or self._stopping.is_set()
+
         if claim.kind is TaskKind.plan:
             from worker.plan import plan  # imported here, as a worker that only measures needs no Optuna
 
@@ -247,15 +249,13 @@ class Loop:
             estimate = answer(self.bench, claim, lease.show, ended)
             return None if estimate is None else lambda: broker.finish_estimate(claim, estimate)
         self._incumbent.only_for(claim.job_id if claim.kind is TaskKind.trial else None)
+        source = claim.spec.dataset.source
         try:
-            fetch = partial(broker.fetch, claim.spec.dataset.source, self.bench.home / "uploads")
-            self._persist(fetch, lambda: ended() or self._stopping.is_set())
+            self._persist(lambda: broker.fetch(source, self.bench.home / "uploads"), given_up)
         except BadUpload as error:
-            raise JobFailed(
-                f"{claim.spec.dataset.source} is damaged where the control plane keeps it: {error}"
-            ) from error
+            raise JobFailed(f"{source} is damaged where the control plane keeps it: {error}") from error
         except (BrokerUnavailable, OtherVersion):
-            if not (ended() or self._stopping.is_set()):
+            if not given_up():
                 raise
             return None
         if claim.kind is TaskKind.trial:
