@@ -14,13 +14,14 @@ from service import events, history
 from service.contract import views
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.measurement import Outcome
-from service.contract.objective import ranked
+from service.contract.objective import least_disturbed, ranked
 from service.contract.recommendation import Recommendation
-from service.contract.states import JobStatus, Origin, TaskState
+from service.contract.states import JobStatus, TaskState
 from service.contract.task import TaskKind, TrialRequest, VerifyRequest
 from service.errors import OTHER_VERSION, NotFound, NotYet, OtherVersion
+from service.levers import as_fixed
 from service.models import Job, JobLabel, Task, Worker
+from service.recommend import baselines_of
 
 # What is long in a job's row and not shown by a list.
 UNLISTED = [defer(column, raiseload=True) for column in (Job.recommendation, Job.facts, Job.notes)]
@@ -238,10 +239,10 @@ def trials(session: Session, job: Job, after: int = 0, limit: int | None = None)
         select(Task).where(Task.job_id == job.id, Task.kind == TaskKind.trial).order_by(Task.number)
     ).all()
     every = [trial_view(row) for row in rows]
-    ran = [(one.origin, one.measurement) for one in every if one.measurement and one.outcome is Outcome.ok]
-    baselines = {one.configuration.method: one for origin, one in reversed(ran) if origin is Origin.baseline}
-    good = [one for _, one in ran]
-    leaders = [one.configuration for one in ranked(JobSpec.model_validate(job.spec), good, baselines)[:1]]
+    spec, ended = JobSpec.model_validate(job.spec), history.trials(session, job.id)
+    good = least_disturbed(one.measurement for one in ended)
+    as_asked = [one for one in good if as_fixed(spec, one.configuration)]
+    leaders = [one.configuration for one in ranked(spec, as_asked, baselines_of(ended, good))[:1]]
     page = [one for one in every if one.number > after][:limit]
     return tuple(views.ListedTrial(**dict(one), fastest=one.configuration in leaders) for one in page)
 

@@ -45,7 +45,12 @@ READY = or_(T.not_before.is_(None), T.not_before <= NOW, T.not_before > NOW + FA
 # What a worker writes to its task, if it still holds the task at the attempt at which it claimed it.
 WRITE = (
     update(TASKS)
-    .where(T.id == bindparam("task"), T.attempt == bindparam("held_attempt"), RUNNING)
+    .where(
+        T.id == bindparam("task"),
+        T.attempt == bindparam("held_attempt"),
+        T.job_id.is_not_distinct_from(bindparam("of_job", type_=String)),  # an estimate's task is of no job
+        RUNNING,
+    )
     .returning(T.base_version)
 )
 UNSYNCHRONISED = {"synchronize_session": False}
@@ -141,7 +146,7 @@ def write(session: Session, claim: Claim, values: dict[str, Any], *also: ColumnE
 
     LeaseLost unless it still runs at the claim's attempt and `also` is true.
     """
-    mine = {"task": claim.task_id, "held_attempt": claim.attempt}
+    mine = {"task": claim.task_id, "held_attempt": claim.attempt, "of_job": getattr(claim, "job_id", None)}
     seen = session.execute(WRITE.where(*also) if also else WRITE, mine | values).scalar_one_or_none()
     if seen is None:
         STALE_WRITES.inc()

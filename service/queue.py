@@ -50,6 +50,7 @@ from service.tuples import JOB, TASK, WORKER, JobRow, TaskRow, WorkerRow, change
 
 FORGOTTEN_SECONDS = 24 * 3600.0
 log = logs.logger("dynotune.queue")
+MOST_LOG = 128 << 10  # characters of a task's output
 MOST_RETRY_SECONDS = 60.0  # before a task is tried again after a worker's death
 # A sign of life of a worker that is named, and of the one that runs a task.
 SEEN = update(WORKERS).where(WORKERS.c.id == bindparam("worker"))
@@ -128,7 +129,7 @@ class Queue(Requests):
             if progress is not None:
                 values["progress"] = progress[:200]
             if log is not None:
-                values["log"] = storable(log)
+                values["log"] = _kept(log)
             leases.write(session, claim, values)
             session.execute(BUSY_SEEN, {"task": claim.task_id, "seen_at": now})
             if claim.kind is TaskKind.estimate:
@@ -179,11 +180,11 @@ class Queue(Requests):
 
     def finish_trial(self, claim: TrialClaim, measurement: Measurement, log: str) -> None:
         """Record a trial, and the best so far with it."""
-        self._end_trial(claim, measurement, {"log": log})
+        self._end_trial(claim, measurement, {"log": _kept(log)})
 
     def finish_verify(self, claim: VerifyClaim, verification: Verification, log: str) -> None:
         """Record a verification, and the best so far with it."""
-        values = {"result": verification.model_dump(mode="json"), "outcome": Outcome.ok, "log": log}
+        values = {"result": verification.model_dump(mode="json"), "outcome": Outcome.ok, "log": _kept(log)}
         self._end_verify(claim, verification, values, verification.note)
 
     def finish_estimate(self, claim: EstimateClaim, estimate: Estimate) -> None:
@@ -201,7 +202,7 @@ class Queue(Requests):
 
     def fail(self, claim: Claim, reason: str, log: str = "") -> None:
         """End the task and its job with a sentence; what was learnt before stays recommended."""
-        reason, log = storable(reason), storable(log)
+        reason, log = storable(reason), _kept(log)
         if claim.kind is TaskKind.estimate:
             self._end_estimate(claim, {"error": reason, "log": log})
         else:
@@ -362,6 +363,11 @@ class Queue(Requests):
         with self.writing() as (session, now):
             ended = {"state": TaskState.done, "finished_at": now, "lease_until": None}
             leases.write(session, claim, values | ended, *held)
+
+
+def _kept(log: str) -> str:
+    """The end of what a task has printed, as it is stored."""
+    return storable(log[-MOST_LOG:])
 
 
 def _readable(claimed: dict[str, Any]) -> Claim | None:

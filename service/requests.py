@@ -31,6 +31,7 @@ MESSAGES_SECONDS = 7 * 24 * 3600.0  # for which messages to webhooks are kept th
 UNTAKEN_SECONDS = 24 * 3600.0  # for which an estimate waits for a worker
 UPLOADS_SECONDS = 24 * 3600.0  # for which data is kept that was sent and that no job names
 OPEN = (JobStatus.queued, JobStatus.running)
+UNDER_WAY = (TaskState.queued, TaskState.running)
 
 
 class _UsedMeanwhile(Exception):
@@ -158,8 +159,9 @@ class Requests(Transactions):
                 raise NotFound(f"There is no worker {worker_id!r}; `dynotune workers` lists them.")
 
     def submit_estimate(self, request: EstimateRequest, caller: Caller = ANYBODY) -> str:
-        """Queue an estimate; its id."""
+        """Queue an estimate; its id. TooMany where the caller has as many open jobs and estimates as it may have."""
         with self.writing() as (session, now):
+            _must_have_room(session, caller)
             return queue_estimate(session, request, now, caller.owner)
 
     def cancel_estimate(self, estimate_id: str, caller: Caller = ANYBODY) -> EstimateStatus:
@@ -192,10 +194,11 @@ def _must_have_room(session: Session, caller: Caller) -> None:
         return
     # The owner's keys are locked, so that submissions at the same moment are counted one after the other.
     session.scalars(select(ApiKey.id).where(ApiKey.owner == caller.owner).order_by(ApiKey.id).with_for_update()).all()
-    mine = select(func.count()).select_from(Job).where(Job.owner == caller.owner, Job.status.in_(OPEN))
-    count = session.scalar(mine) or 0
+    jobs = select(func.count()).select_from(Job).where(Job.owner == caller.owner, Job.status.in_(OPEN))
+    asked = select(func.count()).select_from(Task).where(Task.owner == caller.owner, Task.state.in_(UNDER_WAY))
+    count = (session.scalar(jobs) or 0) + (session.scalar(asked) or 0)
     if count >= caller.most_open_jobs:
         raise TooMany(
-            f"You have {count} open jobs, and your API key allows {caller.most_open_jobs}; wait for one to end, or "
-            "cancel one."
+            f"You have {count} open jobs and estimates, and your API key allows {caller.most_open_jobs}; wait for one "
+            "to end, or cancel one."
         )

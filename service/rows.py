@@ -17,6 +17,7 @@ BEYOND = "(beyond the header)"  # the column of a csv row's fields for which the
 UTF8 = "utf-8-sig"  # UTF-8, with a byte order mark at its beginning or without
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 SPACE = re.compile(r"\s*")
+QUOTED = re.compile(r'"[^"]*"')
 
 
 class TooLong(Exception):
@@ -46,7 +47,7 @@ def csv_options(path: Path, most: int | None = None) -> dict[str, Any]:
     with path.open(newline="", encoding=UTF8) as stream:
         lines = iter(_lines(stream, most))
         first = next(lines, "")
-        separator = max(SEPARATORS, key=first.count)
+        separator = max(SEPARATORS, key=QUOTED.sub("", first).count)
         names = next(csv.reader(chain([first], lines), delimiter=separator), [])
     if twice := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
         raise ValueError(f"{path.name}: its header names {twice[0]!r} twice; give each column a name of its own")

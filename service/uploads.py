@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import IO
 
 from service.contract.paths import UPLOAD, UPLOADED
-from service.errors import BadUpload, NotFound, Unavailable
+from service.errors import BadUpload, NotFound, SlowBody, Unavailable
 from service.rows import ENDINGS
 
+CHUNK_SECONDS = 30.0  # in which some more of the data must arrive
 LOOK_BYTES = 8 << 20  # that arrive between two looks at the free disk
 
 
@@ -39,7 +40,7 @@ async def receive(
     with _full_disk_is_told(), _partial(folder) as (file, path):
         _must_have_room(folder, reserve)
         digest, size, looked = hashlib.sha256(), 0, 0
-        async for chunk in chunks:
+        async for chunk in _in_time(chunks):
             size += len(chunk)
             if size - looked >= LOOK_BYTES:
                 _must_have_room(folder, reserve)
@@ -52,6 +53,19 @@ async def receive(
             raise BadUpload("The body is empty; it must be the dataset's file.")
         await asyncio.to_thread(_to_disk, file)  # a GiB takes seconds, in which others are answered
         return _keep(folder, path, digest.hexdigest(), suffix, wanted)
+
+
+async def _in_time(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The chunks; SlowBody where one is not there in time, as an upload that goes on holds a connection and a file."""
+    while True:
+        try:
+            async with asyncio.timeout(CHUNK_SECONDS):
+                chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise SlowBody(f"Nothing of the data arrived for {CHUNK_SECONDS:.0f} s.") from None
+        yield chunk
 
 
 def _must_have_room(folder: Path, reserve: int) -> None:

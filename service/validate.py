@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from service.contract.base import Contract
 from service.contract.form import form_of
 from service.contract.job import JobSpec
-from service.contract.paths import Roots, looks_local, outside
+from service.contract.paths import UPLOAD, Roots, looks_local, outside
 from service.errors import InvalidJob, invalid_job, pointer
 from service.jobtext import read
 from service.levers import LEVERS, circumstances, excluded, unknown
@@ -25,6 +25,7 @@ from service.tasks import TASKS, untrainable
 from service.text import listed
 
 Asked = TypeVar("Asked", bound=Contract)
+LONGEST_JOB = 64 << 10  # characters
 LONGEST_PATTERN = 500  # characters of a regular expression
 LOOKED_AT = 200  # rows of a dataset's file that are checked here; the worker checks all of them
 LONGEST = 1 << 20  # characters of it that are read here: a request must not take much memory, whatever a file holds
@@ -46,7 +47,7 @@ def check(data: dict[str, Any], kind: type[Asked]) -> Asked:
 def validate(spec: JobSpec, settings: Settings) -> None:
     """Raise InvalidJob with one sentence for each mistake that the control plane can see."""
     roots = Roots(settings.data_roots, settings.hub_cache, settings.uploads)
-    mistakes = _lines(spec) + _device(spec) + _levers(spec) + _adapter(spec)
+    mistakes = _size(spec) + _lines(spec) + _device(spec) + _levers(spec) + _adapter(spec)
     mistakes += _readable("model.source", lambda: _model(spec, roots, settings))
     mistakes += _readable("dataset.source", lambda: _dataset(spec, roots))
     mistakes += _readable("dataset.chat_template", lambda: _template(spec, roots))
@@ -58,10 +59,18 @@ def validate_model(spec: JobSpec, settings: Settings) -> None:
     """Like `validate`, for an estimate, which reads neither the data nor the model's weights."""
     roots = Roots(settings.data_roots, settings.hub_cache, settings.uploads)
     drawn = spec.model_copy(update={"model": spec.model.model_copy(update={"weights": "random"})})
-    mistakes = _device(spec) + _levers(spec) + _adapter(spec)
+    mistakes = _size(spec) + _device(spec) + _levers(spec) + _adapter(spec)
     mistakes += _readable("model.source", lambda: _model(drawn, roots, settings))
     if mistakes:
         raise InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
+
+
+def _size(spec: JobSpec) -> list[dict[str, str]]:
+    """The mistake in how long the job is, which is read with every list of jobs."""
+    length = len(spec.model_dump_json())
+    if length <= LONGEST_JOB:
+        return []
+    return [_mistake("", f"The job has {length:,} characters as JSON, and {LONGEST_JOB:,} is the most that is kept.")]
 
 
 def _device(spec: JobSpec) -> list[dict[str, str]]:
@@ -76,6 +85,8 @@ def _adapter(spec: JobSpec) -> list[dict[str, str]]:
     pattern = spec.lora.target_modules if isinstance(spec.lora.target_modules, str) else ""
     if len(pattern) > LONGEST_PATTERN:  # what takes minutes to compile is longer
         said = f"has {len(pattern)} characters, and {LONGEST_PATTERN} is the most"
+    elif re.search("[^ -~]", pattern):  # a range of all letters that there are takes a second to compile
+        said = "holds more than printable ASCII, of which the names of modules are made"
     else:
         try:
             re.compile(pattern)
@@ -164,7 +175,7 @@ def _model(spec: JobSpec, roots: Roots, settings: Settings) -> list[dict[str, st
     if not looks_local(source) and not folder.exists():
         return []  # a hub id, which only the worker looks up
     # Whether something outside exists is not told, so the order of the two checks matters.
-    if sentence := outside("model.source", folder, roots):
+    if sentence := outside("model.source", source, folder, roots):
         return [_mistake("/model/source", sentence)]
     if not folder.exists():
         return [_mistake("/model/source", f"model.source: {folder} does not exist")]
@@ -213,10 +224,11 @@ def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
     path = roots.resolve(source)
     if not looks_local(source) and not path.exists():
         return []
-    if sentence := outside("dataset.source", path, roots):
+    if sentence := outside("dataset.source", source, path, roots):
         return [_mistake("/dataset/source", sentence)]
     if not path.exists():
-        return [_mistake("/dataset/source", f"dataset.source: {path} does not exist")]
+        named = source if source.startswith(UPLOAD) else path
+        return [_mistake("/dataset/source", f"dataset.source: {named} does not exist")]
     if not path.is_file() or path.suffix == ".parquet":
         return []  # only the worker reads folders and parquet files
     if path.suffix not in ENDINGS:
@@ -272,7 +284,7 @@ def _template(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
     if spec.dataset.template_file is None:
         return []
     path = roots.resolve(spec.dataset.template_file)
-    sentence = outside("dataset.chat_template", path, roots)
+    sentence = outside("dataset.chat_template", spec.dataset.template_file, path, roots)
     if sentence is None and not path.is_file():
         sentence = f"dataset.chat_template: {path} does not exist"
     return [_mistake("/dataset/chat_template", sentence)] if sentence else []

@@ -19,13 +19,14 @@ import os
 import random
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -82,8 +83,7 @@ class Webhooks(Transactions):
     ) -> None:
         super().__init__(engine, clock)
         self._made_key, self._private = key, private
-        # Looking up a host may take long, so it is not done by the threads that reap, prune and note attempts.
-        self._lookups = ThreadPoolExecutor(LOOK_UPS, "look-up of a host")
+        self._lookups = threading.BoundedSemaphore(LOOK_UPS)
 
     @cached_property
     def key(self) -> bytes:
@@ -161,7 +161,25 @@ class Webhooks(Transactions):
 
     async def _looked_up(self, url: str) -> str:
         """The address of the URL's host; BadWebhook where that is not known in time, or is not sent to."""
-        found = asyncio.get_running_loop().run_in_executor(self._lookups, check, url, self._private)
+        if not self._lookups.acquire(blocking=False):
+            raise BadWebhook("url: its host was not looked for, as too many others are not found.")
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[str] = loop.create_future()
+
+        def tell(setter: Callable[[Any], None], value: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the control plane has ended meanwhile
+                loop.call_soon_threadsafe(lambda: None if found.done() else setter(value))
+
+        def look() -> None:
+            try:
+                tell(found.set_result, check(url, self._private))
+            except Exception as problem:  # noqa: BLE001 - raised where the address is waited for
+                tell(found.set_exception, problem)
+            finally:
+                self._lookups.release()
+
+        # A look-up may take a minute. A pool's threads would keep the process that long from ending.
+        threading.Thread(target=look, name="look-up of a host", daemon=True).start()
         try:
             return await asyncio.wait_for(found, TIMEOUT_SECONDS)
         except TimeoutError:

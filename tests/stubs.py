@@ -280,6 +280,13 @@ def hostile(_request: bytes, messages: Connection, lifeline: Connection, scratch
     threading.Event().wait()
 
 
+def stammering(_request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """Sends the beginning of a message, and never the rest."""
+    isolate(lifeline, scratch)
+    os.write(messages.fileno(), (1000).to_bytes(4, "big") + b"{")
+    threading.Event().wait()
+
+
 def babbling(_request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Sends JSON that is no message."""
     isolate(lifeline, scratch)

@@ -58,7 +58,7 @@ def start(
 @app.command()
 def serve(
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port.", min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="The port.", min=1, max=65535)] = 8000,
     worker: Annotated[bool, typer.Option("--worker/--no-worker", help="Start a local worker too.")] = True,
     json_: Json = False,
 ) -> None:
@@ -66,9 +66,13 @@ def serve(
     from service.cli.embedded import serve as run
     from service.settings import Settings
 
-    if json_:
-        emit({"url": f"http://{host}:{port}", "worker": worker})
-    raise typer.Exit(0 if run(Settings.from_environment(), host, port, worker) else FAILED)
+    def ready() -> None:
+        if json_:
+            name = f"[{host}]" if ":" in host else host
+            emit({"url": f"http://{name}:{port}", "worker": worker})
+            sys.stdout.flush()
+
+    raise typer.Exit(0 if run(Settings.from_environment(), host, port, worker, ready) else FAILED)
 
 
 # The worker describes its own options: `dynotune worker --help` is handed on to it.
@@ -82,7 +86,7 @@ def worker(
     if json_:
         emit({"devices": devices})
         sys.stdout.flush()  # the buffer would be lost when the worker replaces this program
-    os.execv(sys.executable, [sys.executable, "-m", "worker", "--devices", devices, *context.args])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "worker", "--devices", devices, *context.args])
 
 
 @app.command()

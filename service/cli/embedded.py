@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from service import logs
 from service.access import has_admin
 from service.api import create_app
-from service.api.connections import PatientProtocol
+from service.api.connections import PatientProtocol, raise_limit
 from service.api.context import Context
 from service.api.guard import is_loopback
 from service.cli.output import say
@@ -29,8 +29,10 @@ from service.deaths import DEATHS_SECONDS, MAX_DEATHS, Deaths
 from service.errors import Misconfigured
 from service.settings import Settings
 
-WORKER = (sys.executable, "-m", "worker")
+# With -P, as a file worker.py in the folder where this was called would be run in its place.
+WORKER = (sys.executable, "-P", "-m", "worker")
 END_SECONDS = 10
+BACKLOG = 128  # connections that wait to be accepted
 
 
 class Server(uvicorn.Server):
@@ -147,6 +149,7 @@ def control_plane(settings: Settings) -> Iterator[str]:
         http=PatientProtocol,
         log_level="warning",
         access_log=False,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=END_SECONDS,
     )
     server = Server(config)
@@ -191,15 +194,19 @@ def _must_be_free(host: str, port: int) -> None:
         ) from error
 
 
-def serve(settings: Settings, host: str, port: int, worker: bool) -> bool:
+def serve(settings: Settings, host: str, port: int, worker: bool, ready: Callable[[], None] = lambda: None) -> bool:
     """Run the API in the foreground until SIGTERM or Ctrl-C, with a local worker unless `worker` is false.
 
-    Returns False when the API could not start, or when the local worker was given up. Misconfigured where it would
-    listen beyond the loopback address, and there are no API keys; and where it cannot listen at all.
+    `ready` is called once the port is known to be free. Returns False when the API could not start, or when the local
+    worker was given up. Misconfigured where it would listen beyond the loopback address, and there are no API keys; and
+    where it cannot listen at all.
     """
+    os.umask(0o077)  # the database has the jobs of all users
     upgrade(settings.database_url)
     _must_have_a_key(settings, host)
     _must_be_free(host, port)
+    ready()
+    raise_limit()
     logs.show(settings.log, settings.log_level)
     # uvicorn raises the signal again after its own shutdown; sys.exit then runs the `finally` that ends the worker.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

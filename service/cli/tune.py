@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -108,6 +109,8 @@ def private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
     paths = (job["model"]["source"], job["dataset"]["source"], job["dataset"].get("chat_template") or "")
     sources = [Path(one) for one in paths if one.startswith("/")]
     named = tuple(end.parent for source in sources for end in (source, source.resolve()))
+    if apart := next((str(one) for one in named if os.pathsep in str(one)), None):
+        raise Misconfigured(f"{apart}: the name of a folder with a model or with data must not contain {os.pathsep!r}.")
     with tempfile.TemporaryDirectory(prefix="tune-", dir=settings.home) as folder:
         own = {"database_url": sqlite_url(Path(folder) / "tune.db"), "data_roots": (*settings.data_roots, *named)}
         yield settings.model_copy(update=own | {"require_keys": False, "admin_key": None})

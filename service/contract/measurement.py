@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -105,6 +106,9 @@ class DatasetFacts(Contract):
     notes: tuple[str, ...] = Field(default=(), description="What was assumed to read the data, and what was left out.")
 
 
+Lasting = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # seconds that something took
+
+
 class Timing(Contract):
     """The job's work unit, timed at one micro batch size.
 
@@ -114,9 +118,9 @@ class Timing(Contract):
     """
 
     micro_batch_size: int
-    seconds: float
-    low: float
-    high: float
+    seconds: Lasting
+    low: Lasting
+    high: Lasting
     samples: int
     tokens: int
     padded_tokens: int

@@ -38,14 +38,16 @@ class Roots:
             path = self.folders[0] / path
         return Path(os.path.normpath(path))
 
-    def holds(self, path: Path) -> bool:
-        """Whether the path, symlinks followed, lies below an allowed folder.
+    def holds(self, source: str, path: Path) -> bool:
+        """Whether a file of that source may be read: it lies, symlinks followed, below an allowed folder.
 
-        The hub's cache links its snapshots to blobs inside itself, so both ends are below it.
+        The hub's cache links its snapshots to blobs inside itself, so both ends are below it. What users have sent is
+        found by its name alone, which only its sender knows, and never by its path.
         """
         real = path.resolve()
-        uploads = (self.uploads,) if self.uploads is not None else ()
-        return any(real.is_relative_to(folder.resolve()) for folder in (*self.folders, self.hub_cache, *uploads))
+        if self.uploads is not None and real.is_relative_to(self.uploads.resolve()):
+            return UPLOADED.fullmatch(source) is not None and path == self.resolve(source)
+        return any(real.is_relative_to(folder.resolve()) for folder in (*self.folders, self.hub_cache))
 
 
 def looks_local(source: str) -> bool:
@@ -56,9 +58,9 @@ def looks_local(source: str) -> bool:
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or ending
 
 
-def outside(field: str, path: Path, roots: Roots) -> str | None:
-    """A sentence when the path is not allowed, else None."""
-    if roots.holds(path):
+def outside(field: str, source: str, path: Path, roots: Roots) -> str | None:
+    """A sentence when a file of that source is not allowed, else None."""
+    if roots.holds(source, path):
         return None
     allowed = ", ".join(str(folder) for folder in roots.folders)
     return f"{field}: {path} lies outside the allowed folders ({allowed}); DYNOTUNE_DATA_ROOTS on the server sets them"

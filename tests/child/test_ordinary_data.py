@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from service.rows import read
 from tests.child import tiny
 from tests.child.test_data_mistakes import TALK, load, read_splits, refused
 from tests.child.test_rows_and_data import load as load_with_cache
@@ -218,6 +219,11 @@ def test_csv_may_be_separated_otherwise(tmp_path: Path, tokenizer: Any, mark: st
     assert every(tmp_path / "rows.csv")[0] == {"text": f"a{mark} b, c", "label": "0"}
     file(tmp_path, "other.csv", "text,label\na,0\n")
     assert "other.csv" in refused(every, tmp_path)
+
+
+def test_a_separator_within_quotes_separates_nothing(tmp_path: Path) -> None:
+    text = '"prompt; with; notes",completion\na,b\n'
+    assert list(read(file(tmp_path, "rows.csv", text))) == [{"prompt; with; notes": "a", "completion": "b"}]
 
 
 def test_fields_that_the_header_has_no_column_for_are_counted(tmp_path: Path, tokenizer: Any) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from service.cli import embedded
 from service.client import Client, Unreachable
 from service.contract.hardware import HardwareFacts
 from tests.conftest import ROOT
@@ -54,6 +55,14 @@ def test_a_worker_that_was_killed_is_started_again(tmp_path: Path, facts: Callab
     said = (tmp_path / "output").read_text()
     assert code == 0 and said.count("the local worker was killed by SIGKILL (exit code -9); what it printed") == 1, said
     assert not any(os.path.exists(f"/proc/{pid}") for pid in (process.pid, first))
+
+
+def test_a_file_of_the_folder_is_no_worker(tmp_path: Path) -> None:
+    """Data is read from the folder where `serve` is called, so who puts data there would run code as the service."""
+    for name in ("worker.py", "psutil.py"):
+        (tmp_path / name).write_text("print('run')")
+    done = subprocess.run([*embedded.WORKER, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "run" not in done.stdout.splitlines()
 
 
 def test_a_worker_that_always_dies_is_given_up(tmp_path: Path) -> None:

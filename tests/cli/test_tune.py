@@ -22,6 +22,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.recommendation import Recommendation
 from service.contract.views import TrialList
 from service.db import connect
+from service.errors import Misconfigured
 from service.models import Job
 from service.queue import Queue
 from service.settings import Settings
@@ -111,6 +112,16 @@ def test_an_estimate_says_that_it_waits_for_a_worker(capsys: pytest.CaptureFixtu
     found.append(SimpleNamespace(alive=True))
     estimate_command.told_of_no_worker(client)(None)
     assert not capsys.readouterr().err
+
+
+def test_a_folder_that_looks_like_two_is_refused(tmp_path: Path) -> None:
+    """Folders are handed to the worker as PATH has them, so it would read two folders that nobody named."""
+    job = tiny.job(tmp_path) | {"model": {"source": "/models/a:b/model"}}
+    with (
+        pytest.raises(Misconfigured, match=r"/models/a:b: the name of a folder .* must not contain ':'"),
+        room.private(Settings(home=tmp_path), job),
+    ):
+        pass
 
 
 def test_an_interrupted_run_leaves_nothing(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from service.errors import Misconfigured
 from worker.runner.lock import DeviceLock
 
 
@@ -32,6 +33,26 @@ def test_other_users_may_take_it_whatever_our_umask_is(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "locks").iterdir()} == {0o666}
+
+
+@pytest.mark.parametrize("name", ["cpu-0.lock", "cpu-0.waiting"])
+def test_a_link_of_somebody_else_is_not_followed(tmp_path: Path, name: str) -> None:
+    """In a folder that all users may write to, it would have us truncate a file of our own, or make one for all."""
+    (tmp_path / "kept").write_text("all of it")
+    (tmp_path / "locks").mkdir()
+    for target in ("kept", "absent"):
+        (tmp_path / "locks" / name).symlink_to(tmp_path / target)
+        with pytest.raises(Misconfigured, match="is no lock of dynotune's"):
+            lock = DeviceLock(tmp_path / "locks", "cpu-0")
+            assert lock.acquire()
+            lock.awaited()
+        (tmp_path / "locks" / name).unlink()
+    (tmp_path / "locks" / name).hardlink_to(tmp_path / "kept")
+    with pytest.raises(Misconfigured):
+        lock = DeviceLock(tmp_path / "locks", "cpu-0")
+        lock.awaited()
+        lock.acquire()
+    assert (tmp_path / "kept").read_text() == "all of it" and not (tmp_path / "absent").exists()
 
 
 def test_a_file_that_is_there_is_not_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

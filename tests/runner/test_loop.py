@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -217,6 +218,20 @@ def test_a_damaged_upload_fails_its_job(work: Callable[..., FakeQueue]) -> None:
     queue.fetch = fetch  # type: ignore[method-assign]
     work(queue)
     assert "is damaged where the control plane keeps it: What arrived has another digest" in queue.ended["t"]
+
+
+def test_an_upload_that_does_not_fit_is_handed_back_once(work: Callable[..., FakeQueue]) -> None:
+    """Another worker may have the room. A second time this one is the only one, and the job would wait for ever."""
+    queue, tried, released = FakeQueue(TRIAL, TRIAL), list[str](), list[str]()
+
+    def fetch(source: str, _folder: Path) -> None:
+        tried.append(source)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    queue.fetch = fetch  # type: ignore[method-assign]
+    queue.release = lambda claim: released.append(claim.task_id)  # type: ignore[method-assign]
+    work(queue)
+    assert len(tried) == 2 and released == ["t"] and "does not fit on the disk" in queue.ended["t"]
 
 
 def test_a_short_outage_ends_nothing(work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch) -> None:

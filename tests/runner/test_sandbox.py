@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,6 +120,13 @@ def test_a_hang_is_ended_with_all_its_children(run: Any, monkeypatch: pytest.Mon
     assert ending.kind == "timed_out" and told
     assert ending.reason == f"it ran past its time limit and was killed while {told[0]}"
     assert _left(told[0]) == []
+
+
+def test_a_child_that_stops_within_a_message_is_ended(run: Any) -> None:
+    """By its limit, and by a user who cancels: the worker does not wait for the rest of the message."""
+    assert run("stammering", seconds=2).kind == "timed_out"
+    started = time.monotonic()
+    assert run("stammering", ended=lambda: time.monotonic() > started + 2).kind == "ended"
 
 
 def test_what_a_first_child_downloads_takes_nothing_of_its_time(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

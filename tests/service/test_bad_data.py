@@ -171,7 +171,7 @@ def test_sources_that_no_system_takes(api: TestClient, job: Make, part: str, sou
 
 
 def test_what_may_not_be_read(api: TestClient, job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(_self: Roots, path: Path) -> bool:
+    def closed(_self: Roots, _source: str, path: Path) -> bool:
         raise PermissionError(13, os.strerror(13), str(path))
 
     monkeypatch.setattr(Roots, "holds", closed)  # the tests may run as root, whom nothing stops

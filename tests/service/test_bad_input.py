@@ -65,6 +65,8 @@ MODEL = {"source": "model", "weights": "random"}
         ({"training": {"effective_batch_size": True}}, "/training/effective_batch_size", "cannot be true"),
         ({"training": {"effective_batch_size": 1.5}}, "/training/effective_batch_size", "must be a whole number"),
         ({"lora": {"target_modules": ["q", 5]}}, "/lora/target_modules", "text or a list of text"),
+        ({"lora": {"target_modules": "(?i)[\u0001-\U0010ffff]"}}, "/lora/target_modules", "printable ASCII"),
+        ({"baseline": {"note": "x" * (1 << 16)}}, "", "and 65,536 is the most that is kept"),
         ({"labels": {"a": 1}}, "/labels/a", "labels.a: must be text, not 1"),
         ({"labels": {"k" * 201: "v"}}, "/labels/" + "k" * 201, "at most 200 characters"),
         ({"labels": {"k": "v" * 201}}, "/labels/k", "at most 200 characters"),

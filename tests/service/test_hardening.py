@@ -21,6 +21,7 @@ from service.api.app import _every
 from service.api.watching import EventWatch
 from service.cli import embedded
 from service.cli.tune import private
+from service.contract.estimate import EstimateRequest
 from service.contract.hardware import HardwareFacts
 from service.contract.internal import VERSION, spoken_version
 from service.contract.job import JobSpec
@@ -242,6 +243,21 @@ def test_open_jobs_are_counted_one_submission_after_the_other(queue: Queue, engi
         thread.join()
     with Session(engine) as session:
         assert len(session.scalars(select(Job)).all()) == 2 and len(refused) == 4
+
+
+def test_open_estimates_count_as_open_jobs(queue: Queue, engine: Engine, job: Make) -> None:
+    key = access.create(engine, "ann", [Scope.submit], most_open_jobs=2)
+    with Session(engine) as session:
+        caller = access.caller(session, key)
+    assert caller is not None
+    request = EstimateRequest(spec=JobSpec.model_validate(job()), memory_gib=1)
+    first, _ = (queue.submit_estimate(request, caller) for _ in range(2))
+    with pytest.raises(TooMany, match="2 open jobs and estimates"):
+        queue.submit_estimate(request, caller)
+    with pytest.raises(TooMany, match="2 open jobs and estimates"):
+        queue.submit(request.spec, caller)
+    queue.cancel_estimate(first, caller)
+    queue.submit(request.spec, caller)
 
 
 def test_waiting_ends_with_the_job_the_server_and_news_of_this_job_only(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import threading
@@ -81,6 +82,23 @@ def test_alive_while_every_thread_waits(address: tuple[str, int], job: Make, mon
             assert ready.status_code == 503 and "has not answered within" in ready.json()["detail"]
         finally:
             hung.set()
+
+
+@only_sqlite
+def test_more_connections_than_it_has_files_for_are_hung_up_on(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "most_connections", lambda: 3)
+    kept = [socket.create_connection(address, timeout=20) for _ in range(3)]
+    try:
+        for one in kept:
+            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert one.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        with socket.create_connection(address, timeout=20) as further, contextlib.suppress(ConnectionResetError):
+            assert further.recv(1) == b""
+    finally:
+        for one in kept:
+            one.close()
 
 
 @only_sqlite

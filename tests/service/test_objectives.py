@@ -23,7 +23,15 @@ from service.contract.measurement import Soak, Verification
 from service.contract.objective import counted_seconds, evaluations, run_seconds
 from service.contract.recommendation import ObjectiveFigure, Recommendation
 from service.contract.states import JobPhase, JobStatus, Origin
-from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest, VerifyRequest
+from service.contract.task import (
+    PlanClaim,
+    PlanDecision,
+    TaskKind,
+    TrialClaim,
+    TrialRecord,
+    TrialRequest,
+    VerifyRequest,
+)
 from service.models import JOBS, TASKS, Job
 from service.queue import Queue
 from service.recommend import recommend
@@ -224,24 +232,41 @@ def test_the_list_marks_the_least_memory(queue: Queue, engine: Engine, facts: Fa
     assert view.best and view.best.objective and view.best.objective.value == 4 * GIB
 
 
-def with_trials(queue: Queue, facts: Facts, job: JobSpec) -> str:
-    """A job that has run the four trials."""
+def test_the_list_marks_what_is_recommended(queue: Queue, engine: Engine, facts: Facts, spec: Spec) -> None:
+    """Of a configuration that was measured again, what others disturbed least counts, however fast the other was."""
+    again, other = configuration(batching="grouped"), configuration(batching="sorted")
+    disturbed, calm = (
+        one.model_copy(update={"timing": one.timing and one.timing.model_copy(update={"clean_share": share})})
+        for one, share in ((measured(again, 5.0), 0.1), (measured(again, 9.0), 1.0))
+    )
+    with_trials(
+        queue, facts, spec(), (RECORDS[0], record(disturbed), record(calm, Origin.repeat), record(measured(other, 7.0)))
+    )
+    with Session(engine) as session:
+        (job,) = session.scalars(select(Job))
+        listed, best = jobs.trials(session, job), jobs.recommendation(job)
+    marked = [one.configuration.levers for one in listed if one.fastest]
+    assert marked == [other.levers] and best.configuration.levers == other.levers
+
+
+def with_trials(queue: Queue, facts: Facts, job: JobSpec, records: tuple[TrialRecord, ...] = RECORDS) -> str:
+    """A job that has run the trials."""
     queue.register("w", 1, facts())
     job_id = queue.submit(job)
     plan = queue.claim("w", (TaskKind.plan,))
     assert isinstance(plan, PlanClaim)
     queue.plan_input(plan)
-    run_trials(queue, plan)
+    run_trials(queue, plan, records)
     return job_id
 
 
-def run_trials(queue: Queue, plan: PlanClaim) -> None:
+def run_trials(queue: Queue, plan: PlanClaim, records: tuple[TrialRecord, ...] = RECORDS) -> None:
     asked = tuple(
         TrialRequest(configuration=one.measurement.configuration, origin=one.request.origin, number=number)
-        for number, one in enumerate(RECORDS, start=1)
+        for number, one in enumerate(records, start=1)
     )
     queue.finish_plan(plan, PlanDecision(trials=asked, phase=JobPhase.searching))
-    for one in RECORDS:
+    for one in records:
         trial = queue.claim("w", (TaskKind.trial,))
         assert isinstance(trial, TrialClaim)
         queue.finish_trial(trial, one.measurement.model_copy(update={"parameters": 7}), "")

@@ -30,7 +30,7 @@ from service.errors import LeaseLost, NotFound, NotYet
 from service.history import JobHistory
 from service.leases import job_of
 from service.models import Job, Task
-from service.queue import Queue
+from service.queue import MOST_LOG, Queue
 from tests.factory import configuration, failed, measured
 from tests.over_http import OverHttp
 
@@ -96,6 +96,18 @@ def test_a_result_is_written_once(queue: Queue, engine: Engine, started: str) ->
     with Session(engine) as session:
         (trial,) = jobs.trials(session, jobs.get(session, started))
     assert trial.measurement and trial.measurement.timing and trial.measurement.timing.seconds == 10.0
+
+
+def test_a_result_is_of_its_own_job(queue: Queue, engine: Engine, started: str, spec: Callable[..., JobSpec]) -> None:
+    """Written to another, it would leave its own without anything that goes on with it."""
+    claim, other = queue.claim("w", TRIAL), queue.submit(spec())
+    assert isinstance(claim, TrialClaim)
+    with pytest.raises(LeaseLost):
+        queue.finish_trial(claim.model_copy(update={"job_id": other}), measured(configuration()), "")
+    queue.finish_trial(claim, measured(configuration()), "\0" + "x" * (1 << 20))
+    with Session(engine) as session:
+        (log,) = session.scalars(select(Task.log).where(Task.kind == TaskKind.trial, Task.job_id == started))
+    assert log == "x" * MOST_LOG
 
 
 def test_a_lost_lease_drops_the_result(queue: Queue, engine: Engine, started: str, facts: Facts) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service import uploads
 from service.api import create_app
 from service.contract.internal import VERSION, spoken_version
-from service.errors import BadUpload, OtherVersion
+from service.errors import BadUpload, OtherVersion, SlowBody
 from service.queue import Queue
 from service.remote import RemoteBroker
 from service.settings import Settings
@@ -109,6 +111,28 @@ def test_what_is_refused_leaves_nothing(settings: Settings) -> None:
             assert answer.status_code == 415, kind
             assert "must be application/octet-stream" in answer.json()["detail"]
     assert not settings.uploads.exists() or not list(settings.uploads.iterdir())
+
+
+def test_an_upload_is_found_by_its_name_only(api: TestClient, settings: Settings, job: Make) -> None:
+    """Whoever sent it knows the name. By the folder's path anybody would read what all have sent."""
+    name = send(api).json()["source"].removeprefix("upload:")
+    for source in (settings.uploads, settings.uploads / name):
+        refused = api.post("/v1/jobs", json=job(dataset={"source": str(source), "max_length": 64}))
+        assert refused.status_code == 422 and "outside the allowed folders" in refused.json()["detail"]
+    missing = api.post("/v1/jobs", json=job(dataset={"source": f"upload:{'0' * 64}.jsonl", "max_length": 64}))
+    assert missing.status_code == 422 and str(settings.uploads) not in missing.text
+
+
+def test_an_upload_that_stops_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "CHUNK_SECONDS", 0.01)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"a"
+        await asyncio.Event().wait()
+
+    with pytest.raises(SlowBody, match="Nothing of the data arrived"):
+        asyncio.run(uploads.receive(tmp_path, chunks(), ".jsonl", None, 10, 0))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_distant_worker_fetches_it_once(api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -285,6 +287,22 @@ def test_a_host_that_becomes_private_is_not_sent_to(
     later(engine)
     send(strict)
     assert receiver.seen == [] and "private network" in (only(strict).last_error or "")
+
+
+def test_a_host_that_is_never_found_does_not_keep_the_process(tmp_path: Path) -> None:
+    """The resolver may try for a minute, while the control plane is told to end."""
+    code = """
+import asyncio, threading
+from service import webhooks
+webhooks.TIMEOUT_SECONDS, webhooks.check = 0.1, lambda *_: threading.Event().wait()
+hooks = webhooks.Webhooks(None, lambda: b"", False)
+try:
+    asyncio.run(hooks._looked_up("https://example.com/"))
+except webhooks.BadWebhook as problem:
+    print(problem)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "its host was not found within" in done.stdout, done.stderr
 
 
 def test_owners_see_their_own_and_hear_of_their_own(

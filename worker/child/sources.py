@@ -105,7 +105,7 @@ def _local(source: str, field: str, workplace: Workplace) -> Path | None:
         return None
     # Files below the path are checked too, because a symbolic link in an allowed folder may lead out of it.
     for file in (path, *path.rglob("*")):
-        if sentence := outside(field, file, roots):
+        if sentence := outside(field, source, file, roots):
             raise TrainingError(sentence)
     return path
 

@@ -6,9 +6,16 @@ measures on the device beside a child that was left behind.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
+
+from service.errors import Misconfigured
+
+# All users of a host may write into the folder, so what has a lock's name may be another user's link to our own files.
+FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class DeviceLock:
@@ -71,12 +78,39 @@ class DeviceLock:
 
 
 def _open(path: Path) -> int:
-    """Open the file; where it is missing, create it so that every user can open it, whatever the umask is."""
+    """Open the file; where it is missing, create it so that every user can open it, whatever the umask is.
+
+    Misconfigured where it is no plain file of that one name.
+    """
     try:
-        # Where fs.protected_regular is set, a file of another user in a folder for all is not opened to be created.
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    if os.fstat(file).st_uid == os.geteuid():
-        os.fchmod(file, 0o666)
+        file = _opened(path)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        raise _no_lock(path) from error
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        os.close(file)
+        raise _no_lock(path)
     return file
+
+
+def _opened(path: Path) -> int:
+    while True:
+        try:
+            # Where fs.protected_regular is set, a file of another user in a folder for all is not opened to be created.
+            return os.open(path, FLAGS)
+        except FileNotFoundError:
+            try:
+                file = os.open(path, FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileExistsError:  # another worker was faster
+                continue
+            os.fchmod(file, 0o666)
+            return file
+
+
+def _no_lock(path: Path) -> Misconfigured:
+    return Misconfigured(
+        f"{path} is no lock of dynotune's: it is a link, or no plain file. Somebody else may have put it there; have "
+        "it removed, or set DYNOTUNE_LOCKS to a folder that only dynotune's users can write to."
+    )

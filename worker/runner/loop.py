@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import sys
@@ -196,6 +197,13 @@ class Loop:
                 self._run(claim, lease)
             except JobFailed as error:
                 self._fail(claim, str(error), error.log)
+            except TooFull as error:
+                if claim.task_id in self._handed_back:
+                    self._fail(claim, f"The worker {self.worker_id} cannot run it: {error}.", "")
+                    return
+                self._handed_back.add(claim.task_id)
+                self._persist(lambda: self.broker.release(claim))
+                raise
             except (BrokerUnavailable, OtherVersion, LeaseLost):
                 raise
             except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
@@ -258,6 +266,10 @@ class Loop:
             if not given_up():
                 raise
             return None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise TooFull(f"{source} does not fit on the disk of {self.bench.home}") from error
         if claim.kind is TaskKind.trial:
             measurement, log = measure(
                 self.bench,

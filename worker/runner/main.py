@@ -162,7 +162,7 @@ def start(
     if len(served) == 1:
         serve(served[0], entry, lease, lifeline, server, terms)
         return
-    command = [sys.executable, "-m", "worker", "--entry", entry, "--lease", str(lease), *terms.options()]
+    command = [sys.executable, "-P", "-m", "worker", "--entry", entry, "--lease", str(lease), *terms.options()]
     # The children watch a pipe whose other end only this process has: however this process ends, they end too.
     theirs, _ours = os.pipe()  # kept open here, as a process may have to be started again
     command += ["--lifeline", str(theirs), *(["--server", server] if server else [])]

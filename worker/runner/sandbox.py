@@ -16,8 +16,10 @@ import re
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import reduction
@@ -95,6 +97,7 @@ class Child:
     def __init__(self, process: Any, pipe: Any, scratch: Path, messages: TypeAdapter[Any]) -> None:
         self._process, self._pipe, self._scratch, self._messages = process, pipe, scratch, messages
         self._seen: list[ChildMessage] = []
+        self._receiving: Future[bytes] | None = None  # the message that is being received
         self._ending: Ending | None = None
         self._printed = 0  # bytes of its output that belong to former requests
 
@@ -174,7 +177,7 @@ class Child:
             self._ending = Ending(EndingKind.out_of_memory, too_much, seen=seen)
         elif (too_much := watchdog.too_much_disk(self._scratch / OUTPUT)) is not None:
             self._ending = Ending(EndingKind.out_of_disk, too_much, seen=seen)
-        elif self._pipe not in wait([self._pipe, process.sentinel], POLL_SECONDS):
+        elif self._receiving is None and self._pipe not in wait([self._pipe, process.sentinel], POLL_SECONDS):
             # A process that ends just after the wait has given up may have sent its last message by now.
             if process.exitcode is not None and not self._pipe.poll():
                 self._ending = _by_exit_code(process.exitcode, seen)
@@ -184,8 +187,13 @@ class Child:
 
     def _read(self) -> ChildMessage | None:
         process, seen = self._process, self._seen
+        self._receiving = self._receiving or _received(self._pipe)
         try:
-            message: Any = self._messages.validate_json(self._pipe.recv_bytes(MOST_MESSAGE_BYTES))
+            text = self._receiving.result(POLL_SECONDS)
+            self._receiving = None
+            message: Any = self._messages.validate_json(text)
+        except TimeoutError:  # a part of it is there; the child may be ended before it has sent the rest
+            return None
         except ValidationError as error:
             self._ending = Ending(EndingKind.malformed, _unreadable(error), seen=seen)
             return None
@@ -298,6 +306,20 @@ def _enter(entry: str, request: bytes, messages: Any, lifeline: Any, scratch: st
     importlib.import_module("worker.child.answers").ask_again()
     module, _, name = entry.partition(":")
     getattr(importlib.import_module(module), name)(request, messages, lifeline, scratch, lock)
+
+
+def _received(pipe: Any) -> Future[bytes]:
+    """The next message, received in a thread: whoever reads it waits until all of it is there."""
+    found: Future[bytes] = Future()
+
+    def receive() -> None:
+        try:
+            found.set_result(pipe.recv_bytes(MOST_MESSAGE_BYTES))
+        except (EOFError, OSError) as error:
+            found.set_exception(error)
+
+    threading.Thread(target=receive, name="message of a child", daemon=True).start()
+    return found
 
 
 def _unreadable(error: ValidationError) -> str:
