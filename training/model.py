@@ -103,6 +103,8 @@ def loaded_model(
             del model
             torch.manual_seed(recipe.seed)
             return loaded_model(source, config, device, recipe, whole)
+    elif recipe.lora is not None:
+        refuse_drawn(model, found["missing_keys"])
     if recipe.quantization:
         keep_layout(model)
     return model
@@ -114,6 +116,20 @@ def drawn_layers(missing: set[str], recipe: Recipe) -> list[str]:
     if alone := [key for key in beside if "." not in key]:
         raise TrainingError(f"model.source: the checkpoint lacks {alone[0]}, which no adapter saves; use method full")
     return sorted({key.rpartition(".")[0] for key in beside})
+
+
+def refuse_drawn(model: Any, missing: set[str]) -> None:
+    """TrainingError where the checkpoint lacks weights: an adapter would neither train nor save what was drawn.
+
+    Weights that are tied to others are not missing.
+    """
+    every = dict(model.named_parameters(remove_duplicate=False))
+    there = {weight.data_ptr() for name, weight in every.items() if name not in missing}
+    if drawn := sorted(name for name in missing & every.keys() if every[name].data_ptr() not in there):
+        raise TrainingError(
+            f"model.source: the checkpoint lacks {drawn[0]}, which would be drawn at random, and an adapter neither "
+            "trains nor saves it; use a checkpoint that has it, or method full"
+        )
 
 
 def keep_layout(model: Any) -> None:

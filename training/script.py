@@ -35,7 +35,11 @@ def arguments(argv: list[str] | None, recipe: Recipe) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Train with the configuration that dynotune measured.")
     parser.add_argument("--model", default=recipe.model, help="folder or hub id")
-    parser.add_argument("--data", default=recipe.dataset, help="file, folder or hub id")
+    parser.add_argument(
+        "--data",
+        default=recipe.dataset,
+        help="folder or hub id" if recipe.dataset_is_folder else "file of the same format and columns",
+    )
     parser.add_argument("--epochs", type=float, default=recipe.epochs)
     parser.add_argument("--max-steps", type=int, help="optimizer steps, instead of epochs")
     parser.add_argument("--output", type=Path, default=Path("output"), help="folder to save to")
@@ -66,7 +70,8 @@ def train(
     optimizer = make_optimizer(model, recipe)
     scaler = gradient_scaler(device, recipe)
     total = args.max_steps or math.ceil(args.epochs * len(epoch_steps(lengths, 0, recipe)))
-    schedule = get_scheduler(recipe.schedule, optimizer, math.ceil(total * recipe.warmup_ratio), total)
+    warmup = min(math.ceil(total * recipe.warmup_ratio), total - 1)  # its first step has a learning rate of 0
+    schedule = get_scheduler(recipe.schedule, optimizer, warmup, total)
     kept = {"optimizer": optimizer, "schedule": schedule}
     if recipe.loss_scaling:
         kept["scaler"], skipped = scaler, 0
@@ -164,8 +169,10 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     samples, held_out = load_data(args.data, tokenizer, recipe)
     model = build_model(args.model, tokenizer, samples + held_out, device, recipe)
     compile_model(model, recipe)
-    if args.log and not args.resume:
-        args.log.unlink(missing_ok=True)
+    if args.log:
+        args.log.parent.mkdir(parents=True, exist_ok=True)
+        if not args.resume:
+            args.log.unlink(missing_ok=True)
 
     def report(**line: float) -> None:
         if args.log:

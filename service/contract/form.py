@@ -16,6 +16,7 @@ from service.contract.base import Contract
 from service.tasks.base import Task
 
 SPEAKERS = ("human", "user", "gpt", "assistant", "system")  # who may speak in a conversation of ShareGPT's form
+RENAMED = {"human": "user"} | dict.fromkeys(("gpt", "model", "bot", "chatbot", "ai"), "assistant")
 NAMED = 8  # classes that a note names
 
 
@@ -31,6 +32,7 @@ class DataForm(Contract):
     json_arrays: bool = Field(default=False, description="A .json file holds one array of rows, not one row a line.")
     numbers_as_text: bool = Field(default=False, description="A text column holds whole numbers, read as text.")
     sharegpt: bool = Field(default=False, description="Turns have `from` and `value`, not `role` and `content`.")
+    turn_weights: bool = Field(default=False, description="Turns of the assistant with `weight` 0 are not learnt.")
     classes: dict[str, int] = Field(
         default_factory=dict, description="Label as text -> class number; empty where labels are the class numbers."
     )
@@ -58,6 +60,10 @@ def form_of(
             elif kind == "messages" and is_sharegpt(values):
                 fields["sharegpt"] = True
                 notes.append(f"Column {column!r} is in ShareGPT's form: human was read as user, gpt as assistant.")
+            elif kind == "messages":
+                if weighted := check_turns(values):
+                    fields["turn_weights"] = True
+                    notes.append(f"{weighted} turns of column {column!r} have weight 0, and are not learnt.")
             elif kind == "tools":
                 check_tools(values)
                 notes.append(f"The chat template is told the tools of column {column!r}.")
@@ -157,6 +163,29 @@ def is_sharegpt(conversations: Sequence[Any]) -> bool:
                 known = ", ".join(SPEAKERS)
                 raise ValueError(f"the turn {turn!r:.80}; `from` must be one of {known}, and `value` text")
     return True
+
+
+def check_turns(conversations: Iterable[Any]) -> int:
+    """How many of the assistant's turns have weight 0; ValueError for roles and contents that templates would misread.
+
+    What is no conversation at all is told by the chat template, which is a program.
+    """
+    weighted = 0
+    for talk in conversations:
+        if isinstance(talk, str):
+            raise ValueError(
+                f"{talk!r:.80}, which is text; write a conversation as a list of turns, not as JSON in text"
+            )
+        for turn in talk if isinstance(talk, list) else ():
+            role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
+            if isinstance(role, str) and role in RENAMED:
+                raise ValueError(
+                    f"turns of the role {role!r}; write {RENAMED[role]}, which is what chat templates know"
+                )
+            if isinstance(content, list) and content:
+                raise ValueError(f"the content {content!r:.80}; write it as text, which is all that is trained on")
+            weighted += role == "assistant" and turn.get("weight") == 0
+    return weighted
 
 
 def _from_and_value(talk: Any) -> bool:

@@ -203,6 +203,7 @@ class Measurement(Contract):
         default=(), description="Layers that the checkpoint lacks: drawn, trained whole, and saved with the adapter."
     )
     remote_code: bool = Field(default=False, description="The model runs code of its own.")
+    pickled_weights: bool = Field(default=False, description="The model's weights are in pickles only.")
     model_revision: str | None = Field(default=None, description="The commit that was loaded from the hub.")
     weights_dtype: str | None = Field(default=None, description="Of most of the model's weights, without adapters.")
     parameters: int | None = None

@@ -213,15 +213,16 @@ def write(recommendation: Recommendation) -> str:
     }
     if recommendation.LoraConfig:
         targets = lora_targets(recommendation)
+        if isinstance(targets, str) and targets != "all-linear":
+            raise NotYet(
+                f"LLaMA-Factory takes names of modules, and lora.target_modules is a regular expression ({targets}); "
+                "run the job again with a list of names."
+            )
         job |= {
             "lora_rank": spec.lora.r,
             "lora_alpha": whole(spec.lora.alpha),
             "lora_dropout": spec.lora.dropout,
-            "lora_target": "all"
-            if targets == "all-linear"
-            else targets
-            if isinstance(targets, str)
-            else ",".join(targets),
+            "lora_target": "all" if isinstance(targets, str) else ",".join(targets),
         }
     entry = json.dumps({NAME: dataset(recommendation)}, indent=2)
     told = commented(

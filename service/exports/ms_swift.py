@@ -195,7 +195,11 @@ def write(recommendation: Recommendation) -> str:
             "lora_rank": spec.lora.r,
             "lora_alpha": whole(spec.lora.alpha),
             "lora_dropout": spec.lora.dropout,
-            "target_modules": [targets] if isinstance(targets, str) else targets,
+            **(
+                {"target_regex": targets}
+                if isinstance(targets, str) and targets != "all-linear"
+                else {"target_modules": [targets] if isinstance(targets, str) else targets}
+            ),
         }
     return yaml_file(TARGET, recommendation, job, unread(recommendation))
 

@@ -87,6 +87,7 @@ def fields_of(recommendation: Recommendation, levers: Mapping[str, str], micro_b
     )
     if recommendation.evidence.measurement.remote_code:
         fields["source_options"] |= {"trust_remote_code": True}
+    fields["pickled_weights"] = recommendation.evidence.measurement.pickled_weights
     return fields
 
 

@@ -145,11 +145,11 @@ def test_a_completion_goes_on_with_its_prompt_in_the_same_text(tmp_path: Path, t
 
 
 def test_columns_that_are_not_read_are_told(tmp_path: Path, tokenizer: Any) -> None:
-    rows = [{"instruction": "Translate good morning.", "output": "guten Morgen", "language": "de"}] * 4
+    rows = [{"instruction": "Translate good morning.", "output": "guten Morgen", "language": "de"}] * 20
     (told,) = load(tiny.write(tmp_path / "rows.jsonl", rows), tokenizer).facts.notes
     read = "'instruction' (prompt) and 'output' (completion)"
     assert told == f"Of the data's columns {read} were read, and not 'language'."
-    assert not load(tiny.write(tmp_path / "b.jsonl", tiny.pairs(8)), tokenizer).facts.notes
+    assert not load(tiny.write(tmp_path / "b.jsonl", tiny.pairs(20, most=20)), tokenizer).facts.notes
 
 
 @pytest.mark.parametrize("name", ["input", "context"])

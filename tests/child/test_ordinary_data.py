@@ -52,8 +52,8 @@ def every(path: Path) -> list[dict[str, Any]]:
 
 def test_conversations_of_sharegpt_are_read_as_messages(tmp_path: Path, tokenizer: Any) -> None:
     same = [{"role": "system", "content": "be brief"}, *TALK]
-    ours = load(tiny.write(tmp_path / "a.jsonl", [{"messages": same}] * 4), tokenizer)
-    theirs = load(tiny.write(tmp_path / "b.jsonl", [{"conversations": SHAREGPT}] * 4), tokenizer)
+    ours = load(tiny.write(tmp_path / "a.jsonl", [{"messages": same}] * 20), tokenizer)
+    theirs = load(tiny.write(tmp_path / "b.jsonl", [{"conversations": SHAREGPT}] * 20), tokenizer)
     assert theirs.train == ours.train and not ours.facts.notes
     assert theirs.facts.form.sharegpt and "ShareGPT" in notes(theirs)
 

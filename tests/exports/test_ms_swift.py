@@ -8,10 +8,22 @@ import pytest
 import yaml
 
 from service.contract.hardware import HardwareFacts
+from service.errors import NotYet
 from service.exports import EXPORTS
 from tests.exports.test_targets import METHODS, made, points
 
 Facts = Callable[..., HardwareFacts]
+
+
+def test_a_pattern_of_modules_is_no_name(facts: Facts) -> None:
+    """In a list of names it would match none; LLaMA-Factory has no key for it."""
+    usual = made(facts, "lora")
+    adapter = (usual.LoraConfig or {}) | {"target_modules": ".*(q|v)_proj"}
+    found = usual.model_copy(update={"LoraConfig": adapter})
+    written = yaml.safe_load(EXPORTS["ms-swift"].write(found))
+    assert written["target_regex"] == ".*(q|v)_proj" and "target_modules" not in written
+    with pytest.raises(NotYet, match="is a regular expression"):
+        EXPORTS["llamafactory"].write(found)
 
 
 @pytest.mark.parametrize("method", METHODS)

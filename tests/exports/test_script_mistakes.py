@@ -37,6 +37,13 @@ def test_a_rate_that_is_a_tensor_is_logged(text: str, tmp_path: Path) -> None:
     assert [json.loads(line).get("learning_rate") for line in log.read_text().splitlines()] == [0.0, 0.25, None]
 
 
+def test_a_run_of_one_step_learns(text: str, tmp_path: Path) -> None:
+    """A warm-up's first step has a learning rate of 0, so it must not be the only one. The log's folder is made."""
+    module, log = script(text, tmp_path), tmp_path / "not" / "there" / "log.jsonl"
+    module.main(["--max-steps", "1", "--device", "cpu", "--output", str(tmp_path / "out"), "--log", str(log)])
+    assert json.loads(log.read_text().splitlines()[0])["learning_rate"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -27,7 +27,8 @@ def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[S
         if recipe.chat_template is not None:
             tokenizer.chat_template = recipe.chat_template
         pairs = [
-            chat(turns_of(row[recipe.columns["messages"]], recipe), writer(row, tokenizer, recipe)) for row in rows
+            chat(turns_of(row[recipe.columns["messages"]], recipe), writer(row, tokenizer, recipe), recipe)
+            for row in rows
         ]
     elif "text" in recipe.columns:
         ends = ends_of(tokenizer)
@@ -82,18 +83,20 @@ def turns_of(conversation: Any, recipe: Recipe) -> Any:
     return conversation
 
 
-def chat(messages: Any, write: Callable[..., list[int]]) -> tuple[list[int], list[bool]]:
+def chat(messages: Any, write: Callable[..., list[int]], recipe: Recipe) -> tuple[list[int], list[bool]]:
     """(tokens of a conversation by the chat template, for each whether it is learnt: the assistant's are).
 
     A turn's tokens are those that it adds to the turns before it. Some templates write turns in another way once others
     follow, as without their thoughts; then they are those that differ where the turn says something else. A turn that
-    says nothing and calls no tool is not learnt, not even its end. Where no role is `assistant`, the last turn is.
+    says nothing and calls no tool is not learnt, not even its end.
     """
     try:
         everything = write(messages)
         learnt = [False] * len(everything)
-        for at in [at for at, turn in enumerate(messages) if turn["role"] == "assistant"] or [len(messages) - 1]:
-            if at >= 0 and (messages[at].get("content") not in ("", None, []) or messages[at].get("tool_calls")):
+        for at, turn in enumerate(messages):
+            if turn["role"] != "assistant" or (recipe.turn_weights and turn.get("weight") == 0):
+                continue
+            if turn.get("content") not in ("", None, []) or writes_calls(messages, at, write):
                 begin, end = turn_in(everything, messages, at, write)
                 learnt[begin:end] = [True] * (end - begin)
     except Exception as error:  # noqa: BLE001 - a template is a program, which may raise whatever it likes
@@ -101,6 +104,12 @@ def chat(messages: Any, write: Callable[..., list[int]]) -> tuple[list[int], lis
         shown = f"{str(messages)[:80]!r} does not fit the chat template: {reason}"
         raise TrainingError(f"dataset.columns.messages: {shown}") from error
     return everything, learnt
+
+
+def writes_calls(messages: Any, at: int, write: Callable[..., list[int]]) -> bool:
+    """Whether a turn calls tools, and the chat template writes that; some write an empty turn."""
+    calls, silent = messages[at].get("tool_calls"), {"role": messages[at]["role"], "content": ""}
+    return bool(calls) and write([*messages[:at], silent | {"tool_calls": calls}]) != write([*messages[:at], silent])
 
 
 def writer(row: dict[str, Any], tokenizer: Any, recipe: Recipe) -> Callable[..., list[int]]:

@@ -145,9 +145,11 @@ def build(
         read_through(folder)
     options = {"trust_remote_code": workplace.allow_remote_code}  # no revision: `folder` is that snapshot
     recipe = replace(recipe_of(spec, configuration), source_options=options)
-    check_config(folder, options)
+    vocabulary = check_config(folder, options)
     tokenizer = load_tokenizer(folder, recipe)
     data = job_data.load(spec, recipe, tokenizer, workplace)
+    if is_first and vocabulary is not None:
+        check_vocabulary(vocabulary, tokenizer, data)
     seconds = time.perf_counter() - began
     prepare_seconds, data_seconds = (seconds, 0.0) if is_first else (0.0, seconds)
     if is_first:
@@ -156,7 +158,7 @@ def build(
         recipe_of(spec, configuration, data.facts, device.can_pin),
         seed=seed,
         source_options=options,
-        pickled_weights=workplace.allow_pickle,
+        pickled_weights=workplace.allow_pickle and not any(folder.glob("*.safetensors")),
     )
     started = time.perf_counter()
     device.reset_peak()
@@ -193,12 +195,36 @@ def read_through(folder: Path) -> None:
                     pass
 
 
-def check_config(folder: Path, options: Mapping[str, Any]) -> None:
-    """TrainingError where the model's folder has no config.json that transformers takes; its tokenizer reads it too."""
+def check_config(folder: Path, options: Mapping[str, Any]) -> int | None:
+    """How many tokens the model has embeddings for, if its configuration says so.
+
+    TrainingError where the model's folder has no config.json that transformers takes; its tokenizer reads it too.
+    """
     try:
-        AutoConfig.from_pretrained(folder, **options)
+        config = AutoConfig.from_pretrained(folder, **options)
+        return getattr(config.get_text_config(), "vocab_size", None)
     except Exception as error:  # transformers' checks of what a configuration says raise errors of many kinds
         raise TrainingError(f"model.source: its config.json is not one that loads: {first_line(error)}") from error
+
+
+def check_vocabulary(size: int, tokenizer: Any, data: job_data.Data) -> None:
+    """TrainingError where the tokenizer pads with, or the data holds, a token that the model has no embedding for.
+
+    It would be an IndexError of the first step, on a GPU one that ends the process. Tokens that were added to a
+    tokenizer need the model's embeddings resized.
+    """
+    if tokenizer.pad_token_id >= size:
+        raise TrainingError(
+            f"model.source: its tokenizer pads with {tokenizer.pad_token!r}, token {tokenizer.pad_token_id}, and the "
+            f"model has embeddings for {size} tokens; resize them, or have another token pad, such as the end token"
+        )
+    largest = max(max(ids) for ids, _ in [*data.train, *data.validation])
+    if largest >= size:
+        token = tokenizer.convert_ids_to_tokens(largest)
+        raise TrainingError(
+            f"model.source: the data holds {token!r}, token {largest} of its tokenizer, and the model has embeddings "
+            f"for {size} tokens; resize them"
+        )
 
 
 def load_tokenizer(folder: Path, recipe: Recipe) -> Any:
@@ -287,7 +313,26 @@ def _with_adapter(model: Any, recipe: Recipe) -> Any:
         if recipe.lora is not None and recipe.lora["target_modules"] == list(ATTENTION):
             sentence = f"the lever adapter names modules that this model lacks: {first_line(error)}"
             raise TrainingError(sentence, "configuration") from error
-        raise TrainingError(f"lora.target_modules: {first_line(error)}") from error
+        others = f"; its linear layers are {', '.join(linear_layers(model))}" if targets == "all-linear" else ""
+        raise TrainingError(f"lora.target_modules: {first_line(error)}{others}") from error
+
+
+def names_of_nothing(spec: JobSpec, model: Any) -> list[str]:
+    """A note where the job names modules to adapt that the model lacks: peft says nothing if it has some of them."""
+    names = spec.lora.target_modules
+    if isinstance(names, str) or not hasattr(model, "peft_config"):
+        return []
+    there = [f".{name}" for name, _ in model.named_modules()]
+    missing = [repr(name) for name in names if not any(one.endswith(f".{name}") for one in there)]
+    known = ", ".join(linear_layers(model.get_base_model()))
+    return [f"lora.target_modules: the model has no {' and no '.join(missing)}; it has {known}."] if missing else []
+
+
+def linear_layers(model: Any) -> list[str]:
+    """The names of the model's linear layers, without their places and what an adapter adds to them."""
+    linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+    found = (name.removesuffix(".base_layer") for name in linear if ".lora_" not in name)
+    return sorted({name.rpartition(".")[2] for name in found})
 
 
 def check_length(spec: JobSpec, config: Any) -> None:

@@ -35,6 +35,7 @@ from worker.child.rows import read_rows
 HISTOGRAM_EDGES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 30)
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair that UTF-16 writes one character with
 KEPT = "tokens.npz"  # the file of a job's samples in its cache
+WORTH_A_NOTE = 0.05  # of the training samples, that may be cut
 DRAWS = 200  # of a work unit, of which the most typical one is taken
 
 
@@ -88,13 +89,16 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
     template = recipe.chat_template or str(tokenizer.chat_template)
     if "tools" in recipe.columns and "tools" not in template:
         notes.append("The chat template says nothing of tools, so it leaves them out.")
+    if "messages" in recipe.columns and "tool_calls" not in template and any(map(_calls, train_rows)):
+        notes.append("The chat template says nothing of tool_calls, so calls of tools are neither written nor learnt.")
     train, train_note = _learnable(train_rows, "training", tokenizer, recipe)
     validation, validation_note = _learnable(validation_rows, "validation", tokenizer, recipe)
     if not train:
         raise TrainingError(f"dataset: no training row has anything to learn: {train_note.rstrip('.')}")
     notes += filter(None, (train_note, validation_note))
-    if not validation:
+    if not validation or validation_rows[0] is train_rows[0]:
         notes.append("No validation row is left, so the evaluation takes a row that is trained on.")
+    notes += _cut(train, recipe) + _small(train, spec)
     validation = validation or train[:1]
     data = Data(train, validation, [len(ids) for ids, _ in train], _facts(train, validation, recipe, notes))
     if file:
@@ -118,9 +122,39 @@ def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) ->
         limit = f"max_length ({recipe.max_length} tokens)"
         reasons.append(f"in {cut}, what is learnt begins beyond {limit}, which dataset.max_length can raise")
     if len(left_out) > cut:
-        reasons.append(f"{len(left_out) - cut} hold nothing to learn, such as an empty completion")
+        nothing = (
+            "a conversation without a turn of the assistant" if "messages" in recipe.columns else "an empty completion"
+        )
+        reasons.append(f"{len(left_out) - cut} hold nothing to learn, such as {nothing}")
     note = f"{len(left_out)} of {len(rows)} {part} rows were left out: {'; '.join(reasons)}." if left_out else ""
     return kept, note
+
+
+def _calls(row: Record) -> bool:
+    """Whether a turn of a row's conversation calls tools."""
+    return any(isinstance(value, list) and any("tool_calls" in turn for turn in value) for value in row.values())
+
+
+def _cut(train: list[Sample], recipe: Recipe) -> list[str]:
+    """A note where much of the data may be cut."""
+    full = sum(len(ids) >= recipe.max_length for ids, _ in train)
+    if full < WORTH_A_NOTE * len(train):
+        return []
+    return [
+        f"{full} of {len(train)} training samples fill max_length ({recipe.max_length} tokens); what goes beyond it is "
+        "not trained on, and dataset.max_length can raise it."
+    ]
+
+
+def _small(train: list[Sample], spec: JobSpec) -> list[str]:
+    """A note where the effective batch is larger than the data."""
+    size = spec.training.effective_batch_size
+    if size is None or size <= len(train):
+        return []
+    return [
+        f"training.effective_batch_size is {size}, and there are {len(train)} training samples, so that an epoch is "
+        "one step of all of them."
+    ]
 
 
 def _check_surrogates(rows: list[Record], part: str, recipe: Recipe) -> None:

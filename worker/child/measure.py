@@ -17,7 +17,7 @@ from service.levers import LEVERS
 from service.levers.batching import GROUP_STEPS
 from training.errors import TrainingError
 from worker.child import arrange, curve, evaluation_time, probe, steps
-from worker.child.build import Bundle, build, parameter_counts
+from worker.child.build import Bundle, build, names_of_nothing, parameter_counts
 from worker.child.data import Data, work_unit
 from worker.child.lacking import lacking, lacking_kernels
 from worker.child.size_search import Found, Known, Tell
@@ -109,7 +109,7 @@ def run_trial(
     spent.phases["build"] -= sum(known_seconds.values())
     facts = built(bundle, device, used_before, is_first=request.origin is Origin.baseline)
     tell(facts)
-    notes: list[str] = []
+    notes = names_of_nothing(spec, bundle.model)
     unit = unit_of(spec, bundle.data, spec.training.seed)
     learnt = Known(known, request.memory_line)
     found = probe.largest(bundle, tell, request.confirm_largest, learnt)
@@ -194,6 +194,7 @@ def run_trial(
         first_call_seconds=best.first_calls(),
         check_loss=reference.loss,
         check_grad_norm=reference.grad_norm,
+        pickled_weights=bundle.recipe.pickled_weights,
         remote_code=workplace.allow_remote_code and hasattr(bundle.model.config, "auto_map"),
         **beside_the_adapter(bundle),
         losses=times.losses,

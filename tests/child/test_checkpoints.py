@@ -1,0 +1,55 @@
+"""Checkpoints that are not what a job needs: refused in one sentence, or noted, before anything is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.child import tiny
+from tests.child.test_data_mistakes import refused
+from worker.child.build import check_vocabulary, names_of_nothing
+
+
+@pytest.mark.parametrize(("kind", "task"), [("llama", "causal-lm"), ("bert", "masked-lm")])
+def test_an_adapter_needs_a_checkpoint_with_its_output_layer(
+    tmp_path: Path, reviews: Path, kind: str, task: str
+) -> None:
+    """Drawn, frozen and not saved, it would be another one for whoever loads the adapter."""
+    config = tiny.config(kind)
+    config.tie_word_embeddings = False
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / kind)
+    tiny.with_tokenizer(tmp_path / kind)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / kind)
+    tokenizer.mask_token = tokenizer.convert_ids_to_tokens(9)
+    tokenizer.save_pretrained(tmp_path / kind)
+    columns = {"columns": {"text": "text"}} if task == "masked-lm" else {}
+    spec = tiny.job(tmp_path / kind, reviews, task=task, dataset={"source": str(reviews), "max_length": 32} | columns)
+    assert "the checkpoint lacks" in refused(tiny.bundle, spec, "lora")
+    assert tiny.bundle(spec, "full").model is not None
+
+
+def test_tokens_without_an_embedding_are_told(tmp_path: Path, llama: Path, reviews: Path) -> None:
+    bundle = tiny.bundle(tiny.job(llama, reviews, task="sequence-classification"), "lora")
+    size = bundle.model.config.vocab_size
+    check_vocabulary(size, bundle.tokenizer, bundle.data)
+    largest = max(max(ids) for ids, _ in bundle.data.train)
+    assert f"token {largest} of its tokenizer" in refused(check_vocabulary, largest, bundle.tokenizer, bundle.data)
+    assert "have another token pad" in refused(
+        check_vocabulary, bundle.tokenizer.pad_token_id, bundle.tokenizer, bundle.data
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # by peft
+def test_names_that_no_module_has_are_noted(llama: Path, reviews: Path) -> None:
+    """A misspelt one makes a smaller adapter, which is faster."""
+    for names, said in ((["q_proj", "zzz"], "has no 'zzz'; it has "), (["q_proj", "v_proj"], "")):
+        spec = tiny.job(llama, reviews, task="sequence-classification", lora={"target_modules": names})
+        assert said in " ".join(names_of_nothing(spec, tiny.bundle(spec, "lora").model))
+    assert (
+        "down_proj"
+        in names_of_nothing(
+            tiny.job(llama, reviews, lora={"target_modules": ["zzz"]}), tiny.bundle(spec, "lora").model
+        )[0]
+    )
