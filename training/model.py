@@ -125,7 +125,7 @@ def refuse_drawn(model: Any, missing: set[str]) -> None:
     """
     every = dict(model.named_parameters(remove_duplicate=False))
     there = {weight.data_ptr() for name, weight in every.items() if name not in missing}
-    if drawn := sorted(name for name in missing & every.keys() if every[name].data_ptr() not in there):
+    if drawn := sorted(name for name in every.keys() & missing if every[name].data_ptr() not in there):
         raise TrainingError(
             f"model.source: the checkpoint lacks {drawn[0]}, which would be drawn at random, and an adapter neither "
             "trains nor saves it; use a checkpoint that has it, or method full"

@@ -18,7 +18,7 @@ from worker.plan.proof import STEPS, samples_a_step
 
 # Of the job's minutes (docs/decisions/0008), but as much as the verification will take if that is no more than half.
 VERIFY_SHARE, MOST_SHARE = 0.25, 0.5
-LEAST_BLOCKS = 2  # of a verification, however little time is left
+LEAST_BLOCKS = 2  # for which a verification is given time; where trials took longer than expected, it may have one
 FINALISTS, FEWER = 3, 2  # of a verification, and where a block of more takes longer than LONG_BLOCK
 LONG_BLOCK = 120.0  # seconds
 # Of a proof and a soak; the reference of an adapter without a new head keeps its process (docs/decisions/0028).
@@ -26,7 +26,7 @@ HELD_PROCESSES, HELD_WITH_ADAPTER = 5, 3
 REFERENCES = 2.0  # times what is replayed is trained by references, which are as slow as the slowest candidate
 BEGIN_SECONDS = 3.0  # of a process, before it loads the model
 GRACE_SHARE = 0.1  # of the job's minutes, by which a verification may go past them where trials took longer
-LEAST_VERIFY = 1.0  # seconds: two blocks, a proof and a soak run however little time is left
+LEAST_VERIFY = 1.0  # seconds: a block, a proof and a soak run however little time is left
 COMPILES = 2  # of a configuration: in its trial, and in the first process of the verification
 HOST_CORES = 8.0  # that compile a host's kernels in the time that the catalogue says
 PATIENCE = 3.0  # times the longest trial so far: the time limit of a trial
