@@ -109,11 +109,8 @@ class Client:
 
     def upload(self, file: Path) -> str:
         """Send a dataset's file; what a job names it by, as its `dataset.source`."""
-        digest = hashlib.sha256()
         with file.open("rb") as data:
-            while block := data.read(1 << 20):
-                digest.update(block)
-        query = {"name": file.name, "sha256": digest.hexdigest()}
+            query = {"name": file.name, "sha256": hashlib.file_digest(data, "sha256").hexdigest()}
         headers = {"Content-Type": "application/octet-stream"}
         with file.open("rb") as data:
             answer = self._call("POST", "/v1/datasets", params=query, content=data, headers=headers, timeout=None)

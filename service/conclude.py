@@ -1,4 +1,4 @@
-"""What a job's history comes to: its recommendation, and the sentences about a job that has none. Pure."""
+"""Computes from a job's history its recommendation, or the sentence that says why there is none. Pure, without I/O."""
 
 from __future__ import annotations
 

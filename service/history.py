@@ -51,8 +51,8 @@ class JobHistory:
     """All that a job's recommendation is computed from, at one version of the job's history.
 
     `facts` are the hardware that the job runs on, and None until a worker has begun the job. `spent` is what its time
-    went into by its tasks' start and end times, as `time_of_tasks` counts it. One that is not readable, as another
-    version wrote it, holds nothing else than its version and its job's id.
+    went into by its tasks' start and end times, as `time_of_tasks` counts it. If another version wrote the
+    job, `is_readable` is false, and only `version` and `job_id` are set.
     """
 
     version: int
@@ -178,7 +178,7 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
 
 @contextmanager
 def if_readable(job_id: str) -> Iterator[None]:
-    """A look at a job. Where another version wrote what this one cannot read, the look ends here, with a warning."""
+    """Skip the rest of the block, with a warning, where the job cannot be read because another version wrote it."""
     try:
         yield
     except ValidationError as error:

@@ -19,8 +19,9 @@ def since_boot() -> float:
 class Patience:
     """Says whether tasks may be taken from workers whose leases ran out.
 
-    After an outage they may be only when every worker that lives has had the time of a lease to renew its own. Else
-    all trials under way would be lost with it, and a third outage would give up the task as one that kills its workers.
+    After an outage, leases that ran out are left alone for the time of one lease, so that living workers can renew
+    theirs. Otherwise every running trial would be queued again, and a task that lived through three outages would be
+    given up as one that kills its workers.
     """
 
     def __init__(self, seconds: float = LEASE_SECONDS, clock: Callable[[], float] = since_boot) -> None:

@@ -51,7 +51,6 @@ from service.tuples import JOB, TASK, WORKER, JobRow, TaskRow, WorkerRow, change
 FORGOTTEN_SECONDS = 24 * 3600.0
 log = logs.logger("dynotune.queue")
 MOST_LOG = 128 << 10  # characters of a task's output
-MOST_RETRY_SECONDS = 60.0  # before a task is tried again after a worker's death
 # A sign of life of a worker that is named, and of the one that runs a task.
 SEEN = update(WORKERS).where(WORKERS.c.id == bindparam("worker"))
 BUSY_SEEN = update(WORKERS).where(
@@ -286,7 +285,7 @@ class Queue(Requests):
 
     def _pause(self, deaths: int) -> float:
         """Seconds before a task is tried again: doubled with each death and drawn, so that not all return at once."""
-        return min(self._retry * 2.0 ** (deaths - 1), MOST_RETRY_SECONDS) * random.uniform(0.5, 1.0)
+        return self._retry * 2.0 ** (deaths - 1) * random.uniform(0.5, 1.0)
 
     def _hand_on(self, claim: Claim, values: dict[str, Any], expired: ColumnElement[bool]) -> None:
         state = TaskState.queued

@@ -1,7 +1,7 @@
 """The fields of a training Recipe (training/recipe.py), worked out from a job and a configuration.
 
-The worker makes a Recipe of them; the export prints the training code for them. Plain data: this side of the house
-does not import the training code.
+The worker makes a Recipe of them; the export prints the training code for them. Plain data: the
+service imports nothing of `training`.
 """
 
 from __future__ import annotations

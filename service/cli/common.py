@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -38,7 +38,7 @@ def screen() -> Console:
     return console()
 
 
-def fail(sentence: str, code: int) -> None:
+def fail(sentence: str, code: int) -> NoReturn:
     """Print one sentence on stderr and exit."""
     from service.cli.output import say
 

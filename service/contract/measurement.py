@@ -39,7 +39,7 @@ class Probe(Contract):
     """A micro batch size at which a full step was started. `peak_bytes` is None when the step ran out of memory.
 
     `update_bytes` is the peak of clipping and the optimizer step alone, which hardly depends on the batch size, and
-    `unfreeable_bytes` about what an allocator that frees its cache would still have needed of `peak_bytes`.
+    `unfreeable_bytes` about the part of `peak_bytes` that would remain if the caching allocator freed its cache.
     """
 
     micro_batch_size: int

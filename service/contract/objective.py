@@ -38,7 +38,10 @@ def training_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | N
 
 
 def training_seconds_of(spec: JobSpec, tokens: int, timing: Timing) -> float:
-    """The same of a timing, with data of so many tokens: where few are long, a unit may have more a row."""
+    """The seconds of all optimizer steps on data of so many tokens, at the timing's tokens/s.
+
+    By tokens and not by rows, as the rows of a work unit may be longer than those of the data on average.
+    """
     return spec.training.epochs * tokens / timing.tokens * timing.seconds
 
 
@@ -160,8 +163,8 @@ def smallest_within(order: list[str], cost: dict[str, float], sizes: Mapping[str
 def proven_peak(measurement: Measurement, verdict: Verdict | None) -> int | None:
     """Peak bytes of a configuration after its verification, or None where they are not known.
 
-    The soak's counts beside the trial's own; where it lowered the micro batch, that is a larger one's, so that of the
-    probes counts in its place.
+    It is the larger one of the trial's peak and the soak's. Where the soak lowered the micro batch, the trial's peak is
+    that of a larger one, and the peak that the probe saw at the lower size takes its place.
     """
     if verdict is None:
         return measurement.peak_bytes

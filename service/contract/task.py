@@ -20,9 +20,9 @@ LEASE_SECONDS = 30.0  # without a renewal, after which a task is given to anothe
 MOST_LEASE_SECONDS = 300.0  # that a worker may ask for
 EVALUATED = {"quick": 64, "standard": 1024, "strict": 4096}  # validation samples of a soak's evaluation, at most
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up
-# The slowest candidate of a block is timed for LONG_BLOCK_SECONDS, but in no more than a few passes over the work unit;
-# where a few take less than BLOCK_SECONDS, in as many as it takes to reach these. In a short job, MOST_BLOCK_SHARE of
-# its minutes takes the place of either where it is less: a verification times two candidates in two blocks at least.
+# A block repeats the work unit until its slowest candidate has been timed for BLOCK_SECONDS, MOST_BLOCK_PASSES times at
+# most. Within its first FEW_BLOCK_PASSES passes it goes on to LONG_BLOCK_SECONDS. Neither is longer than
+# MOST_BLOCK_SHARE of the job's minutes, as a verification times two candidates in two blocks.
 LONG_BLOCK_SECONDS, FEW_BLOCK_PASSES = 10.0, 5
 BLOCK_SECONDS, MOST_BLOCK_PASSES = 3.0, 50
 MOST_BLOCK_SHARE = 0.05

@@ -16,8 +16,12 @@ ATTENTION: tuple[str, ...] = (
     "q_lin",
     "k_lin",
     "v_lin",
+    "out_lin",
+    "c_attn",
+    "Wqkv",
+    "query_key_value",
+    "out_proj",
 )
-ATTENTION += ("out_lin", "c_attn", "Wqkv", "query_key_value", "out_proj")
 
 LEVER = Lever(
     name="adapter",

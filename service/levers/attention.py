@@ -1,4 +1,4 @@
-"""The attention kernel. The options are data: transformers' `implementation`; a function sets sdpa's backend."""
+"""The attention kernel, by transformers' `attn_implementation`; a function sets sdpa's backend."""
 
 from service.levers.base import (
     Asked,
@@ -99,7 +99,6 @@ LEVER = Lever(
             needs=(cuda(),),
             changes_numerics=True,
             drops_attention=False,
-            options={"implementation": "flex_attention"},
             from_pretrained={"attn_implementation": "flex_attention"},
             supported_by=("_supports_flex_attn",),
             effect=Effect(1.0, 0.15, once=20.0),
@@ -122,7 +121,6 @@ LEVER = Lever(
             "flash-attention-2",
             "Dao's FlashAttention 2, from the hub where flash_attn is not installed; packed rows without a mask",
             needs=(cuda(), capability(8), package("flash_attn", "its kernels", instead="kernels")),
-            options={"implementation": "flash_attention_2"},
             from_pretrained={"attn_implementation": "flash_attention_2"},
             supported_by=("_supports_flash_attn",),
             effect=Effect(0.92, 0.12),
@@ -132,7 +130,6 @@ LEVER = Lever(
             "FlashAttention 3, for Hopper, from the hub where flash_attn_interface is not installed",
             needs=(cuda(), hopper(), package("flash_attn_interface", "its kernels", instead="kernels")),
             drops_attention=False,
-            options={"implementation": "flash_attention_3"},
             from_pretrained={"attn_implementation": "flash_attention_3"},
             supported_by=("_supports_flash_attn",),
             effect=Effect(0.88, 0.15),

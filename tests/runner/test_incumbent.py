@@ -157,9 +157,9 @@ def test_it_ends_for_another_job_and_where_a_trial_needs_its_memory(
 ) -> None:
     made = search()
     made.trial("padded")
-    made.incumbent.only_for("j")
+    made.incumbent.end_unless_of("j")
     assert made.alive() == ["padded"]
-    made.incumbent.only_for("another")
+    made.incumbent.end_unless_of("another")
     assert made.alive() == []
     made.trial("padded")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 << 30, available=int(3.2 * 2**30)))

@@ -87,13 +87,13 @@ def can_reset(bundle: Bundle) -> bool:
 
 
 def frozen(model: torch.nn.Module) -> Marks:
-    """What tells whether anything wrote to the frozen weights and the buffers: who they are, and torch's counts."""
+    """Identity and torch's version counter of each frozen weight and buffer: while they stay, nothing wrote to them."""
     every = (*model.named_parameters(), *model.named_buffers())
     return {name: (id(one), one._version) for name, one in every if not one.requires_grad}
 
 
 def reset(bundle: Bundle, request: RunBlock | RunReplay) -> None:
-    """Bring a bundle to where building it for the request would have brought it, compiled code and shapes aside."""
+    """Put a bundle into the state that a fresh build for this request would have. What was compiled is kept."""
     bundle.configuration = request.candidate.configuration
     rate = bundle.configuration.learning_rate
     bundle.recipe = replace(bundle.recipe, seed=request.seed, learning_rate=rate)

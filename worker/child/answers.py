@@ -1,8 +1,8 @@
 """Imported by the fork server first: has torch tell the GPU's compute capability without asking the GPU.
 
 Asking would initialise CUDA, after which a forked child cannot use it. The worker knows the answer and leaves it in
-DYNOTUNE_GPU_CAPABILITY (docs/decisions/0037). In a child, `ask_again` undoes it; what took `has_triton` by its name
-while it was imported keeps the answer, which stays right.
+DYNOTUNE_GPU_CAPABILITY (docs/decisions/0037). In a child, `ask_again` undoes it. Modules that did
+`from torch… import has_triton` meanwhile keep the replaced function, whose answer is still right.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ more, but fails on frozen parameters, and fake CUDA tensors need a CUDA build of
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -47,13 +46,12 @@ class Storages(TorchDispatchMode):  # type: ignore[misc]
         self.live -= size
 
 
-@contextmanager
-def fake_tensors() -> Iterator[None]:
+def fake_tensors() -> AbstractContextManager[Any]:
     """A context in which new tensors are fake: they take no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
+    mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
+    return mode
 
 
 def real_shapes(model: torch.nn.Module) -> None:

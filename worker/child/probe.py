@@ -118,6 +118,16 @@ def evaluation_step(bundle: Bundle, size: int, from_empty: bool = True) -> Peaks
     return Peaks(bundle.device.peak())
 
 
+@contextlib.contextmanager
+def _exact_memory(device: Device) -> Iterator[None]:
+    """Memory follows exactly what is allocated meanwhile."""
+    device.exact_memory(True)
+    try:
+        yield
+    finally:
+        device.exact_memory(False)
+
+
 def largest(bundle: Bundle, tell: Tell, confirm: bool = True, known: Known | None = None) -> Found:
     """Search for the largest micro batch of the bundle, not compiled; an out-of-memory error passes through.
 
@@ -127,32 +137,24 @@ def largest(bundle: Bundle, tell: Tell, confirm: bool = True, known: Known | Non
     """
     beyond = bundle.configuration.method != "full" and not bundle.compiled
     search = Search(bundle, ProbePhase.training, full_step, bound(bundle), tell, known or Known(), beyond)
-    bundle.device.exact_memory(True)
-    try:
-        with without_learning(bundle):
-            return search.search(confirm)
-    finally:
-        bundle.device.exact_memory(False)
+    with _exact_memory(bundle.device), without_learning(bundle):
+        return search.search(confirm)
 
 
 def recompiled(bundle: Bundle, tell: Tell, eager: Found, known: Known) -> Found:
     """Search again with the compiled model, which often needs less memory; the eager probes stay in the result."""
     search = Search(bundle, ProbePhase.compiled, full_step, bound(bundle), tell, known)
-    bundle.device.exact_memory(True)
-    try:
-        with without_learning(bundle):
-            found = search.search(first=max(1, eager.largest // 2))
-    finally:
-        bundle.device.exact_memory(False)
+    with _exact_memory(bundle.device), without_learning(bundle):
+        found = search.search(first=max(1, eager.largest // 2))
     found.probes = eager.probes + found.probes
     return found
 
 
 def evaluated_rows(bundle: Bundle, largest: int, known: Sequence[Probe] = ()) -> int:
-    """How many samples an evaluation takes at a time without a probe of its own, where so many rows fit in training.
+    """The batch size to evaluate with where evaluations have no probe of their own: as many rows as fit in training.
 
-    Where rows are packed, as many as have the tokens of these rows when all are as wide as the longest; in any case
-    fewer than ran out of memory in an evaluation before.
+    Where rows are packed, as many samples as have the tokens of these rows when all are as wide as the longest. It is
+    less than any size that ran out of memory in an evaluation before.
     """
     found, recipe = max(1, largest), bundle.recipe
     if recipe.rows_are_packed:
@@ -175,15 +177,14 @@ def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = N
     rows = bundle.data.facts.validation_rows
     limit = min((rows, "dataset size"), (MOST_EVALUATED, "no gain past it"))
     search = Search(bundle, ProbePhase.evaluation, evaluation_step, limit, tell, known or Known())
-    bundle.device.exact_memory(True)
     bundle.model.eval()
     try:
-        found = search.search(confirm, first=trained)
-        # Half is enough: a larger batch is hardly faster, and a long run's memory is more fragmented than a probe's.
-        return max(least, found.largest // 2, 0 if confirm else found.predicted // 4)
+        with _exact_memory(bundle.device):
+            found = search.search(confirm, first=trained)
     finally:
         bundle.model.train()
-        bundle.device.exact_memory(False)
+    # Half is enough: a larger batch is hardly faster, and a long run's memory is more fragmented than a probe's.
+    return max(least, found.largest // 2, 0 if confirm else found.predicted // 4)
 
 
 def fits(bundle: Bundle, micro: int, tell: Tell | None = None) -> None:

@@ -32,8 +32,8 @@ FAR, SPAN = 1.75, 3
 MOST_GUESSED = 8  # times the largest that ran, by an untested line: the slope of two close sizes is mostly noise
 ENOUGH_TOKENS = 1024  # padded tokens of a step that only checks a line that earlier trials have measured
 SETTLED_AFTER = 3  # more steps of a size, after one that freed the allocator's cache: the last must not free it again
-# Share of the capacity that is kept free at the first size that is expected to fit only because the allocator frees its
-# cache, as what cannot be freed is rounded up to segments (docs/decisions/0007).
+# Share of the capacity that stays free at the first size beyond the peaks' line, which is expected to fit only if the
+# allocator frees its cache: what it cannot free is rounded up to segments (docs/decisions/0007).
 FREEING_MARGIN = 0.02
 THRASHES = "allocator retries"  # what limits a search for which a size was too large that frees the cache in every step
 Tell = Callable[[ChildMessage], None]  # sends a message to the worker, which outlives a child that memory kills

@@ -74,9 +74,7 @@ class Pieces:
         return None if count and self.unknown == count else (clean - self.unknown) / max(1, count)
 
 
-def interval(
-    pieces: dict[tuple[int, int], list[float]], away: list[float] | None = None, seed: int = 0
-) -> tuple[float, float, float]:
+def interval(pieces: dict[tuple[int, int], list[float]], away: list[float] | None = None) -> tuple[float, float, float]:
     """(sum of the pieces' medians, low, high): the 95% interval of that sum by a bootstrap.
 
     Each piece has few timings, so the relative residuals around the medians are pooled over all pieces that have more
@@ -94,7 +92,7 @@ def interval(
     ]
     if len(residuals) <= len(medians):
         residuals = away or residuals or [0.0]
-    rng = random.Random(seed)
+    rng = random.Random(0)
     counts = [len(times) for times in pieces.values()]
     # One draw stands for the mean of a piece's timings, so its spread shrinks with their number.
     sums = sorted(
@@ -242,7 +240,7 @@ class Unit:
         return self.enough_seconds is not None and self._tells_enough(self.enough_seconds)
 
     def _tells_enough(self, seconds: float) -> bool:
-        """Whether so many seconds of the first pass are timed, all undisturbed, and tell of the rest."""
+        """Whether so many seconds of the first pass are timed, none disturbed, and predict the other steps' shapes."""
         if self.passes or self.pieces.seconds() < seconds:
             return False
         if self.pieces.dirty:  # what others used of the device may be all that makes it slow

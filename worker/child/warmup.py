@@ -52,7 +52,7 @@ def _run(unit: Unit, deadline: float | None) -> None:
 
 
 def _by_steps(unit: Unit) -> Iterator[tuple[int, list[MicroBatch]]]:
-    """(how many steps of the unit, a micro batch of each shape that they have and no earlier steps had).
+    """Yields (number of the next steps of the unit, a micro batch of each shape that no earlier step had).
 
     These are all steps at once, or one after another where the unit may be timed in part.
     """

@@ -38,7 +38,7 @@ class Window:
         self.began = time.perf_counter()
 
     def merge_short_end(self, before: Window | None) -> None:
-        """Have what is left since the last reading, which is too short to be judged alone, judged with what was before.
+        """Add a last span shorter than WINDOW_SECONDS to the one before it, as it is too short to be judged alone.
 
         A pause between two turns is no part of any span: the readings before and after it have the same mark.
         """

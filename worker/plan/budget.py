@@ -21,7 +21,8 @@ VERIFY_SHARE, MOST_SHARE = 0.25, 0.5
 LEAST_BLOCKS = 2  # for which a verification is given time; where trials took longer than expected, it may have one
 FINALISTS, FEWER = 3, 2  # of a verification, and where a block of more takes longer than LONG_BLOCK
 LONG_BLOCK = 120.0  # seconds
-# Of a proof and a soak; the reference of an adapter without a new head keeps its process (docs/decisions/0028).
+# Processes that a proof and a soak start: fewer for an adapter without a new head, whose reference keeps its process
+# (docs/decisions/0028).
 HELD_PROCESSES, HELD_WITH_ADAPTER = 5, 3
 REFERENCES = 2.0  # times what is replayed is trained by references, which are as slow as the slowest candidate
 BEGIN_SECONDS = 3.0  # of a process, before it loads the model

@@ -29,8 +29,8 @@ from worker.plan.view import View, is_lacked, was_given_too_much
 
 UNSEEN = 0.001  # probability that a pair of choices which was in no trial that ran makes one fail
 SURE = 0.98  # probability that what made a trial fail does so again
-SHORT = 0.7  # probability that a trial ran out of memory for all that it holds, and not for one pair of choices
-ENOUGH_SAVED = 0.4  # of the logarithm of memory saved, as in `saved`: divides by e the chance that it is not enough
+SHORT = 0.7  # probability that a trial ran out of memory by its total, and not because one pair of choices cannot run
+ENOUGH_SAVED = 0.4  # each saved in the logarithm of memory divides the chance of running out of it again by e
 ENOUGH_FAILURES = 2  # as one may have a cause of its own, such as a kernel that needs a large buffer
 FAR_OVER = 1.6  # times the device's memory, which no error of the catalogue's factors explains
 LINE_SPREAD = 0.25  # standard deviation of the logarithm of a scaled memory line's peak

@@ -30,7 +30,7 @@ from worker.plan.surrogate import Surrogate, cumulative
 # those of benchmarks/search_regret.py: with less, more jobs in which nothing fits at first end without an answer.
 SHARE_UNSURE, LEAST_UNSURE = 0.3, 0.2
 NOISE = 0.02  # standard deviation of the logarithm of a peak that a memory line tells
-SHARE = 0.7  # of what choices do to activations and to the state, which they do to the peak where no size is known
+SHARE = 0.7  # of the change in activations and state, by which the peak changes where the model's size is not known
 GRADIENT = 4.0  # bytes of a trained weight's gradient
 LEAST_ACTIVATIONS = 0.3  # of the memory, that the activations of a micro batch of 1 are assumed to need
 # How far the first trial that ran out of memory is taken to be over it, where nothing ran: the mean and the standard

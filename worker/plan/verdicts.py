@@ -92,10 +92,11 @@ def _simpler_first(
     fastest: Measurement,
     baseline: Measurement | None,
 ) -> list[str]:
-    """The keys, with the simplest first that is the first without some of its levers, unless these surely bring a gain.
+    """The keys, with a simpler candidate moved to the front if the first one is not surely faster than it.
 
-    A lever that does nothing is measured as a gain as often as not. Nor may `fastest` surely be faster, which need not
-    be the first: what is within a percent of it and smaller comes before it.
+    Simpler is what has some of the first one's changed levers and no others, the fewest first: a lever that does
+    nothing is measured as a gain half of the time. Nor may `fastest` be surely faster than the simpler one. It need
+    not be the first, as what is within a percent of it and smaller comes before it.
     """
     first, changes = order[0], {one.configuration.key: _changes(one, baseline) for one in order}
     for one in sorted(order[1:], key=lambda one: len(changes[one.configuration.key])):
@@ -179,7 +180,6 @@ def _verdict(
         reasons.append("it was not run")
     proof, soak = proofs.get(key), soaks.get(key)
     reasons += [proof] if isinstance(proof, str) else proof.reasons if proof else []
-    lowered = isinstance(soak, Soak) and soak.micro_batch_size not in (None, candidate.micro_batch_size)
     reasons += [soak] if isinstance(soak, str) else []
     found = chained(spec, blocks, candidate, request.baseline, candidates) if request.baseline else None
     speedup, low, high = (1.0, 1.0, 1.0) if candidate is request.baseline else found or (None, None, None)
@@ -188,7 +188,9 @@ def _verdict(
         key=key,
         stable=not reasons,
         reasons=tuple(reasons),
-        micro_batch_size=soak.micro_batch_size if lowered and isinstance(soak, Soak) else None,
+        micro_batch_size=soak.micro_batch_size
+        if isinstance(soak, Soak) and soak.micro_batch_size != candidate.micro_batch_size
+        else None,
         timing=timings[len(timings) // 2] if timings else None,
         speedup=speedup,
         speedup_low=low,

@@ -76,8 +76,8 @@ class Incumbent:
             return trial
         return trial.model_copy(update={"best_seconds": trial.best_seconds * self._pace})
 
-    def only_for(self, job_id: str | None) -> None:
-        """End the process of another job."""
+    def end_unless_of(self, job_id: str | None) -> None:
+        """End the kept process unless it belongs to this job."""
         if self._best is not None and self._best.job_id != job_id:
             self.close()
 
@@ -86,7 +86,8 @@ class Incumbent:
     ) -> Measurement:
         """What a good trial measured, by turns with the best one where it is close to it; the faster one stays.
 
-        One that is not close is told at the pace at which the best one was told, as far as the latest turns know it.
+        The seconds of one that is not close are divided by how much slower the machine was in the latest turns, so that
+        they compare with the best one's.
         """
         old, measured = self._best, new.measured
         if old is not None and FAR < _seconds(measured) / (_seconds(old.measured) * self._pace) <= CLOSE:

@@ -256,7 +256,7 @@ class Loop:
         if claim.kind is TaskKind.estimate:
             estimate = answer(self.bench, claim, lease.show, ended)
             return None if estimate is None else lambda: broker.finish_estimate(claim, estimate)
-        self._incumbent.only_for(claim.job_id if claim.kind is TaskKind.trial else None)
+        self._incumbent.end_unless_of(claim.job_id if claim.kind is TaskKind.trial else None)
         source = claim.spec.dataset.source
         try:
             self._persist(lambda: broker.fetch(source, self.bench.home / "uploads"), given_up)

@@ -365,6 +365,6 @@ def _tail(path: Path, begin: int = 0) -> str:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
             stream.seek(max(begin, stream.tell() - TAIL_BYTES))
-            return stream.read(TAIL_BYTES).decode(errors="replace").replace("\x00", "")  # PostgreSQL takes no NUL
+            return stream.read(TAIL_BYTES).decode(errors="replace")
     except FileNotFoundError:  # the child has not opened it yet, or has ended and its folder is gone
         return ""

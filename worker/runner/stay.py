@@ -60,7 +60,7 @@ class Stay:
         return self._clock() >= self._end
 
     def why_not(self, claim: Claim) -> str | None:
-        """A reason to begin this task no more, because it is not expected to end in the time that is left."""
+        """Why this task is not begun, or None: it is not expected to end in the time that is left."""
         expected, left = expected_seconds(claim), self._end - self._clock()
         if expected <= left:
             return None

@@ -74,8 +74,12 @@ class _Parameter:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What is seen in one statement: the names whose value is used, those of them that are not just called with
-    arguments that are written out, and of a function the parameters that its body does not mention."""
+    """What one statement mentions.
+
+    `read` are the names whose values it uses; `passed_on` those of them that it uses in another way than to call them
+    with arguments that are written out. `unused` are the parameters of a function's definition that its body leaves
+    out.
+    """
 
     read: frozenset[str]
     passed_on: frozenset[str]
