@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
 from service.exports.base import Export
+from service.folders import declared
 
 
 def discover() -> dict[str, Export]:
     """Every export that a file of this folder declares as EXPORT, by name."""
-    modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
-    return {module.EXPORT.name: module.EXPORT for module in modules if hasattr(module, "EXPORT")}
+    return {export.name: export for export in declared(__name__, __path__, "EXPORT")}
 
 
 EXPORTS: dict[str, Export] = discover()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Mapping
-from importlib import import_module
 
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
+from service.folders import declared
 from service.levers.base import Choice, Exclusion, Lever, Need, package
 
 
 def discover() -> dict[str, Lever]:
     """All levers by name, sorted by the `order` that each declares. Looks at every folder of the package's path."""
-    modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
-    levers = [module.LEVER for module in modules if hasattr(module, "LEVER")]
+    levers: list[Lever] = declared(__name__, __path__, "LEVER")
     return {lever.name: lever for lever in sorted(levers, key=lambda lever: (lever.order, lever.name))}
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
+from service.folders import declared
 from service.tasks.base import Task
 
 
 def discover() -> dict[str, Task]:
     """Every task that a file of this folder declares as TASK, by name."""
-    modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
-    return {module.TASK.name: module.TASK for module in modules if hasattr(module, "TASK")}
+    return {task.name: task for task in declared(__name__, __path__, "TASK")}
 
 
 TASKS: dict[str, Task] = discover()

@@ -9,7 +9,7 @@ from typing import Any
 
 from service.contract.child import Built, ProbeStarted, Progress, Workplace
 from service.contract.job import JobSpec
-from service.contract.measurement import PREPARE, DatasetFacts, Measurement, Outcome, Probe
+from service.contract.measurement import PREPARE, DatasetFacts, Measurement, Outcome, Probe, Timing
 from service.contract.objective import evaluations, minimises_memory
 from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRequest
@@ -97,93 +97,47 @@ def run_trial(
     is timed: the answer is the largest micro batch and the memory line.
     """
     spent, started = Spent(), time.perf_counter()
-    tell(Progress(text="loading"))
-    used_before = device.used_by_others()
-    bundle = build(spec, request.configuration, device, workplace, spec.training.seed, tell)
+    bundle, facts = _loaded(spec, request, device, workplace, tell, spent)
     started += bundle.prepare_seconds  # the time limit does not count what only the first process does
-    known_seconds = {"data": bundle.data_seconds, "load": bundle.load_seconds}
-    if bundle.prepare_seconds:
-        known_seconds[PREPARE] = bundle.prepare_seconds
-    spent.phases |= known_seconds
-    spent.phase("build")
-    spent.phases["build"] -= sum(known_seconds.values())
-    facts = built(bundle, device, used_before, is_first=request.origin is Origin.baseline)
-    tell(facts)
-    notes = names_of_nothing(spec, bundle.model)
-    unit = unit_of(spec, bundle.data, spec.training.seed)
+    notes, unit = names_of_nothing(spec, bundle.model), unit_of(spec, bundle.data, spec.training.seed)
     learnt = Known(known, request.memory_line)
-    found = probe.largest(bundle, tell, request.confirm_largest, learnt)
-    evaluation = probe.evaluated_rows(bundle, found.largest, known)
-    # An evaluation may need memory that training does not: a head that trains without logits evaluates with them,
-    # and an evaluation may generate or copy weights. Then it has a probe of its own, which begins at one sample.
-    levers = request.configuration.levers
-    apart = any(lever.changes_evaluation and levers[name] != lever.baseline for name, lever in LEVERS.items())
-    if apart or (request.confirm_largest and found.largest and spec.search.verify != "quick"):
-        first = 1 if apart else found.largest
-        evaluation = probe.evaluation(bundle, tell, first, learnt, request.confirm_largest)
-        apart = apart or evaluation < found.largest  # then that ran out of memory in an earlier child's evaluation
+    found, evaluation, apart = _probed(bundle, request, learnt, tell)
+    assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"
     steps.reset_optimizer(bundle)
     spent.phase("probe")
-    base: dict[str, Any] = {
-        "configuration": request.configuration,
-        **limits_of(found),
-        **facts.fields(),
-    }
-    assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"
+    base: dict[str, Any] = {"configuration": request.configuration, "outcome": Outcome.ok, **facts.fields()}
     if only_probe:
-        base |= {"largest_micro_batch": found.largest, "evaluation_batch_size": evaluation}
-        return Measurement(**base, outcome=Outcome.ok), bundle
-    effective, one_evaluation = request.configuration.effective_batch_size, None
-    if evaluation_time.counts(spec, bundle.data.facts, effective):
-        size = 1 if minimises_memory(spec) else evaluation  # for the least memory it will be small
-        tell(ProbeStarted(micro_batch_size=size, phase=ProbePhase.evaluation))
-        tell(Progress(text="timing an evaluation"))
-        one_evaluation = evaluation_time.evaluation_seconds(bundle, size)
+        limits = limits_of(found) | {"largest_micro_batch": found.largest, "evaluation_batch_size": evaluation}
+        return Measurement(**base | limits), bundle
+    one_evaluation = _timed_evaluation(bundle, evaluation, tell)
+    if one_evaluation is not None:
         spent.phase("evaluation")
     compile_seconds = 0.0
     if bundle.compiled:
-        tell(Progress(text="compiling"))
-        bundle.compile()
-        compile_seconds = curve.warm_compiled(bundle, found.predicted, request.first_micro_batch, tell)
-        if request.confirm_largest:
-            found = probe.recompiled(bundle, tell, found, learnt)
-            base |= limits_of(found)
-        steps.reset_optimizer(bundle)
+        found, compile_seconds = _compiled(bundle, request, found, learnt, tell)
         spent.phase("compile")
     tell(ProbeStarted(micro_batch_size=min(CHECKED_AT, found.largest)))  # or a failure is held against the largest
     tell(Progress(text="checking against the baseline"))
     reference = check_reference(bundle, unit, request, found.largest, notes)
     spent.phase("check")
     weights = steps.trained_sum(bundle.model)
+    effective, rows = request.configuration.effective_batch_size, bundle.data.facts.rows
     once = bundle.load_seconds + bundle.quantising_seconds + compile_seconds
-    once += (one_evaluation or 0.0) * evaluations(spec, bundle.data.facts.rows, effective)
+    once += (one_evaluation or 0.0) * evaluations(spec, rows, effective)
     times = curve.Curve(bundle, unit, request, tell, started, once)
     best = times.run(found)
-    notes += times.notes
     spent.phase("timing")
     spent.phases |= {"warm-up": times.warm_seconds, "timing": spent.phases["timing"] - times.warm_seconds}
     if steps.trained_sum(bundle.model) == weights:
         raise TrainingError("the trained weights did not change", "numbers")
     timing = best.timing()
-    if timing.clean_share is None:
-        notes.append(
-            "The device does not tell whether others used it meanwhile, so this timing is not known to be clean."
-        )
-    elif timing.is_disturbed:
-        heat = f"The GPU lowered its clock meanwhile ({', '.join(timing.slowed_by)})"
-        others = f"Others used up to {timing.largest_share_of_others:.0%} of the device meanwhile"
-        notes.append(f"{heat if timing.slowed_by else others}; this timing is less sure than its interval says.")
-    if timing.retries:
-        notes.append(
-            f"Memory was so full that the allocator freed its cache {timing.retries} times while this was timed."
-        )
-    micro = timing.micro_batch_size
+    micro, batching = timing.micro_batch_size, request.configuration.levers["batching"]
     measured = Measurement(
         **base,
-        outcome=Outcome.ok,
+        **limits_of(found),
         micro_batch_size=micro,
         largest_micro_batch=max(found.largest, *(one.micro_batch_size for one in times.timings())),
-        gradient_accumulation_steps=arrange.accumulation(levers["batching"], best.plan, micro, effective),
+        gradient_accumulation_steps=arrange.accumulation(batching, best.plan, micro, effective),
         timing=timing,
         curve=times.timings(),
         peak_bytes=timing.peak_bytes,
@@ -199,10 +153,85 @@ def run_trial(
         **beside_the_adapter(bundle),
         losses=times.losses,
         grad_norms=times.grad_norms,
-        notes=tuple(notes),
+        notes=(*notes, *times.notes, *_notes_on(timing)),
         time_spent={name: round(seconds, 3) for name, seconds in spent.phases.items()},
     )
     return measured, bundle
+
+
+def _loaded(
+    spec: JobSpec, request: TrialRequest, device: Device, workplace: Workplace, tell: Tell, spent: Spent
+) -> tuple[Bundle, Built]:
+    """(the model with its data, ready to train, what can be told of them, which the worker is told already)."""
+    tell(Progress(text="loading"))
+    used_before = device.used_by_others()
+    bundle = build(spec, request.configuration, device, workplace, spec.training.seed, tell)
+    known = {"data": bundle.data_seconds, "load": bundle.load_seconds}
+    if bundle.prepare_seconds:
+        known[PREPARE] = bundle.prepare_seconds
+    spent.phases |= known
+    spent.phase("build")
+    spent.phases["build"] -= sum(known.values())
+    facts = built(bundle, device, used_before, is_first=request.origin is Origin.baseline)
+    tell(facts)
+    return bundle, facts
+
+
+def _probed(bundle: Bundle, request: TrialRequest, known: Known, tell: Tell) -> tuple[Found, int, bool]:
+    """(what the search for the largest micro batch found, the evaluation's batch, whether that was probed apart).
+
+    An evaluation may need memory that training does not: a head that trains without logits evaluates with them, and an
+    evaluation may generate or copy weights. Then it has a probe of its own, which begins at one sample.
+    """
+    levers = request.configuration.levers
+    apart = any(lever.changes_evaluation and levers[name] != lever.baseline for name, lever in LEVERS.items())
+    found = probe.largest(bundle, tell, request.confirm_largest, known)
+    if apart or (request.confirm_largest and found.largest and bundle.spec.search.verify != "quick"):
+        first = 1 if apart else found.largest
+        evaluation = probe.evaluation(bundle, tell, first, known, request.confirm_largest)
+        # If it is smaller, training's largest ran out of memory in an earlier child's evaluation.
+        return found, evaluation, apart or evaluation < found.largest
+    return found, probe.evaluated_rows(bundle, found.largest, known.probes), False
+
+
+def _timed_evaluation(bundle: Bundle, size: int, tell: Tell) -> float | None:
+    """The seconds of one evaluation in batches of that size, where they count in the run's; None where they do not."""
+    if not evaluation_time.counts(bundle.spec, bundle.data.facts, bundle.configuration.effective_batch_size):
+        return None
+    if minimises_memory(bundle.spec):
+        size = 1  # as it will be small
+    tell(ProbeStarted(micro_batch_size=size, phase=ProbePhase.evaluation))
+    tell(Progress(text="timing an evaluation"))
+    return evaluation_time.evaluation_seconds(bundle, size)
+
+
+def _compiled(bundle: Bundle, request: TrialRequest, found: Found, known: Known, tell: Tell) -> tuple[Found, float]:
+    """(what the memory probe finds once the model is compiled, the seconds that compiling it took)."""
+    tell(Progress(text="compiling"))
+    bundle.compile()
+    seconds = curve.warm_compiled(bundle, found.predicted, request.first_micro_batch, tell)
+    if request.confirm_largest:
+        found = probe.recompiled(bundle, tell, found, known)
+    steps.reset_optimizer(bundle)
+    return found, seconds
+
+
+def _notes_on(timing: Timing) -> list[str]:
+    """Sentences on what made a timing less sure."""
+    notes = []
+    if timing.clean_share is None:
+        notes.append(
+            "The device does not tell whether others used it meanwhile, so this timing is not known to be clean."
+        )
+    elif timing.is_disturbed:
+        heat = f"The GPU lowered its clock meanwhile ({', '.join(timing.slowed_by)})"
+        others = f"Others used up to {timing.largest_share_of_others:.0%} of the device meanwhile"
+        notes.append(f"{heat if timing.slowed_by else others}; this timing is less sure than its interval says.")
+    if timing.retries:
+        notes.append(
+            f"Memory was so full that the allocator freed its cache {timing.retries} times while this was timed."
+        )
+    return notes
 
 
 def _evaluation_batch(spec: JobSpec, largest: int, micro: int, apart: bool) -> int:

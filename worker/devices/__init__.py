@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
+from service.folders import declared
 from worker.devices.base import Device
 
 
 def discover() -> dict[str, type[Device]]:
     """All kinds of device by name, sorted by the `order` that each declares. Imports torch."""
-    modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
-    found: list[type[Device]] = [module.DEVICE for module in modules if hasattr(module, "DEVICE")]
+    found: list[type[Device]] = declared(__name__, __path__, "DEVICE")
     return {device.kind: device for device in sorted(found, key=lambda device: device.order)}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol
 
 from service.contract.configuration import Configuration
 from service.contract.states import Origin
+from service.folders import declared
 from worker.plan.view import View
 
 
@@ -42,8 +41,7 @@ class Proposer(Protocol):
 
 def proposers() -> list[Proposer]:
     """All proposers by their `order`, from the files in every folder of the package's path."""
-    modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
-    found: list[Proposer] = [module.PROPOSER for module in modules if hasattr(module, "PROPOSER")]
+    found: list[Proposer] = declared(__name__, __path__, "PROPOSER")
     return sorted(found, key=lambda proposer: proposer.order)
 
 
