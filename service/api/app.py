@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.middleware.gzip import GZipMiddleware
 
@@ -49,6 +50,7 @@ REAP_SECONDS, PRUNE_SECONDS, SEND_SECONDS = 5.0, 600.0, 1.0
 LAST_SECONDS = 5.0  # for messages to webhooks, when the control plane ends
 MAX_BODY_BYTES, MAX_WORKER_BODY_BYTES = 1 << 20, 32 << 20
 LEAST_ZIPPED_BYTES = 1000
+Chore = tuple[float, Callable[[], Awaitable[object]]]  # seconds between two times, and what is done
 # These ask for a key.
 KEYED = (jobs, datasets, results, events, exports, trials, workers, levers, estimates, webhooks, metrics, internal)
 
@@ -61,47 +63,13 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
     for a database that knows all jobs of its DYNOTUNE_HOME, which that of a single `dynotune tune` does not.
     """
     engine = connect(settings.database_url)
-    queue, watch, patience = Queue(engine), EventWatch(engine), Patience()
+    queue, watch = Queue(engine), EventWatch(engine)
     key = settings.webhook_key.get_secret_value() if settings.webhook_key else None
     hooks = Webhooks(engine, lambda: own_key(key, settings.home), settings.webhook_private)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        over = asyncio.Event()
-        patience.begin()
-
-        async def reap() -> None:
-            patience.go_on()
-            try:  # the database is asked meanwhile, or nobody would see that an outage goes on
-                await asyncio.to_thread(queue.reap if patience.is_over() else queue.ask)
-            except SQLAlchemyError:
-                patience.begin()
-                raise
-
-        chores: tuple[tuple[float, Callable[[], Awaitable[object]]], ...] = (
-            (REAP_SECONDS, reap),
-            (PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune, settings.keep_seconds)),
-            (SEND_SECONDS, hooks.send),
-        )
-        if prunes_uploads:
-            chores += ((PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune_uploads, settings.uploads)),)
-        tasks = [asyncio.create_task(_every(seconds, work, over)) for seconds, work in chores]
-        yield
-        # A cancelled task leaves its thread alone with a connection that is closed below, so they are waited for.
-        over.set()
-        _, hanging = await asyncio.wait(tasks, timeout=LAST_SECONDS)
-        for task in hanging:
-            task.cancel()
-        # The end of a job that `dynotune tune` has waited for is told before the control plane ends as well.
-        with contextlib.suppress(TimeoutError, SQLAlchemyError):
-            await asyncio.wait_for(hooks.send(), LAST_SECONDS)
-        await watch.close()
-        engine.dispose()
-
     app = FastAPIOffline(
         title="dynotune",
         version=__version__,
-        lifespan=lifespan,
+        lifespan=_lifespan(lambda: _chores(settings, queue, hooks, prunes_uploads), hooks, watch, engine),
         dependencies=[Depends(known_parameters)],
         description="Measures every finetuning speed-up and returns the fastest stable configuration.",
         separate_input_output_schemas=False,  # a job is described once, whether it is sent or answered
@@ -129,6 +97,53 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
     app.openapi = problems.described(app)  # type: ignore[method-assign]
     tracing.trace_requests(app)
     return app
+
+
+def _chores(settings: Settings, queue: Queue, hooks: Webhooks, prunes_uploads: bool) -> list[Chore]:
+    """What a control plane does beside answering: looking for dead workers, forgetting what is old, sending messages."""
+    patience = Patience()
+    patience.begin()
+
+    async def reap() -> None:
+        patience.go_on()
+        try:  # the database is asked meanwhile, or nobody would see that an outage goes on
+            await asyncio.to_thread(queue.reap if patience.is_over() else queue.ask)
+        except SQLAlchemyError:
+            patience.begin()
+            raise
+
+    chores: list[Chore] = [
+        (REAP_SECONDS, reap),
+        (PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune, settings.keep_seconds)),
+        (SEND_SECONDS, hooks.send),
+    ]
+    if prunes_uploads:
+        chores.append((PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune_uploads, settings.uploads)))
+    return chores
+
+
+def _lifespan(
+    chores: Callable[[], list[Chore]], hooks: Webhooks, watch: EventWatch, engine: Engine
+) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
+    """FastAPI's context around the time in which the app serves: the chores, which begin then, are done meanwhile."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        over = asyncio.Event()
+        tasks = [asyncio.create_task(_every(seconds, work, over)) for seconds, work in chores()]
+        yield
+        # A cancelled task leaves its thread alone with a connection that is closed below, so they are waited for.
+        over.set()
+        _, hanging = await asyncio.wait(tasks, timeout=LAST_SECONDS)
+        for task in hanging:
+            task.cancel()
+        # The end of a job that `dynotune tune` has waited for is told before the control plane ends as well.
+        with contextlib.suppress(TimeoutError, SQLAlchemyError):
+            await asyncio.wait_for(hooks.send(), LAST_SECONDS)
+        await watch.close()
+        engine.dispose()
+
+    return lifespan
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[object]], over: asyncio.Event) -> None:
