@@ -154,20 +154,28 @@ def _build(
     verdict: Verdict | None,
     verification: Verification | None,
 ) -> Winner:
-    timing = measurement.timing
-    assert timing is not None and measurement.micro_batch_size is not None
-    blocks = (verdict.timing if verdict else None) or timing
-    ran = verification.blocks if verification else ()
-    every = timings_of(ran, measurement.configuration.key) or [timing]
-    speedup, low, high, source = _speedup(spec, measurement, baseline, verdict)
-    configuration = measurement.configuration
+    recommended = _recommended(measurement, verdict)
+    evidence = _evidence(spec, measurement, baseline, verdict, verification)
+    verdicts = verification.verdicts if verification else ()
+    return Winner(
+        configuration=recommended,
+        **arguments(spec, recommended, on_host, measurement.weights_dtype),
+        evidence=evidence.model_copy(update={"objective": figure(spec, evidence, verdicts)}),
+        stability=_stability(spec, verdict, verification),
+        verdicts=verdicts,
+    )
+
+
+def _recommended(measurement: Measurement, verdict: Verdict | None) -> RecommendedConfiguration:
+    """What was measured as the user is to run it: at the micro batch to which a soak may have lowered it."""
+    assert measurement.micro_batch_size is not None
+    configuration, soak = measurement.configuration, verdict.soak if verdict else None
     micro, accumulation = measurement.micro_batch_size, measurement.gradient_accumulation_steps or 1
-    soak = verdict.soak if verdict else None
     evaluated = (soak and soak.evaluation_batch_size) or measurement.evaluation_batch_size or micro
     if verdict and verdict.micro_batch_size:
         micro, accumulation = verdict.micro_batch_size, -(-accumulation * micro // verdict.micro_batch_size)
     budgeted = configuration.levers["batching"] in BUDGETED
-    recommended = RecommendedConfiguration(
+    return RecommendedConfiguration(
         method=configuration.method,
         levers=configuration.levers,
         micro_batch_size=micro,
@@ -180,10 +188,25 @@ def _build(
         adapter_saves=measurement.adapter_saves,
         rows_are_packed=configuration.levers["batching"] in ROWS,
     )
+
+
+def _evidence(
+    spec: JobSpec,
+    measurement: Measurement,
+    baseline: Measurement | None,
+    verdict: Verdict | None,
+    verification: Verification | None,
+) -> Evidence:
+    """The figures: by the verification's blocks where there are some, else by the trial."""
+    assert measurement.timing is not None
+    blocks = (verdict.timing if verdict else None) or measurement.timing
+    ran = verification.blocks if verification else ()
+    every = timings_of(ran, measurement.configuration.key) or [measurement.timing]
+    speedup, low, high, source = _speedup(spec, measurement, baseline, verdict)
     peak, capacity = proven_peak(measurement, verdict), measurement.capacity_bytes
     seconds = run_seconds(spec, measurement, blocks)
     theirs = _with_baseline(spec, seconds, training_seconds(spec, measurement, blocks), speedup, baseline)
-    evidence = Evidence(
+    return Evidence(
         measurement=measurement,
         baseline=baseline,
         speedup=speedup,
@@ -201,14 +224,6 @@ def _build(
         baseline_run_seconds=theirs,
         run_cost=_cost(spec, seconds),
         baseline_run_cost=_cost(spec, theirs),
-    )
-    verdicts = verification.verdicts if verification else ()
-    return Winner(
-        configuration=recommended,
-        **arguments(spec, recommended, on_host, measurement.weights_dtype),
-        evidence=evidence.model_copy(update={"objective": figure(spec, evidence, verdicts)}),
-        stability=_stability(spec, verdict, verification),
-        verdicts=verdicts,
     )
 
 

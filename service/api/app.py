@@ -100,7 +100,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
 
 
 def _chores(settings: Settings, queue: Queue, hooks: Webhooks, prunes_uploads: bool) -> list[Chore]:
-    """What a control plane does beside answering: looking for dead workers, forgetting what is old, sending messages."""
+    """What is done beside answering: looking for dead workers, forgetting what is old, sending messages."""
     patience = Patience()
     patience.begin()
 
