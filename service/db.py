@@ -181,6 +181,7 @@ def alembic_config(url: str) -> Config:
 
 def upgrade(url: str) -> None:
     """Bring the schema up to date in one transaction; Unavailable when the database cannot be reached or changed."""
+    _make_private(url)
     try:
         command.upgrade(alembic_config(url), "head")
     except DBAPIError as error:
@@ -189,6 +190,17 @@ def upgrade(url: str) -> None:
         raise Unavailable(f"The database cannot be used: {_first_line(error)}.") from error
     except CommandError as error:
         raise Unavailable(f"The database is not one of this version of dynotune: {error}.") from error
+
+
+def _make_private(url: str) -> None:
+    """Make a SQLite file that is not there yet its owner's alone: it will have the jobs of all users.
+
+    SQLite gives the files beside it, such as the write-ahead log, the same mode.
+    """
+    file = make_url(url).database if url.startswith("sqlite:") else None
+    if file and file != ":memory:":
+        with contextlib.suppress(OSError):  # it is there; or it cannot be made, as the upgrade will say
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def check(engine: Engine) -> None:

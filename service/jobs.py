@@ -14,14 +14,11 @@ from service import events, history
 from service.contract import views
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from service.contract.objective import least_disturbed, ranked
 from service.contract.recommendation import Recommendation
 from service.contract.states import JobStatus, TaskState
 from service.contract.task import TaskKind, TrialRequest, VerifyRequest
 from service.errors import OTHER_VERSION, NotFound, NotYet, OtherVersion
-from service.levers import as_fixed
 from service.models import Job, JobLabel, Task, Worker
-from service.recommend import baselines_of
 
 # What is long in a job's row and not shown by a list.
 UNLISTED = [defer(column, raiseload=True) for column in (Job.recommendation, Job.facts, Job.notes)]
@@ -233,18 +230,15 @@ def recommendation(job: Job) -> Recommendation:
 def trials(session: Session, job: Job, after: int = 0, limit: int | None = None) -> tuple[views.ListedTrial, ...]:
     """The job's trials by number, from that after `after` on, at most `limit`.
 
-    `fastest` marks those of the configuration that leads by the job's objective, of all of its trials.
+    `fastest` marks those of the configuration that is recommended so far.
     """
     rows = session.scalars(
         select(Task).where(Task.job_id == job.id, Task.kind == TaskKind.trial).order_by(Task.number)
     ).all()
     every = [trial_view(row) for row in rows]
-    spec, ended = JobSpec.model_validate(job.spec), history.trials(session, job.id)
-    good = least_disturbed(one.measurement for one in ended)
-    as_asked = [one for one in good if as_fixed(spec, one.configuration)]
-    leaders = [one.configuration for one in ranked(spec, as_asked, baselines_of(ended, good))[:1]]
+    best = recommendation(job).evidence.measurement.configuration if job.recommendation else None
     page = [one for one in every if one.number > after][:limit]
-    return tuple(views.ListedTrial(**dict(one), fastest=one.configuration in leaders) for one in page)
+    return tuple(views.ListedTrial(**dict(one), fastest=one.configuration == best) for one in page)
 
 
 def trial_view(row: Task) -> views.TrialView:

@@ -179,7 +179,11 @@ class Webhooks(Transactions):
                 self._lookups.release()
 
         # A look-up may take a minute. A pool's threads would keep the process that long from ending.
-        threading.Thread(target=look, name="look-up of a host", daemon=True).start()
+        try:
+            threading.Thread(target=look, name="look-up of a host", daemon=True).start()
+        except RuntimeError:  # no thread can be started at the moment
+            self._lookups.release()
+            raise
         try:
             return await asyncio.wait_for(found, TIMEOUT_SECONDS)
         except TimeoutError:

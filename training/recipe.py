@@ -49,6 +49,7 @@ class Recipe:
     json_arrays: bool  # a .json file may hold one array of rows
     numbers_as_text: bool  # a text column holds numbers
     sharegpt: bool  # the turns of conversations have `from` and `value`, not `role` and `content`
+    content_parts: bool  # the content of some turns is a list of texts
     turn_weights: bool  # the assistant's turns with a `weight` of 0 are not learnt
     classes: Mapping[str, int]  # a label, as text -> its class number; empty where labels are the class numbers
     chat_template: str | None  # in place of the tokenizer's

@@ -149,7 +149,6 @@ def control_plane(settings: Settings) -> Iterator[str]:
         http=PatientProtocol,
         log_level="warning",
         access_log=False,
-        backlog=BACKLOG,
         timeout_graceful_shutdown=END_SECONDS,
     )
     server = Server(config)
@@ -201,7 +200,6 @@ def serve(settings: Settings, host: str, port: int, worker: bool, ready: Callabl
     worker was given up. Misconfigured where it would listen beyond the loopback address, and there are no API keys; and
     where it cannot listen at all.
     """
-    os.umask(0o077)  # the database has the jobs of all users
     upgrade(settings.database_url)
     _must_have_a_key(settings, host)
     _must_be_free(host, port)
@@ -217,6 +215,7 @@ def serve(settings: Settings, host: str, port: int, worker: bool, ready: Callabl
         http=PatientProtocol,
         log_config=None,
         access_log=False,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=END_SECONDS,
     )
     server = Server(config)

@@ -6,7 +6,7 @@ The control plane looks at the first rows of a dataset in the same way as the wo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -32,6 +32,7 @@ class DataForm(Contract):
     json_arrays: bool = Field(default=False, description="A .json file holds one array of rows, not one row a line.")
     numbers_as_text: bool = Field(default=False, description="A text column holds whole numbers, read as text.")
     sharegpt: bool = Field(default=False, description="Turns have `from` and `value`, not `role` and `content`.")
+    content_parts: bool = Field(default=False, description="The content of some turns is a list of texts.")
     turn_weights: bool = Field(default=False, description="Turns of the assistant with `weight` 0 are not learnt.")
     classes: dict[str, int] = Field(
         default_factory=dict, description="Label as text -> class number; empty where labels are the class numbers."
@@ -60,16 +61,18 @@ def form_of(
             elif kind == "messages" and is_sharegpt(values):
                 fields["sharegpt"] = True
                 notes.append(f"Column {column!r} is in ShareGPT's form: human was read as user, gpt as assistant.")
-            elif kind == "messages":
-                if weighted := check_turns(values):
-                    fields["turn_weights"] = True
-                    notes.append(f"{weighted} turns of column {column!r} have weight 0, and are not learnt.")
+            elif kind == "messages" and check_turns(values):
+                fields["content_parts"] = True
+                notes.append(f"Turns of column {column!r} with a list of texts were read as these texts in a row.")
             elif kind == "tools":
                 check_tools(values)
                 notes.append(f"The chat template is told the tools of column {column!r}.")
             elif kind not in ("label", "messages") and (count := whole_numbers(values, task.null_is_empty_text)):
                 fields["numbers_as_text"] = True
                 notes.append(f"Column {column!r} holds whole numbers in {count} of {len(rows)} rows, read as text.")
+            if kind == "messages" and (weighted := sum(map(_of_no_weight, _turns(values)))):
+                fields["turn_weights"] = True
+                notes.append(f"{weighted} turns of column {column!r} have weight 0, and are not learnt.")
         except ValueError as error:
             raise ValueError(f"dataset.columns.{kind}: column {column!r} holds {error}") from error
         if kind == "context":
@@ -165,27 +168,35 @@ def is_sharegpt(conversations: Sequence[Any]) -> bool:
     return True
 
 
-def check_turns(conversations: Iterable[Any]) -> int:
-    """How many of the assistant's turns have weight 0; ValueError for roles and contents that templates would misread.
+def check_turns(conversations: Sequence[Any]) -> bool:
+    """Whether the content of a turn is a list of texts; ValueError for what templates or we would misread.
 
     What is no conversation at all is told by the chat template, which is a program.
     """
-    weighted = 0
+    if texts := [talk for talk in conversations if isinstance(talk, str)]:
+        raise ValueError(
+            f"{texts[0]!r:.80}, which is text; write a conversation as a list of turns, not as JSON in text"
+        )
+    parts = False
+    for turn in _turns(conversations):
+        role, content = turn.get("role"), turn.get("content")
+        if isinstance(role, str) and role in RENAMED:
+            raise ValueError(f"turns of the role {role!r}; write {RENAMED[role]}, which is what chat templates know")
+        if isinstance(content, list) and content:
+            if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+                raise ValueError(f"the content {content!r:.80}; only text is trained on")
+            parts = True
+    return parts
+
+
+def _turns(conversations: Iterable[Any]) -> Iterator[dict[str, Any]]:
     for talk in conversations:
-        if isinstance(talk, str):
-            raise ValueError(
-                f"{talk!r:.80}, which is text; write a conversation as a list of turns, not as JSON in text"
-            )
-        for turn in talk if isinstance(talk, list) else ():
-            role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
-            if isinstance(role, str) and role in RENAMED:
-                raise ValueError(
-                    f"turns of the role {role!r}; write {RENAMED[role]}, which is what chat templates know"
-                )
-            if isinstance(content, list) and content:
-                raise ValueError(f"the content {content!r:.80}; write it as text, which is all that is trained on")
-            weighted += role == "assistant" and turn.get("weight") == 0
-    return weighted
+        yield from (turn for turn in talk if isinstance(turn, dict)) if isinstance(talk, list) else ()
+
+
+def _of_no_weight(turn: Mapping[str, Any]) -> bool:
+    """Whether it is a turn of the assistant that is not to be learnt."""
+    return turn.get("weight") == 0 and (turn.get("role") == "assistant" or turn.get("from") in ("gpt", "assistant"))
 
 
 def _from_and_value(talk: Any) -> bool:

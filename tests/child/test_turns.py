@@ -1,75 +1,74 @@
-"""Which turns of a conversation are learnt, and what is refused because templates would misread it."""
+"""Taking turns: a child trains the share that it is told, pauses within a step, and the slices add up to the unit."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from service.contract.child import Paused, Turn
 from tests.child import tiny
-from tests.child.test_data_mistakes import TALK, load, refused
-from tests.child.test_ordinary_data import TEMPLATE, notes
+from worker.child.arrange import plan_of
+from worker.child.timing import Unit
+from worker.child.turns import Turns
 
-CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "path"}}}
-WITH_CALLS = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for one in m.tool_calls or [] %}"
-    "<{{ one.function.name }}>{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-)
+LENGTHS = [10, 20, 30, 40]
+PLAN = [[[[0], [1]], [[2], [3]]]]  # a step of two micro batches: 2 x 20 and 2 x 40 padded tokens
 
 
-def found(folder: Path, talk: Any, tokenizer: Any, template: str = TEMPLATE) -> Any:
-    """Twenty conversations."""
-    return load(tiny.write(folder / "rows.jsonl", [{"messages": talk}] * 20), tokenizer, chat_template=template)
+class Orders:
+    """The worker's end: a list of turns, and how often the child has paused."""
+
+    def __init__(self, *turns: Turn) -> None:
+        self.left, self.pauses = list(turns), 0
+
+    def tell(self, message: Paused) -> None:
+        self.pauses += 1
+
+    def hear(self) -> Turn:
+        return self.left.pop(0)
 
 
-def learnt(data: Any, tokenizer: Any) -> str:
-    """What is learnt of the first conversation."""
-    return str(tokenizer.decode([label for label in data.train[0][1] if label != -100]))
+def test_a_turn_is_over_at_its_share_of_the_padded_tokens() -> None:
+    orders = Orders(Turn(passes=0.3), Turn(passes=1, last=True))
+    turns = Turns(PLAN, LENGTHS, orders.tell, orders.hear)
+    assert orders.pauses == 1 and not turns.are_over
+    assert turns.trained(0, 1), "40 of 120 tokens are more than 0.3"
+    turns.pause()
+    assert turns.number == 1 and turns.trained(0, 2) and turns.are_over
+    turns.pause()
+    assert orders.pauses == 2 and not orders.left, "after the last turn nothing is waited for"
 
 
-@pytest.mark.parametrize(
-    ("turn", "words"),
-    [
-        ({"role": "model", "content": "path"}, "the role 'model'; write assistant"),
-        ({"role": "bot", "content": "path"}, "the role 'bot'; write assistant"),
-        ({"role": "human", "content": "path"}, "the role 'human'; write user"),
-        ({"role": "assistant", "content": [{"type": "text", "text": "path"}]}, "write it as text"),
-    ],
-)
-def test_turns_that_a_template_would_misread_are_refused(
-    tmp_path: Path, tokenizer: Any, turn: dict[str, Any], words: str
-) -> None:
-    assert words in refused(found, tmp_path, [TALK[0], turn], tokenizer)
+def test_turns_that_are_already_trained_are_over_at_once() -> None:
+    orders = Orders(*(Turn(passes=share) for share in (0.1, 0.2, 0.3, 0.5)), Turn(passes=1, last=True))
+    turns = Turns(PLAN, LENGTHS, orders.tell, orders.hear)
+    assert turns.trained(0, 1)
+    turns.pause()
+    assert turns.number == 3, "a third was trained, so the next turn with something to train is the one up to a half"
+    assert turns.trained(0, 2)
+    turns.pause()
+    assert turns.are_over and not orders.left
 
 
-def test_a_conversation_as_text_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    assert "as a list of turns, not as JSON in text" in refused(found, tmp_path, json.dumps(TALK), tokenizer)
-
-
-def test_without_an_assistant_nothing_is_learnt(tmp_path: Path, tokenizer: Any) -> None:
-    """Not the last turn either, which is the user's or a tool's."""
-    rows = [{"messages": TALK}] * 20 + [{"messages": [TALK[0], {"role": "narrator", "content": "value"}]}] * 3
-    data = load(tiny.write(tmp_path / "rows.jsonl", rows), tokenizer, chat_template=TEMPLATE)
-    assert "a conversation without a turn of the assistant" in notes(data)
-    assert {learnt(data, tokenizer)} == {"path</s>"} and data.facts.rows == 19
-
-
-def test_turns_of_weight_0_are_not_learnt(tmp_path: Path, tokenizer: Any) -> None:
-    talk = [TALK[0], {"role": "assistant", "content": "value", "weight": 0}, *TALK]
-    data = found(tmp_path, talk, tokenizer)
-    assert learnt(data, tokenizer) == "path</s>" and data.facts.form.turn_weights
-    assert "20 turns of column 'messages' have weight 0" in notes(data)
-
-
-@pytest.mark.parametrize(("template", "first"), [(TEMPLATE, ""), (WITH_CALLS, "<look></s>")])
-def test_a_call_is_learnt_where_the_template_writes_it(
-    tmp_path: Path, tokenizer: Any, template: str, first: str
-) -> None:
-    """Where it does not, what is left is an empty answer, which nobody wants to be learnt."""
-    calling = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    talk = [TALK[0], calling, {"role": "tool", "content": "value"}, TALK[1]]
-    data = found(tmp_path, talk, tokenizer, template)
-    assert learnt(data, tokenizer) == f"{first}path</s>"
-    assert ("says nothing of tool_calls" in notes(data)) is (not first)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_unit_in_turns_trains_what_it_trains_alone(llama: Path, functions: Path, passes: int) -> None:
+    spec, samples = tiny.job(llama, functions), list(range(16))
+    alone, in_turns = tiny.bundle(spec, "lora"), tiny.bundle(spec, "lora")
+    plan = plan_of(alone, samples, 2)
+    unit = Unit(alone, 2, plan)
+    for _ in range(passes):
+        unit.run()
+    orders = Orders(*(Turn(passes=passes * at / 5, last=at == 5) for at in range(1, 6)))
+    other = Unit(in_turns, 2, plan)
+    other.turns = Turns(plan, in_turns.data.lengths, orders.tell, orders.hear)
+    while not other.turns.are_over:
+        other.run()
+    assert other.losses == pytest.approx(unit.losses, rel=1e-6) and other.passes == unit.passes == passes
+    assert orders.pauses == 5 and not orders.left
+    slices = other.slices()
+    assert [one.turn for one in slices] == [0, 1, 2, 3, 4]
+    total = sum(one.seconds for one in slices)
+    assert total == pytest.approx(sum(one.expected for one in slices))
+    pieces = (*other.pieces.clean.values(), *other.pieces.dirty.values())
+    assert total == pytest.approx(sum(map(sum, pieces))), "every piece is in one turn"

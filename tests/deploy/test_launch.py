@@ -76,8 +76,8 @@ def understood(command: list[str]) -> dict[str, Any]:
     with mock.patch("os.execv") as become:
         CliRunner().invoke(app, command[1:], catch_exceptions=False)
     (program, options), _ = become.call_args
-    assert options[:3] == [program, "-m", "worker"]
-    return typer.main.get_command(worker_app).make_context("worker", spelled_out(options[3:])).params
+    assert options[:4] == [program, "-P", "-m", "worker"]
+    return typer.main.get_command(worker_app).make_context("worker", spelled_out(options[4:])).params
 
 
 @pytest.fixture

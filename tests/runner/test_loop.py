@@ -84,6 +84,7 @@ def work(tmp_path: Path, facts: Callable[..., Any], monkeypatch: pytest.MonkeyPa
     """Has a loop do these claims."""
     monkeypatch.setattr(lease, "WISH_SECONDS", 0.01)
     monkeypatch.setattr(loop_room, "IDLE_SECONDS", (0.001, 0.01))
+    monkeypatch.setattr(loop_room, "REST_SECONDS", 0.01)
 
     def go(queue: FakeQueue) -> FakeQueue:
         place = Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path)

@@ -79,8 +79,18 @@ def turns_of(conversation: Any, recipe: Recipe) -> Any:
     """The conversation's turns as chat templates take them: each with `role` and `content`."""
     if recipe.sharegpt:
         roles = {"human": "user", "gpt": "assistant"}
-        return [{"role": roles.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in conversation]
+        turns = [{"role": roles.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in conversation]
+        if recipe.turn_weights:
+            return [turn | {"weight": told.get("weight")} for turn, told in zip(turns, conversation, strict=True)]
+        return turns
+    if recipe.content_parts:
+        return [turn | {"content": joined_parts(turn.get("content"))} for turn in conversation]
     return conversation
+
+
+def joined_parts(content: Any) -> Any:
+    """A turn's text, where it is a list of parts that are all text: some templates would write the list itself."""
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def chat(messages: Any, write: Callable[..., list[int]], recipe: Recipe) -> tuple[list[int], list[bool]]:
@@ -109,7 +119,13 @@ def chat(messages: Any, write: Callable[..., list[int]], recipe: Recipe) -> tupl
 def writes_calls(messages: Any, at: int, write: Callable[..., list[int]]) -> bool:
     """Whether a turn calls tools, and the chat template writes that; some write an empty turn."""
     calls, silent = messages[at].get("tool_calls"), {"role": messages[at]["role"], "content": ""}
-    return bool(calls) and write([*messages[:at], silent | {"tool_calls": calls}]) != write([*messages[:at], silent])
+    if not calls:
+        return False
+    try:
+        without = write([*messages[:at], silent])
+    except Exception:  # noqa: BLE001 - a template may refuse a turn that says nothing and calls no tool
+        return True
+    return write([*messages[:at], silent | {"tool_calls": calls}]) != without
 
 
 def writer(row: dict[str, Any], tokenizer: Any, recipe: Recipe) -> Callable[..., list[int]]:

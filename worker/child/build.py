@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig
+from transformers.pytorch_utils import Conv1D
 
 from service.contract.child import ChildMessage, Prepared, Preparing, Workplace
 from service.contract.configuration import Configuration
@@ -158,7 +160,7 @@ def build(
         recipe_of(spec, configuration, data.facts, device.can_pin),
         seed=seed,
         source_options=options,
-        pickled_weights=workplace.allow_pickle and not any(folder.glob("*.safetensors")),
+        pickled_weights=workplace.allow_pickle and not any(folder.glob("model*.safetensors")),
     )
     started = time.perf_counter()
     device.reset_peak()
@@ -329,9 +331,11 @@ def names_of_nothing(spec: JobSpec, model: Any) -> list[str]:
 
 
 def linear_layers(model: Any) -> list[str]:
-    """The names of the model's linear layers, without their places and what an adapter adds to them."""
-    linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
-    found = (name.removesuffix(".base_layer") for name in linear if ".lora_" not in name)
+    """The names of the model's linear layers but for its output layer, without their places and what adapters add."""
+    kinds, last = (torch.nn.Linear, Conv1D), model.get_output_embeddings()  # GPT-2 has its own kind
+    linear = (name for name, module in model.named_modules() if isinstance(module, kinds) and module is not last)
+    beside = re.compile(r"\.(lora_|modules_to_save\.|original_module)")
+    found = (name.removesuffix(".base_layer") for name in linear if not beside.search(name))
     return sorted({name.rpartition(".")[2] for name in found})
 
 

@@ -89,7 +89,11 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
     template = recipe.chat_template or str(tokenizer.chat_template)
     if "tools" in recipe.columns and "tools" not in template:
         notes.append("The chat template says nothing of tools, so it leaves them out.")
-    if "messages" in recipe.columns and "tool_calls" not in template and any(map(_calls, train_rows)):
+    if (
+        "messages" in recipe.columns
+        and "tool_calls" not in template
+        and any(_calls(row[recipe.columns["messages"]]) for row in train_rows)
+    ):
         notes.append("The chat template says nothing of tool_calls, so calls of tools are neither written nor learnt.")
     train, train_note = _learnable(train_rows, "training", tokenizer, recipe)
     validation, validation_note = _learnable(validation_rows, "validation", tokenizer, recipe)
@@ -130,9 +134,10 @@ def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) ->
     return kept, note
 
 
-def _calls(row: Record) -> bool:
-    """Whether a turn of a row's conversation calls tools."""
-    return any(isinstance(value, list) and any("tool_calls" in turn for turn in value) for value in row.values())
+def _calls(conversation: Any) -> bool:
+    """Whether a turn of a conversation calls tools."""
+    turns = conversation if isinstance(conversation, list) else ()
+    return any(isinstance(turn, dict) and turn.get("tool_calls") for turn in turns)
 
 
 def _cut(train: list[Sample], recipe: Recipe) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 import sys
@@ -30,6 +31,7 @@ from worker.runner.verifying import Verifier
 IDLE_SECONDS = (0.2, 2.0)  # the first and the longest pause between two looks at an empty queue
 REAP_SECONDS = 5.0  # between two looks for the tasks of dead workers
 PRUNE_SECONDS = 3600.0  # between two removals of old caches
+REST_SECONDS = 30.0  # after data that did not fit on the disk
 TURN_SECONDS = 1.0  # how long a worker leaves the device to another that waits for it
 OFF_DEVICE = (TaskKind.plan, TaskKind.estimate)
 ON_DEVICE = (TaskKind.trial, TaskKind.verify)
@@ -68,6 +70,8 @@ class Loop:
         self._told = ""
         self._incumbent = Incumbent(self.bench)
         self._handed_back: set[str] = set()  # tasks whose children were ended by something else
+        self._too_large: set[str] = set()  # tasks whose data did not fit on the disk
+        self._rests_until = -math.inf  # so long it measures nothing, so that another worker takes what did not fit
 
     def stop(self, now: bool = False) -> None:
         """End the loop after the current task; with `now`, or at the second call, hand that task back unfinished.
@@ -142,6 +146,8 @@ class Loop:
         if claim is not None:
             self._work(claim)
             return True
+        if time.monotonic() < self._rests_until:
+            return False
         if (problem := free_disk_problem(self.bench.home, self.least_free_disk)) is not None:
             raise TooFull(problem)
         # The device is locked before a task is claimed, so that a claimed trial can be measured at once.
@@ -198,10 +204,11 @@ class Loop:
             except JobFailed as error:
                 self._fail(claim, str(error), error.log)
             except TooFull as error:
-                if claim.task_id in self._handed_back:
+                if claim.task_id in self._too_large:
                     self._fail(claim, f"The worker {self.worker_id} cannot run it: {error}.", "")
                     return
-                self._handed_back.add(claim.task_id)
+                self._too_large.add(claim.task_id)
+                self._rests_until = time.monotonic() + REST_SECONDS
                 self._persist(lambda: self.broker.release(claim))
                 raise
             except (BrokerUnavailable, OtherVersion, LeaseLost):
@@ -267,7 +274,7 @@ class Loop:
                 raise
             return None
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise TooFull(f"{source} does not fit on the disk of {self.bench.home}") from error
         if claim.kind is TaskKind.trial:

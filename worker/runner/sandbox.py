@@ -315,7 +315,7 @@ def _received(pipe: Any) -> Future[bytes]:
     def receive() -> None:
         try:
             found.set_result(pipe.recv_bytes(MOST_MESSAGE_BYTES))
-        except (EOFError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - raised where the message is waited for
             found.set_exception(error)
 
     threading.Thread(target=receive, name="message of a child", daemon=True).start()
