@@ -140,7 +140,7 @@ def time_of_tasks(session: Session, job_id: str) -> dict[str, float]:
         for kinds in (tuple(TaskKind), (TaskKind.trial, TaskKind.verify))
     )
     return {
-        "trials": sum(stop - start for kind, start, stop in spans if kind == TaskKind.trial and stop is not None),
+        "trials": sum(max(0.0, (stop or start) - start) for kind, start, stop in spans if kind == TaskKind.trial),
         "planning": max(0.0, used - measured),
         "idle": max(0.0, until - began - used),
     }

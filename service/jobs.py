@@ -72,7 +72,7 @@ def page(session: Session, wanted: Wanted, before: int | None, limit: int, now: 
 
 def summary(job: Job, now: float) -> views.JobSummary:
     """A job as lists show it."""
-    elapsed = (job.finished_at or now) - job.started_at if job.started_at is not None else 0.0
+    elapsed = max(0.0, (job.finished_at or now) - job.started_at) if job.started_at is not None else 0.0
     spec = job.spec
     return views.JobSummary.of(
         job, labels=spec.get("labels", {}), priority=spec.get("priority", 0), elapsed_seconds=round(elapsed, 1)

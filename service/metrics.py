@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, case, func, select
 from sqlalchemy.orm import Session
 
 from service import jobs
@@ -63,7 +63,7 @@ def _tasks(session: Session, at: float) -> Iterator[GaugeMetricFamily]:
         Task.kind,
         Task.outcome,
         func.count(),
-        func.sum(Task.finished_at - Task.started_at),
+        func.sum(case((Task.finished_at > Task.started_at, Task.finished_at - Task.started_at), else_=0.0)),
     ).where(Task.outcome.is_not(None), Task.kind.in_((TaskKind.trial, TaskKind.verify)))
     for kind, outcome, count, seconds in session.execute(done.group_by(Task.kind, Task.outcome)):
         ended.add_metric((kind, str(outcome)), count)

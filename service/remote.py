@@ -129,11 +129,12 @@ class RemoteBroker:
             return
         try:
             with self._http.stream("GET", f"{PATH}/uploads/{name}", headers=self._headers) as answer:
-                if answer.status_code == NotFound.status:
-                    return  # the trial says that it is not there
                 if not answer.is_success:
                     answer.read()
-                    raise self._problem(answer)
+                    problem = self._problem(answer)
+                    if isinstance(problem, Refusal) and answer.status_code == NotFound.status:
+                        return  # the trial says that it is not there; a proxy's page is no refusal
+                    raise problem
                 store(folder, answer.iter_bytes(), name)
         except httpx.HTTPError as error:
             raise BrokerUnavailable(f"{source} did not arrive from {self.url} ({error})") from error

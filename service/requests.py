@@ -122,7 +122,10 @@ class Requests(Transactions):
             told = (Delivery.due_at.is_(None), Delivery.created_at < now - MESSAGES_SECONDS)
             session.execute(delete(Delivery).where(*told))
         self._forget_needs()
-        return self._delete_old_jobs(keep_seconds) if keep_seconds is not None else 0
+        gone = 0
+        while keep_seconds is not None and (some := self._delete_old_jobs(keep_seconds)):
+            gone += some
+        return gone
 
     def prune_uploads(self, folder: Path) -> int:
         """Delete data that was sent more than a day ago and that no job names, and what is left of broken uploads."""

@@ -21,10 +21,10 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,6 +84,7 @@ class Webhooks(Transactions):
         super().__init__(engine, clock)
         self._made_key, self._private = key, private
         self._lookups = threading.BoundedSemaphore(LOOK_UPS)
+        self._sending: dict[str, asyncio.Task[None]] = {}  # by webhook
 
     @cached_property
     def key(self) -> bytes:
@@ -142,10 +143,20 @@ class Webhooks(Transactions):
                 row.disabled_at, row.sees = None, row.sees or caller.sees
             session.add(messages.message(webhook_id, "webhook.test", {"id": webhook_id}, now))
 
+    async def begin(self) -> None:
+        """Begin to send what is due: one message of each webhook at a time, so that none holds up the others'."""
+        for message in await asyncio.to_thread(self.due, frozenset(self._sending)):
+            task = self._sending[message.webhook_id] = asyncio.create_task(self._send(message))
+            task.add_done_callback(partial(self._over, message.webhook_id))
+
+    def _over(self, webhook_id: str, _: asyncio.Task[None]) -> None:
+        del self._sending[webhook_id]
+
     async def send(self) -> None:
-        """Send messages that are due, at the same time: one of each webhook, so that none holds up the others'."""
-        found = await asyncio.to_thread(self.due)
-        await asyncio.gather(*map(self._send, found))
+        """Send what is due, and wait until nothing is being sent any more."""
+        await self.begin()
+        if self._sending:
+            await asyncio.wait(self._sending.values())
 
     async def _send(self, message: Message) -> None:
         status, error = None, None
@@ -189,8 +200,8 @@ class Webhooks(Transactions):
         except TimeoutError:
             raise BadWebhook(f"url: its host was not found within {TIMEOUT_SECONDS:.0f} s.") from None
 
-    def due(self) -> list[Message]:
-        """The next message of some webhooks; for a while no other control plane is given them.
+    def due(self, busy: Collection[str] = ()) -> list[Message]:
+        """The next message of some webhooks that are not busy; for a while no other control plane is given them.
 
         Those that were tried longest ago come first, so that none waits for the backlog of others.
         """
@@ -204,10 +215,10 @@ class Webhooks(Transactions):
             firsts = (
                 select(first)
                 .join(Webhook, Webhook.id == Delivery.webhook_id)
-                .where(Delivery.due_at <= now, Webhook.disabled_at.is_(None))
+                .where(Delivery.due_at <= now, Webhook.disabled_at.is_(None), Webhook.id.not_in(busy))
                 .group_by(Delivery.webhook_id)
                 .order_by(tried.nulls_first(), first)
-                .limit(AT_ONCE)
+                .limit(max(0, AT_ONCE - len(busy)))
             )
             wanted = (
                 select(Delivery, Webhook.url)

@@ -47,6 +47,7 @@ from service.webhooks import Webhooks, own_key
 
 log = logs.logger("dynotune.service")
 REAP_SECONDS, PRUNE_SECONDS, SEND_SECONDS = 5.0, 600.0, 1.0
+FIRST_SECONDS = 60.0  # until what is done seldom is done first, or a service that starts often would never do it
 LAST_SECONDS = 5.0  # for messages to webhooks, when the control plane ends
 MAX_BODY_BYTES, MAX_WORKER_BODY_BYTES = 1 << 20, 32 << 20
 LEAST_ZIPPED_BYTES = 1000
@@ -66,6 +67,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
     queue, watch = Queue(engine), EventWatch(engine)
     key = settings.webhook_key.get_secret_value() if settings.webhook_key else None
     hooks = Webhooks(engine, lambda: own_key(key, settings.home), settings.webhook_private)
+    asks_for_keys = settings.require_keys or not is_loopback(served_on)
     app = FastAPIOffline(
         title="dynotune",
         version=__version__,
@@ -79,7 +81,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
         settings=settings,
         engine=engine,
         queue=queue,
-        keys_required=settings.require_keys or not is_loopback(served_on),
+        keys_required=asks_for_keys,
         rate_limit=rate_limit(settings.rate_limit),
         watch=watch,
         webhooks=hooks,
@@ -88,7 +90,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
     app.add_middleware(LimitBody, limit=MAX_BODY_BYTES, of_workers=MAX_WORKER_BODY_BYTES)
     app.add_middleware(GZipMiddleware, minimum_size=LEAST_ZIPPED_BYTES)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(Guard, served_on=served_on, allowed=settings.allowed_hosts)
+    app.add_middleware(Guard, served_on=served_on, allowed=settings.allowed_hosts, asks_for_keys=asks_for_keys)
     app.add_middleware(Observed)  # added last, so asked first
     problems.install(app)
     app.include_router(health.router)
@@ -115,7 +117,7 @@ def _chores(settings: Settings, queue: Queue, hooks: Webhooks, prunes_uploads: b
     chores: list[Chore] = [
         (REAP_SECONDS, reap),
         (PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune, settings.keep_seconds)),
-        (SEND_SECONDS, hooks.send),
+        (SEND_SECONDS, hooks.begin),
     ]
     if prunes_uploads:
         chores.append((PRUNE_SECONDS, lambda: asyncio.to_thread(queue.prune_uploads, settings.uploads)))
@@ -148,10 +150,12 @@ def _lifespan(
 
 async def _every(seconds: float, work: Callable[[], Awaitable[object]], over: asyncio.Event) -> None:
     """Do the work again and again until it is over: while the database is away, and after a mistake of ours."""
+    rest = min(seconds, FIRST_SECONDS)
     while not over.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), seconds)
+            await asyncio.wait_for(over.wait(), rest)
             return
+        rest = seconds
         try:
             await work()
         except SQLAlchemyError as error:

@@ -7,6 +7,8 @@ A page that a user has open can send requests to a server on the same machine. T
   Origin; the rule is the one of Go's `net/http.CrossOriginProtection`.
 - Its body must be said to be JSON or YAML, which a form cannot say.
 
+A proxy on the same machine makes the whole internet look local, so it has to be told by the administrator: with keys.
+
 Programs such as curl send neither Origin nor Sec-Fetch-Site, so they only have to say what they send.
 """
 
@@ -25,17 +27,19 @@ from service.api.problems import answer
 from service.errors import DynotuneError, ForeignHost, ForeignOrigin, UnsupportedType
 
 CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
+FORWARDED = ("forwarded", "x-forwarded-for")  # headers of proxies
 FROM_HERE = ("same-origin", "none")  # values of Sec-Fetch-Site; `none` is a user's own click or address bar
 
 
 class Guard:
     """Refuses what another site's page sends, as the ASGI middleware that stands before all others.
 
-    `served_on` is the host that the server listens on, `allowed` further names that it answers to.
+    `served_on` is the host that the server listens on, `allowed` further names that it answers to. Where it does not
+    ask for keys, what a proxy hands on is refused too, as it may come from anybody.
     """
 
-    def __init__(self, app: ASGIApp, served_on: str, allowed: Iterable[str]) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, served_on: str, allowed: Iterable[str], asks_for_keys: bool) -> None:
+        self._app, self._asks_for_keys = app, asks_for_keys
         self._beyond_loopback = not is_loopback(served_on)
         names = {served_on, *allowed}
         if self._beyond_loopback:
@@ -56,6 +60,11 @@ class Guard:
             return ForeignHost(
                 f"This server is not known as {', '.join(hosts)[:200]!r}; if it should be, "
                 "name the host in DYNOTUNE_ALLOWED_HOSTS on the server."
+            )
+        if not self._asks_for_keys and (name := next((one for one in FORWARDED if one in headers), None)):
+            return ForeignHost(
+                f"A proxy sent this request ({name}), and this server asks for no API keys, so whoever reaches the "
+                "proxy could do everything; set DYNOTUNE_REQUIRE_KEYS=yes on the server."
             )
         if scope["method"] in CHANGES_NOTHING:
             return None

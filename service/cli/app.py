@@ -320,12 +320,18 @@ def events(
     url: Url = LOCAL,
     json_: Json = False,
 ) -> None:
-    """Print what happened to a job."""
+    """Print what happened to a job; with --json as a list, or with --follow as one line for each event."""
     from service.cli.display import event_line
 
     with connect(url) as client:
+        if json_ and not follow:
+            emit([*client.events(job)])
+            return
         for event in client.follow(job) if follow else client.events(job):
-            emit(event) if json_ else screen().print(event_line(event), soft_wrap=True)
+            if json_:
+                print(event.model_dump_json(), flush=True)
+            else:
+                screen().print(event_line(event), soft_wrap=True)
 
 
 @app.command()

@@ -116,6 +116,7 @@ def test_a_jobs_life_from_the_command_line(run: Run, served: str, tmp_path: Path
     shown = run("show", job, "--url", served)
     assert shown.returncode == 0 and "No worker is connected" in shown.stdout
     assert json.loads(run("trials", job, "--json", "--url", served).stdout) == []
+    assert [one["kind"] for one in json.loads(run("events", job, "--json", "--url", served).stdout)] == ["submitted"]
     early = run("export", job, "--url", served)
     assert early.returncode == 2 and "no successful trial yet" in early.stderr
     assert json.loads(run("cancel", job, "--json", "--url", served).stdout)["status"] == "cancelled"

@@ -17,7 +17,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
 from service.contract.states import Origin
 from service.contract.task import Claim, EstimateClaim, PlanClaim, PlanInput, TaskKind, TrialClaim, TrialRequest
-from service.errors import BadUpload, BrokerUnavailable, OtherVersion
+from service.errors import BadUpload, BrokerUnavailable, Misconfigured, OtherVersion
 from tests.factory import configuration, measured
 from worker.runner import lease
 from worker.runner import loop as loop_room
@@ -233,6 +233,19 @@ def test_an_upload_that_does_not_fit_is_handed_back_once(work: Callable[..., Fak
     queue.release = lambda claim: released.append(claim.task_id)  # type: ignore[method-assign]
     work(queue)
     assert len(tried) == 2 and released == ["t"] and "does not fit on the disk" in queue.ended["t"]
+
+
+def test_a_worker_that_is_refused_ends_with_the_reason(work: Callable[..., FakeQueue]) -> None:
+    """As when its key is revoked: it cannot say that the task failed either, which is nobody's fault."""
+    queue = FakeQueue(TRIAL)
+
+    def fetch(*_: Any) -> None:
+        raise Misconfigured("refuses this worker")
+
+    queue.fetch = fetch  # type: ignore[method-assign]
+    with pytest.raises(Misconfigured):
+        work(queue)
+    assert not queue.ended
 
 
 def test_a_short_outage_ends_nothing(work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch) -> None:

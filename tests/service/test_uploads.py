@@ -13,13 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
 from service import uploads
 from service.api import create_app
 from service.contract.internal import VERSION, spoken_version
-from service.errors import BadUpload, OtherVersion, SlowBody
+from service.errors import BadUpload, BrokerUnavailable, OtherVersion, SlowBody
 from service.queue import Queue
 from service.remote import RemoteBroker
 from service.settings import Settings
@@ -158,6 +159,15 @@ def test_a_worker_is_told_why_it_may_not_fetch(api: TestClient, tmp_path: Path) 
     broker._headers = {VERSION: "0.0"}
     with pytest.raises(OtherVersion):
         broker.fetch(source, tmp_path / "worker")
+
+
+def test_a_proxy_s_page_is_an_outage(tmp_path: Path) -> None:
+    """Some answer 404 while what they stand before starts again; the upload is there afterwards."""
+    page = httpx.MockTransport(lambda _: httpx.Response(404, text="404 not here"))
+    with httpx.Client(transport=page, base_url="http://proxy") as client:
+        broker = RemoteBroker("http://proxy", None, client)
+        with pytest.raises(BrokerUnavailable, match="404 from http://proxy"):
+            broker.fetch(f"upload:{'0' * 64}.jsonl", tmp_path)
 
 
 def test_a_copy_that_was_damaged_on_the_way_is_not_kept(api: TestClient, settings: Settings, tmp_path: Path) -> None:

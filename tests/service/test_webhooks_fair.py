@@ -54,6 +54,39 @@ def test_a_slow_look_up_takes_no_thread_of_others_and_no_time_of_the_attempt(
     assert not names[0].startswith("asyncio"), "the default pool has the threads of all else"
 
 
+def test_a_receiver_that_hangs_holds_up_nobody_else(
+    hooks: Webhooks, receiver: Receiver, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own next message waits; the others' are sent at every look."""
+    hanging = hooks.create(receiver.url.replace("/hook", "/hang"), ANYBODY)
+    good = hooks.create(receiver.url, ANYBODY)
+    with Session(engine) as session, session.begin():
+        session.add_all(
+            messages.message(of, "webhook.test", {"at": at}, 0.0) for of in (hanging, good) for at in range(3)
+        )
+    later(engine)
+    begun, post = list[str](), webhooks.post
+
+    async def hang(message: Any, *given: Any) -> int:
+        begun.append(message.webhook_id)
+        if message.webhook_id == hanging:
+            await asyncio.Event().wait()
+        return await post(message, *given)
+
+    monkeypatch.setattr(webhooks, "post", hang)
+    monkeypatch.setattr(webhooks, "TIMEOUT_SECONDS", 60.0)
+
+    async def three_looks() -> None:
+        for _ in range(3):
+            await hooks.begin()
+            while good in hooks._sending:
+                await asyncio.sleep(0.01)
+        hooks._sending[hanging].cancel()
+
+    asyncio.run(three_looks())
+    assert len(receiver.seen) == 3 and begun.count(hanging) == 1
+
+
 def test_webhooks_take_turns(hooks: Webhooks, engine: Engine) -> None:
     """One owner's webhooks, each with many old messages, leave room for another's."""
     busy, other = [f"{at:032x}" for at in range(AT_ONCE)], "f" * 32

@@ -17,7 +17,7 @@ from typing import TypeVar
 from service import logs, tracing
 from service.broker import Broker
 from service.contract.task import Claim, TaskKind
-from service.errors import BadUpload, BrokerUnavailable, Drained, LeaseLost, OtherVersion
+from service.errors import BadUpload, BrokerUnavailable, Drained, LeaseLost, Misconfigured, OtherVersion
 from service.patience import Patience
 from worker.runner.estimating import answer
 from worker.runner.incumbent import Incumbent
@@ -211,7 +211,7 @@ class Loop:
                 self._rests_until = time.monotonic() + REST_SECONDS
                 self._persist(lambda: self.broker.release(claim))
                 raise
-            except (BrokerUnavailable, OtherVersion, LeaseLost):
+            except (BrokerUnavailable, OtherVersion, LeaseLost, Misconfigured):
                 raise
             except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
                 trace = traceback.format_exc()
