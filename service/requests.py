@@ -30,6 +30,7 @@ ESTIMATES_SECONDS = 7 * 24 * 3600.0  # for which estimates are kept
 MESSAGES_SECONDS = 7 * 24 * 3600.0  # for which messages to webhooks are kept that were delivered or given up
 UNTAKEN_SECONDS = 24 * 3600.0  # for which an estimate waits for a worker
 UPLOADS_SECONDS = 24 * 3600.0  # for which data is kept that was sent and that no job names
+DELETING_SECONDS, RESTING_SECONDS = 3.0, 0.05  # of deleting old jobs at a time, and between two transactions
 OPEN = (JobStatus.queued, JobStatus.running)
 UNDER_WAY = (TaskState.queued, TaskState.running)
 
@@ -122,10 +123,13 @@ class Requests(Transactions):
             told = (Delivery.due_at.is_(None), Delivery.created_at < now - MESSAGES_SECONDS)
             session.execute(delete(Delivery).where(*told))
         self._forget_needs()
-        gone = 0
-        while keep_seconds is not None and (some := self._delete_old_jobs(keep_seconds)):
+        if keep_seconds is None:
+            return 0
+        gone, until = 0, time.monotonic() + DELETING_SECONDS
+        while (some := self._delete_old_jobs(keep_seconds)) and time.monotonic() < until:
             gone += some
-        return gone
+            time.sleep(RESTING_SECONDS)  # in which others write
+        return gone + some
 
     def prune_uploads(self, folder: Path) -> int:
         """Delete data that was sent more than a day ago and that no job names, and what is left of broken uploads."""

@@ -84,13 +84,14 @@ def turns_of(conversation: Any, recipe: Recipe) -> Any:
             return [turn | {"weight": told.get("weight")} for turn, told in zip(turns, conversation, strict=True)]
         return turns
     if recipe.content_parts:
-        return [turn | {"content": joined_parts(turn.get("content"))} for turn in conversation]
+        return [of_one_text(turn) for turn in conversation]
     return conversation
 
 
-def joined_parts(content: Any) -> Any:
-    """A turn's text, where it is a list of parts that are all text: some templates would write the list itself."""
-    return "".join(part["text"] for part in content) if isinstance(content, list) else content
+def of_one_text(turn: Any) -> Any:
+    """The turn with its content as text where that is a list of texts, as some templates would write the list."""
+    parts = turn.get("content")
+    return turn | {"content": "".join(part["text"] for part in parts)} if isinstance(parts, list) else turn
 
 
 def chat(messages: Any, write: Callable[..., list[int]], recipe: Recipe) -> tuple[list[int], list[bool]]:
