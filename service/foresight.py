@@ -20,7 +20,7 @@ LAST_JOBS = 20  # whose times tell how long jobs take here
 
 def foresee(session: Session, spec: JobSpec, now: float) -> JobCheck:
     """A job's spec with all defaults, and what the living workers make of it."""
-    alive = session.scalars(select(Worker).where(Worker.seen_at > now - history.ALIVE_SECONDS)).all()
+    alive = session.scalars(select(Worker).where(history.alive(now))).all()
     fits = {worker.id: jobs.unfit(worker, spec) for worker in alive}
     serving = [worker for worker in alive if fits[worker.id] is None]
     return JobCheck(

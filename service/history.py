@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import bindparam, func, or_, select
+from sqlalchemy import ColumnElement, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
 from service import logs
@@ -176,6 +176,11 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
     return tuple(sorted(found, key=lambda one: not one.same_job)[:EARLIER_TRIALS])
 
 
+def alive(now: float) -> ColumnElement[bool]:
+    """The condition that a worker has given a sign of life lately."""
+    return Worker.seen_at > now - ALIVE_SECONDS
+
+
 @contextmanager
 def if_readable(job_id: str) -> Iterator[None]:
     """Skip the rest of the block, with a warning, where the job cannot be read because another version wrote it."""
@@ -232,9 +237,7 @@ def plan_input(session: Session, job_id: str, now: float) -> PlanInput:
         .order_by(Task.seq)
     ).all()
     done = verifications(session, job.id)
-    workers = session.scalar(
-        select(func.count()).where(Worker.fingerprint == job.fingerprint, Worker.seen_at > now - ALIVE_SECONDS)
-    )
+    workers = session.scalar(select(func.count()).where(Worker.fingerprint == job.fingerprint, alive(now)))
     last = session.scalar(select(func.max(Task.number)).where(Task.job_id == job.id))
     spec = JobSpec.model_validate(job.spec)
     return PlanInput(

@@ -160,7 +160,7 @@ def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | 
     states = set(session.scalars(select(Task.state).where(Task.job_id == job.id).distinct()))
     if JobStatus(job.status).ended or TaskState.running in states or TaskState.queued not in states:
         return None
-    alive = session.scalars(select(Worker).where(Worker.seen_at > now - history.ALIVE_SECONDS)).all()
+    alive = session.scalars(select(Worker).where(history.alive(now))).all()
     if not alive:
         return "No worker is connected; start one with `dynotune worker`."
     reasons = {worker.id: unfit(worker, spec) or _changed(worker, job) for worker in alive}
@@ -266,7 +266,7 @@ def trial(session: Session, trial_id: str, owner: str | None = None) -> views.Lo
 
 def workers_alive(session: Session, now: float) -> int:
     """How many workers have given a sign of life lately."""
-    return session.scalar(select(func.count()).where(Worker.seen_at > now - history.ALIVE_SECONDS)) or 0
+    return session.scalar(select(func.count()).where(history.alive(now))) or 0
 
 
 def workers(session: Session, now: float) -> tuple[views.WorkerView, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.contract.form import DataForm
-from service.contract.job import JobSpec
+from service.contract.job import JobSpec, TrainingSpec
 from service.contract.measurement import DatasetFacts
 from service.levers import LEVERS
 from service.levers.adapter import ATTENTION
@@ -74,7 +74,7 @@ def recipe_fields(
         "loss_on": training.loss_on,
         "epochs": training.epochs,
         "learning_rate": learning_rate,
-        "schedule": SCHEDULES.get(training.schedule, training.schedule),
+        "schedule": schedule_of(training),
         "warmup_ratio": training.warmup_ratio,
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
@@ -110,6 +110,11 @@ def recipe_fields(
         "on_model": of_stage("model", levers),
         "compiled": of_stage("compiled", levers),
     }
+
+
+def schedule_of(training: TrainingSpec) -> str:
+    """The job's learning rate schedule by its name in transformers."""
+    return SCHEDULES.get(training.schedule, training.schedule)
 
 
 def arithmetic(method: str, precision: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
@@ -31,6 +32,7 @@ class Context:
     watch: EventWatch
     webhooks: Webhooks
     metrics: Metrics
+    streams: Counter[str] = field(default_factory=Counter)  # that are open, by the API key's id
 
 
 async def context(request: Request) -> Context:

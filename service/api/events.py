@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Depends, Header, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
@@ -16,11 +16,12 @@ from service.api.context import Context, InContext, Reading
 from service.api.problems import responses
 from service.contract.views import EventList, EventView
 from service.db import reading
-from service.errors import NotFound
+from service.errors import NotFound, TooMany
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["events"], dependencies=READS)
 
 PAGE = 200
+MOST_STREAMS = 100  # that one API key may have open
 WAIT_SECONDS = 30.0  # until a stream looks again whether its job is still there
 After = Annotated[int, Query(ge=0, lt=2**31, description="The `seq` of the last event that is known")]
 
@@ -33,7 +34,24 @@ def tail(
     return EventList(items=events.tail(session, job.id, after, limit))
 
 
-@router.get("/stream", response_class=EventSourceResponse, responses=responses(NotFound), summary="Follow a job")
+async def one_of_few(here: InContext, who: Called) -> AsyncIterator[None]:
+    """Counts a stream as its key's for as long as it lasts; TooMany where the key has MOST_STREAMS."""
+    if here.streams[who.id] >= MOST_STREAMS:
+        raise TooMany(f"Your API key follows {MOST_STREAMS} jobs already, which is the most; end another one.")
+    here.streams[who.id] += 1
+    try:
+        yield
+    finally:
+        here.streams[who.id] -= 1
+
+
+@router.get(
+    "/stream",
+    dependencies=[Depends(one_of_few)],
+    response_class=EventSourceResponse,
+    responses=responses(NotFound),
+    summary="Follow a job",
+)
 async def stream(
     job_id: Existing,
     here: InContext,

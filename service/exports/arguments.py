@@ -9,7 +9,7 @@ from service.contract.recommendation import RecommendedConfiguration
 from service.exports.merging import merged
 from service.levers import LEVERS
 from service.levers.batching import BUDGETED
-from service.recipe import SCHEDULES, lora_config
+from service.recipe import lora_config, schedule_of
 from service.tasks import TASKS
 
 
@@ -27,7 +27,7 @@ def arguments(
         "per_device_eval_batch_size": configuration.evaluation_batch_size,
         "num_train_epochs": spec.training.epochs,
         "learning_rate": configuration.learning_rate,
-        "lr_scheduler_type": SCHEDULES.get(spec.training.schedule, spec.training.schedule),
+        "lr_scheduler_type": schedule_of(spec.training),
         "warmup_steps": spec.training.warmup_ratio,
         "weight_decay": spec.training.weight_decay,
         "max_grad_norm": spec.training.max_grad_norm,

@@ -23,7 +23,7 @@ from service.exports.layout import yaml_file
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
 from service.levers.attention import FLASH
 from service.levers.batching import PACKED
-from service.recipe import SCHEDULES
+from service.recipe import schedule_of
 
 LIGER = "axolotl.integrations.liger.LigerPlugin"
 CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
@@ -317,7 +317,7 @@ def write(recommendation: Recommendation) -> str:
         "eval_batch_size": size.evaluation,
         "num_epochs": training.epochs,
         "learning_rate": recommendation.configuration.learning_rate,
-        "lr_scheduler": SCHEDULES.get(training.schedule, training.schedule),
+        "lr_scheduler": schedule_of(training),
         "warmup_ratio": training.warmup_ratio,
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,

@@ -11,7 +11,7 @@ from service.contract.measurement import DatasetFacts
 from service.contract.recommendation import Recommendation
 from service.errors import NotYet
 from service.levers.batching import PACKED
-from service.recipe import SCHEDULES
+from service.recipe import schedule_of
 from service.rows import SEPARATORS
 
 # By what share of its rows a step of packed rows may be larger or smaller than the effective batch asks for.
@@ -103,7 +103,7 @@ def trainer_arguments(recommendation: Recommendation, size: Batch, between: str 
         "per_device_eval_batch_size": size.evaluation,
         "num_train_epochs": whole(training.epochs),
         "learning_rate": recommendation.configuration.learning_rate,
-        "lr_scheduler_type": SCHEDULES.get(training.schedule, training.schedule),
+        "lr_scheduler_type": schedule_of(training),
         "warmup_steps": training.warmup_ratio,  # below 1 a share of all steps
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,

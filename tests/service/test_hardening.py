@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from service import __version__, access, logs
 from service.access import Scope
 from service.api import app
+from service.api import events as api_events
 from service.api.app import _every
 from service.api.watching import EventWatch
 from service.cli import embedded
@@ -26,6 +27,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.internal import VERSION, spoken_version
 from service.contract.job import JobSpec
 from service.contract.task import PlanClaim, TaskKind
+from service.db import reading
 from service.errors import Misconfigured, TooMany
 from service.metrics import KEPT_SECONDS, Metrics
 from service.models import Job, Task
@@ -294,6 +296,23 @@ def test_a_stream_ends_with_its_key(locked: TestClient, queue: Queue, engine: En
     threading.Timer(0.5, revoke_and_cancel).start()
     said = locked.get(f"{path}/events/stream", headers=bearing(key)).text
     assert "event: submitted" in said and "event: cancelled" not in said
+
+
+def test_a_key_follows_so_many_jobs_at_a_time(
+    locked: TestClient, engine: Engine, queue: Queue, job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One who opens more than the service can serve keeps nobody else from following theirs."""
+    monkeypatch.setattr(api_events, "MOST_STREAMS", 1)
+    ann, bob = (access.create(engine, owner, [Scope.submit]) for owner in ("ann", "bob"))
+    with reading(engine) as session:
+        caller = access.caller(session, ann)
+    assert caller is not None
+    streams = locked.app.state.context.streams  # type: ignore[attr-defined]
+    streams[caller.id] = 1
+    refused = locked.get(f"/v1/jobs/{'0' * 32}/events/stream", headers=bearing(ann))
+    assert refused.status_code == 429 and "follows 1 jobs already" in refused.json()["detail"]
+    assert locked.get(f"/v1/jobs/{'0' * 32}/events/stream", headers=bearing(bob)).status_code == 404
+    assert dict(+streams) == {caller.id: 1}, "what was refused or has ended is not counted"
 
 
 def test_the_head_of_a_stream_ends(api: TestClient, job: Make) -> None:
