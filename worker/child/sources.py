@@ -116,7 +116,7 @@ OTHER_COPIES = ["*/*.safetensors", "*/*.bin", "consolidated*"]
 
 def _hub(source: str, revision: str | None, kind: str, patterns: list[str]) -> Path:
     """The folder of a hub model's or dataset's snapshot, downloaded if it is not in the cache."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     where = f"{source}@{revision}" if revision else source
@@ -124,7 +124,12 @@ def _hub(source: str, revision: str | None, kind: str, patterns: list[str]) -> P
     try:
         _check_room(source, revision, kind, patterns, ignored)
         found = snapshot_download(
-            source, revision=revision, repo_type=kind, allow_patterns=patterns, ignore_patterns=ignored
+            source,
+            revision=revision,
+            repo_type=kind,
+            allow_patterns=patterns,
+            ignore_patterns=ignored,
+            local_files_only=constants.HF_HUB_OFFLINE,  # of a commit, huggingface_hub 1 asks the hub all the same
         )
         return Path(found)
     except HFValidationError as error:
