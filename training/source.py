@@ -53,7 +53,11 @@ def downloaded(files: Sequence[str], below: str, formats: Sequence[str]) -> list
 def load_data(source: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], list[Sample]]:
     """(training samples, validation samples), without samples that have no term of the loss."""
     parts = []
-    for rows in read_splits(locate(source, recipe), recipe):
+    try:
+        splits = read_splits(locate(source, recipe), recipe)
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{source} cannot be read in the form of the data that was measured: {error}") from error
+    for rows in splits:
         if not rows:
             raise TrainingError("the dataset has no rows to train on, or none to validate with")
         for number, row in enumerate(rows, start=1):

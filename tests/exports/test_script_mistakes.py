@@ -37,6 +37,18 @@ def test_a_rate_that_is_a_tensor_is_logged(text: str, tmp_path: Path) -> None:
     assert [json.loads(line).get("learning_rate") for line in log.read_text().splitlines()] == [0.0, 0.25, None]
 
 
+@pytest.mark.parametrize("name", ["folder", "rows.csv"])
+def test_data_of_another_form_is_told(text: str, tmp_path: Path, name: str) -> None:
+    """What was measured was one .jsonl file, so the script reads nothing else."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "rows.csv").write_text("prompt,completion\na,b\n")
+    (tmp_path / "train.py").write_text(text)
+    command = [sys.executable, "train.py", "--data", name, "--device", "cpu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"train.py: {name} cannot be read in the form of the data that was")
+
+
 def test_a_run_of_one_step_learns(text: str, tmp_path: Path) -> None:
     """A warm-up's first step has a learning rate of 0, so it must not be the only one. The log's folder is made."""
     module, log = script(text, tmp_path), tmp_path / "not" / "there" / "log.jsonl"
