@@ -91,7 +91,7 @@ def worker(
 
 @app.command()
 def tune(
-    job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")],
+    job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON; - is standard input.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("dynotune-out"),
     json_: Json = False,
 ) -> None:
@@ -130,7 +130,7 @@ def compare(
 
 @app.command()
 def estimate(
-    job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")],
+    job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON; - is standard input.")],
     memory: Annotated[str, typer.Option(help="Memory of the device, such as 24GiB.")],
     url: Annotated[
         str | None, typer.Option(envvar="DYNOTUNE_URL", help="A control plane; one of our own if unset.")
@@ -145,7 +145,7 @@ def estimate(
 
 @app.command()
 def submit(
-    job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON.")],
+    job: Annotated[Path, typer.Argument(help="The job, in YAML or JSON; - is standard input.")],
     key: Annotated[
         str | None, typer.Option("--idempotency-key", help="With the same key again, the job is not submitted twice.")
     ] = None,

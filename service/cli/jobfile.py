@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from service.validate import check
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The job of a YAML or JSON file, or of a recommendation.json; InvalidJob or MalformedBody says what is wrong."""
+    """The job of a YAML or JSON file, or of a recommendation.json; `-` is standard input.
+
+    InvalidJob or MalformedBody says what is wrong.
+    """
     try:
-        text = path.read_bytes()
+        text = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise InvalidJob(f"{path} cannot be read: {error.strerror}") from error
     data = _spec_of_recommendation(text) or read(text, str(path))

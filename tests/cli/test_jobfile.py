@@ -34,6 +34,12 @@ def test_paths_are_those_of_the_users_folder(here: Path) -> None:
     assert spec["dataset"] == {"source": f"{here}/rows.jsonl", "chat_template": f"{here}/t.jinja"}
 
 
+def test_a_job_may_come_from_standard_input(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (here / "job.json").open() as piped:
+        monkeypatch.setattr("sys.stdin", piped)
+        assert read_job(Path("-")) == read_job(Path("job.json"))
+
+
 def test_a_template_that_is_sent_along_is_its_text(here: Path) -> None:
     assert with_template(read_job(Path("job.json")))["dataset"]["chat_template"] == "{{ messages }}"
     (here / "t.jinja").unlink()
