@@ -197,7 +197,7 @@ def _make_private(url: str) -> None:
 
     SQLite gives the files beside it, such as the write-ahead log, the same mode.
     """
-    file = make_url(url).database if url.startswith("sqlite:") else None
+    file = (make_url(url).database or "").removeprefix("file:") if url.startswith("sqlite") else ""
     if file and file != ":memory:":
         with contextlib.suppress(OSError):  # it is there; or it cannot be made, as the upgrade will say
             os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))

@@ -29,6 +29,7 @@ from service.contract.task import (
 )
 from service.leases import job_of
 from service.models import JOBS, TASKS, Job, Task, Worker
+from service.text import first_line
 
 log = logs.logger("dynotune.history")
 EARLIER_JOBS, EARLIER_TRIALS = 5, 60  # the last ones, which order the trials of a job on the same hardware
@@ -187,7 +188,7 @@ def if_readable(job_id: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        log.warning("a job cannot be read", job=job_id, reason=str(error).partition("\n")[0])
+        log.warning("a job cannot be read", job=job_id, reason=first_line(error))
 
 
 def _what(spec: JobSpec) -> dict[str, object]:

@@ -216,10 +216,14 @@ def _differences(before: HardwareFacts, now: HardwareFacts) -> str:
 def recommendation(job: Job) -> Recommendation:
     """The stored recommendation: the final one, or the best so far; NotYet with the reason when there is none.
 
-    Nothing is computed here, because the queue stores the best so far with every task that ends.
+    Nothing is computed here, because the queue stores the best so far with every task that ends. OtherVersion where
+    another version wrote what this one cannot read.
     """
     if job.recommendation:
-        return Recommendation.model_validate(job.recommendation)
+        try:
+            return Recommendation.model_validate(job.recommendation)
+        except ValidationError as error:
+            raise OtherVersion(OTHER_VERSION) from error
     if job.status == JobStatus.failed:
         raise NotYet(f"Job {job.id} failed, so there is no recommendation: {job.error}")
     if job.status == JobStatus.cancelled:
@@ -236,7 +240,10 @@ def trials(session: Session, job: Job, after: int = 0, limit: int | None = None)
         select(Task).where(Task.job_id == job.id, Task.kind == TaskKind.trial).order_by(Task.number)
     ).all()
     every = [trial_view(row) for row in rows]
-    best = recommendation(job).evidence.measurement.configuration if job.recommendation else None
+    try:
+        best = recommendation(job).evidence.measurement.configuration if job.recommendation else None
+    except OtherVersion:  # its trials may still be read
+        best = None
     page = [one for one in every if one.number > after][:limit]
     return tuple(views.ListedTrial(**dict(one), fastest=one.configuration == best) for one in page)
 

@@ -44,7 +44,7 @@ from service.history import JobHistory
 from service.leases import RUNNING, job_of
 from service.models import TASKS, WORKERS, Task, Worker
 from service.requests import Requests
-from service.text import storable
+from service.text import first_line, storable
 from service.transactions import Made, Written
 from service.tuples import JOB, TASK, WORKER, JobRow, TaskRow, WorkerRow, change, first
 
@@ -374,7 +374,7 @@ def _readable(claimed: dict[str, Any]) -> Claim | None:
     try:
         return CLAIM.validate_python(claimed)
     except ValidationError as error:
-        log.warning("a task cannot be read", task=claimed["task_id"], reason=str(error).partition("\n")[0])
+        log.warning("a task cannot be read", task=claimed["task_id"], reason=first_line(error))
         return None
 
 

@@ -12,6 +12,11 @@ def storable(text: str) -> str:
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
+def first_line(error: object) -> str:
+    """The first line of an error's text: libraries' errors go on with statements, values and advice."""
+    return str(error).strip().partition("\n")[0]
+
+
 def money(amount: float) -> str:
     """A sum for people, without its currency: with two decimals, or two digits where it is less than 0.1."""
     return f"{amount:,.2f}" if amount >= 0.1 else f"{amount:.2g}"

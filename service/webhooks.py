@@ -34,21 +34,23 @@ from sqlalchemy import ColumnElement, Engine, delete, func, select, update
 from sqlalchemy.orm import Session, aliased
 from standardwebhooks.webhooks import Webhook as Signer
 
-from service import __version__, messages
+from service import __version__, logs, messages
 from service.access import Caller
 from service.contract.webhook import WebhookView
 from service.db import reading
 from service.enqueue import new_id
 from service.errors import BadWebhook, Misconfigured, NotFound, TooMany
 from service.models import Delivery, Webhook
+from service.text import first_line
 from service.transactions import Transactions
 
+log = logs.logger("dynotune.webhooks")
 RESTS = (5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)  # seconds between attempts
 JITTER = 0.2  # of a rest, so that receivers that were away are not asked for everything at once
 SENDING_SECONDS = 120.0  # for which no other control plane sends a message that one has begun to send
 TIMEOUT_SECONDS = 15.0  # for finding a host's address, and for an attempt once it is known
-AT_ONCE = 20  # messages that are sent at the same time
-LOOK_UPS = 4 * AT_ONCE  # of hosts at the same time: one that is given up goes on in its thread, up to a minute
+AT_ONCE = 60  # messages that are sent at the same time: more than an owner has webhooks, all of which may hang
+LOOK_UPS = 2 * AT_ONCE  # of hosts at the same time: one that is given up goes on in its thread, up to a minute
 TRIES = 100  # of reading the key's file, a hundredth of a second apart
 MOST = 20  # webhooks of one owner
 NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses as a gateway translates them (RFC 6052)
@@ -149,11 +151,19 @@ class Webhooks(Transactions):
             task = self._sending[message.webhook_id] = asyncio.create_task(self._send(message))
             task.add_done_callback(partial(self._over, message.webhook_id))
 
-    def _over(self, webhook_id: str, _: asyncio.Task[None]) -> None:
+    def _over(self, webhook_id: str, task: asyncio.Task[None]) -> None:
         del self._sending[webhook_id]
+        if not task.cancelled() and (error := task.exception()):
+            log.warning("a message's attempt cannot be noted", webhook=webhook_id, reason=first_line(error))
 
     async def send(self) -> None:
         """Send what is due, and wait until nothing is being sent any more."""
+        was_busy = bool(self._sending)
+        await self._round()
+        if was_busy:  # what was being sent may have kept another message of its webhook waiting
+            await self._round()
+
+    async def _round(self) -> None:
         await self.begin()
         if self._sending:
             await asyncio.wait(self._sending.values())
@@ -205,8 +215,11 @@ class Webhooks(Transactions):
 
         Those that were tried longest ago come first, so that none waits for the backlog of others.
         """
+        if len(busy) >= AT_ONCE:
+            return []
         with reading(self.engine) as session:  # nothing is written, and nobody kept waiting, where none is due
-            if session.scalar(select(Delivery.seq).where(Delivery.due_at <= self.now(session)).limit(1)) is None:
+            waiting = select(Delivery.seq).where(Delivery.due_at <= self.now(session), Delivery.webhook_id.not_in(busy))
+            if session.scalar(waiting.limit(1)) is None:
                 return []
         with self.writing() as (session, now):
             first, each = func.min(Delivery.seq), aliased(Delivery)
@@ -218,7 +231,7 @@ class Webhooks(Transactions):
                 .where(Delivery.due_at <= now, Webhook.disabled_at.is_(None), Webhook.id.not_in(busy))
                 .group_by(Delivery.webhook_id)
                 .order_by(tried.nulls_first(), first)
-                .limit(max(0, AT_ONCE - len(busy)))
+                .limit(AT_ONCE - len(busy))
             )
             wanted = (
                 select(Delivery, Webhook.url)

@@ -43,6 +43,7 @@ from service.metrics import Metrics
 from service.patience import Patience
 from service.queue import Queue
 from service.settings import Settings
+from service.text import first_line
 from service.webhooks import Webhooks, own_key
 
 log = logs.logger("dynotune.service")
@@ -159,7 +160,7 @@ async def _every(seconds: float, work: Callable[[], Awaitable[object]], over: as
         try:
             await work()
         except SQLAlchemyError as error:
-            log.warning("the database does not answer", reason=str(error).partition("\n")[0])
+            log.warning("the database does not answer", reason=first_line(error))
         except Exception:  # noqa: BLE001 - the next round must come
             log.exception("a mistake of the service")
 

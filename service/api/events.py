@@ -37,7 +37,7 @@ def tail(
 async def one_of_few(here: InContext, who: Called) -> AsyncIterator[None]:
     """Counts a stream as its key's for as long as it lasts; TooMany where the key has MOST_STREAMS."""
     if here.streams[who.id] >= MOST_STREAMS:
-        raise TooMany(f"Your API key follows {MOST_STREAMS} jobs already, which is the most; end another one.")
+        raise TooMany(f"{MOST_STREAMS} streams are open already, which is the most for one API key; end one of them.")
     here.streams[who.id] += 1
     try:
         yield

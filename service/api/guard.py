@@ -24,10 +24,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.bodies import OCTETS, TYPES, UPLOADS
 from service.api.problems import answer
-from service.errors import DynotuneError, ForeignHost, ForeignOrigin, UnsupportedType
+from service.errors import DynotuneError, ForeignHost, ForeignOrigin, Unauthorized, UnsupportedType
 
 CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
-FORWARDED = ("forwarded", "x-forwarded-for")  # headers of proxies
+# Headers that proxies add; and paths that tell nothing but whether the service lives, which proxies ask for themselves.
+FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
+HEALTH = ("/healthz", "/readyz")
 FROM_HERE = ("same-origin", "none")  # values of Sec-Fetch-Site; `none` is a user's own click or address bar
 
 
@@ -35,7 +37,7 @@ class Guard:
     """Refuses what another site's page sends, as the ASGI middleware that stands before all others.
 
     `served_on` is the host that the server listens on, `allowed` further names that it answers to. Where it does not
-    ask for keys, what a proxy hands on is refused too, as it may come from anybody.
+    ask for keys, what a proxy marks as handed on is refused too, as it may come from anybody.
     """
 
     def __init__(self, app: ASGIApp, served_on: str, allowed: Iterable[str], asks_for_keys: bool) -> None:
@@ -61,8 +63,9 @@ class Guard:
                 f"This server is not known as {', '.join(hosts)[:200]!r}; if it should be, "
                 "name the host in DYNOTUNE_ALLOWED_HOSTS on the server."
             )
-        if not self._asks_for_keys and (name := next((one for one in FORWARDED if one in headers), None)):
-            return ForeignHost(
+        name = next((one for one in FORWARDED if one in headers), None)
+        if name and not self._asks_for_keys and scope["path"] not in HEALTH:
+            return Unauthorized(
                 f"A proxy sent this request ({name}), and this server asks for no API keys, so whoever reaches the "
                 "proxy could do everything; set DYNOTUNE_REQUIRE_KEYS=yes on the server."
             )

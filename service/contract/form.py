@@ -182,11 +182,18 @@ def check_turns(conversations: Sequence[Any]) -> bool:
         role, content = turn.get("role"), turn.get("content")
         if isinstance(role, str) and role in RENAMED:
             raise ValueError(f"turns of the role {role!r}; write {RENAMED[role]}, which is what chat templates know")
-        if isinstance(content, list) and content:
-            if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-                raise ValueError(f"the content {content!r:.80}; only text is trained on")
+        if isinstance(content, list):
+            if not all(map(_is_text, content)):
+                raise ValueError(f"the content {content!r:.80}; only text is trained on, write it as such")
             parts = True
     return parts
+
+
+def _is_text(part: Any) -> bool:
+    """Whether a part of a turn's content is text: by itself, or as OpenAI's and transformers' formats have it."""
+    if isinstance(part, dict):
+        return part.get("type", "text") == "text" and isinstance(part.get("text"), str)
+    return isinstance(part, str)
 
 
 def _turns(conversations: Iterable[Any]) -> Iterator[dict[str, Any]]:

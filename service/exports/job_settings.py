@@ -164,7 +164,9 @@ def unread(recommendation: Recommendation, *names: str, reads: tuple[str, ...] =
     if data.form.numbers_as_text and "numbers" not in reads:
         found.append("it wants text where some rows have whole numbers: write these as text, in quotes, first")
     if data.form.content_parts:
-        found.append("it hands contents that are lists of texts to the chat template as they are, which may print them")
+        found.append(
+            "contents that are lists of texts go to the chat template as lists, and it may write these: join them first"
+        )
     if data.form.turn_weights:
         found.append("it may learn the assistant's turns with weight 0: look at what it does with them")
     wrong = [column for kind, column in data.columns.items() if names and kind != "context" and column not in names]

@@ -24,12 +24,28 @@ ASKED = [{"role": "user", "content": "name"}, {"role": "assistant", "content": "
 COUNTED = [{"prompt": "count", "completion": at if at % 3 else ""} for at in range(24)]
 CLASSIFY = {"task": "sequence-classification"}
 # The kind of model, the data's file and text, what the job says of them.
+TEXT = [{"type": "text", "text": "pa"}, {"type": "text", "text": "th"}]
+PARTS = [
+    {"role": "user", "content": TEXT},
+    {"role": "assistant", "content": "value", "weight": 0},
+    {"role": "user", "content": "name"},
+    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "look"}}]},
+    {"role": "tool", "content": TEXT},
+    {"role": "assistant", "content": TEXT},
+]
 FORMS: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
     "sharegpt": (
         "llama",
         "a.jsonl",
         (json.dumps({"conversations": TALK}) + "\n") * 24,
         {"chat_template": "chatml"},
+        {},
+    ),
+    "conversations in parts, with weights and calls": (
+        "llama",
+        "a.jsonl",
+        (json.dumps({"messages": PARTS}) + "\n") * 24,
+        {"chat_template": "chatml", "max_length": 128},
         {},
     ),
     "alpaca": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,7 +85,7 @@ def work(tmp_path: Path, facts: Callable[..., Any], monkeypatch: pytest.MonkeyPa
     """Has a loop do these claims."""
     monkeypatch.setattr(lease, "WISH_SECONDS", 0.01)
     monkeypatch.setattr(loop_room, "IDLE_SECONDS", (0.001, 0.01))
-    monkeypatch.setattr(loop_room, "REST_SECONDS", 0.01)
+    monkeypatch.setattr(loop_room, "REST_SECONDS", 0.1)
 
     def go(queue: FakeQueue) -> FakeQueue:
         place = Workplace(device="cpu", data_roots=(tmp_path,), hub_cache=tmp_path)
@@ -231,8 +232,10 @@ def test_an_upload_that_does_not_fit_is_handed_back_once(work: Callable[..., Fak
 
     queue.fetch = fetch  # type: ignore[method-assign]
     queue.release = lambda claim: released.append(claim.task_id)  # type: ignore[method-assign]
+    began = time.monotonic()
     work(queue)
     assert len(tried) == 2 and released == ["t"] and "does not fit on the disk" in queue.ended["t"]
+    assert time.monotonic() - began >= loop_room.REST_SECONDS, "it leaves the task to others for so long"
 
 
 def test_a_worker_that_is_refused_ends_with_the_reason(work: Callable[..., FakeQueue]) -> None:

@@ -310,9 +310,17 @@ def test_a_key_follows_so_many_jobs_at_a_time(
     streams = locked.app.state.context.streams  # type: ignore[attr-defined]
     streams[caller.id] = 1
     refused = locked.get(f"/v1/jobs/{'0' * 32}/events/stream", headers=bearing(ann))
-    assert refused.status_code == 429 and "follows 1 jobs already" in refused.json()["detail"]
+    assert refused.status_code == 429 and "1 streams are open already" in refused.json()["detail"]
     assert locked.get(f"/v1/jobs/{'0' * 32}/events/stream", headers=bearing(bob)).status_code == 404
     assert dict(+streams) == {caller.id: 1}, "what was refused or has ended is not counted"
+
+    async def opened() -> list[int]:
+        counts = []
+        async for _ in api_events.one_of_few(locked.app.state.context, access.ANYBODY):  # type: ignore[attr-defined]
+            counts.append(streams[""])
+        return [*counts, streams[""]]
+
+    assert asyncio.run(opened()) == [1, 0]
 
 
 def test_the_head_of_a_stream_ends(api: TestClient, job: Make) -> None:

@@ -249,3 +249,14 @@ def test_a_database_without_a_schema_is_told(empty: Engine) -> None:
         connection.execute(text("UPDATE dynotune_alembic_version SET version_num = 'future'"))
     with pytest.raises(Unavailable, match="not one of this version"):
         upgrade(url_of(empty))
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}", "sqlite+pysqlite:///{}", "sqlite:///file:{}?uri=true"])
+def test_a_new_database_is_its_owner_s_alone(tmp_path: Path, url: str) -> None:
+    """It has the jobs of all users, and its folder may be open to others. One that is there keeps its mode."""
+    file = tmp_path / "new.db"
+    upgrade(url.format(file))
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o640)
+    upgrade(url.format(file))
+    assert file.stat().st_mode & 0o777 == 0o640

@@ -40,6 +40,23 @@ def spoil(engine: Engine, job_id: str | None = None) -> None:
             row.spec = row.spec | {"invented_later": 1}
 
 
+def test_a_recommendation_of_another_version_is_told(
+    api: TestClient, queue: Queue, engine: Engine, spec: Spec, worker: str
+) -> None:
+    finish(queue, spec())
+    with Session(engine) as session, session.begin():
+        (job,) = session.query(Job)
+        job.recommendation = (job.recommendation or {}) | {"invented_later": 1}
+        job_id = job.id
+    for path in ("", "/recommendation"):
+        answer = api.get(f"/v1/jobs/{job_id}{path}")
+        assert (
+            answer.status_code == OtherVersion.status and "Another version of dynotune wrote" in answer.json()["detail"]
+        )
+    listed = api.get(f"/v1/jobs/{job_id}/trials")
+    assert listed.status_code == 200 and not any(one["fastest"] for one in listed.json()["items"])
+
+
 def test_a_finished_job_of_another_version_is_passed_over(
     queue: Queue, engine: Engine, spec: Spec, facts: Facts, worker: str
 ) -> None:

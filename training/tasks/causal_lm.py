@@ -83,15 +83,17 @@ def turns_of(conversation: Any, recipe: Recipe) -> Any:
         if recipe.turn_weights:
             return [turn | {"weight": told.get("weight")} for turn, told in zip(turns, conversation, strict=True)]
         return turns
-    if recipe.content_parts:
+    if recipe.content_parts and isinstance(conversation, list):
         return [of_one_text(turn) for turn in conversation]
     return conversation
 
 
 def of_one_text(turn: Any) -> Any:
     """The turn with its content as text where that is a list of texts, as some templates would write the list."""
-    parts = turn.get("content")
-    return turn | {"content": "".join(part["text"] for part in parts)} if isinstance(parts, list) else turn
+    parts = turn.get("content") if isinstance(turn, dict) else None  # what is no turn is told by the template
+    if not isinstance(parts, list):
+        return turn
+    return turn | {"content": "".join(part if isinstance(part, str) else part["text"] for part in parts)}
 
 
 def chat(messages: Any, write: Callable[..., list[int]], recipe: Recipe) -> tuple[list[int], list[bool]]:

@@ -127,7 +127,9 @@ def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) ->
         reasons.append(f"in {cut}, what is learnt begins beyond {limit}, which dataset.max_length can raise")
     if len(left_out) > cut:
         nothing = (
-            "a conversation without a turn of the assistant" if "messages" in recipe.columns else "an empty completion"
+            "a conversation without a turn of the assistant, or with weight 0 alone"
+            if "messages" in recipe.columns
+            else "an empty completion"
         )
         reasons.append(f"{len(left_out) - cut} hold nothing to learn, such as {nothing}")
     note = f"{len(left_out)} of {len(rows)} {part} rows were left out: {'; '.join(reasons)}." if left_out else ""

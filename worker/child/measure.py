@@ -162,7 +162,7 @@ def run_trial(
 def _loaded(
     spec: JobSpec, request: TrialRequest, device: Device, workplace: Workplace, tell: Tell, spent: Spent
 ) -> tuple[Bundle, Built]:
-    """(the model with its data, ready to train, what can be told of them, which the worker is told already)."""
+    """The bundle, ready to train, and what is known of it, which is sent to the worker already."""
     tell(Progress(text="loading"))
     used_before = device.used_by_others()
     bundle = build(spec, request.configuration, device, workplace, spec.training.seed, tell)

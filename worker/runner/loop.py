@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import random
 import sys
@@ -71,7 +70,8 @@ class Loop:
         self._incumbent = Incumbent(self.bench)
         self._handed_back: set[str] = set()  # tasks whose children were ended by something else
         self._too_large: set[str] = set()  # tasks whose data did not fit on the disk
-        self._rests_until = -math.inf  # so long it measures nothing, so that another worker takes what did not fit
+        # Until when it measures nothing, so that another worker takes what did not fit, and why.
+        self._rest: tuple[float, TooFull] | None = None
 
     def stop(self, now: bool = False) -> None:
         """End the loop after the current task; with `now`, or at the second call, hand that task back unfinished.
@@ -146,8 +146,8 @@ class Loop:
         if claim is not None:
             self._work(claim)
             return True
-        if time.monotonic() < self._rests_until:
-            return False
+        if self._rest is not None and time.monotonic() < self._rest[0]:
+            raise self._rest[1]
         if (problem := free_disk_problem(self.bench.home, self.least_free_disk)) is not None:
             raise TooFull(problem)
         # The device is locked before a task is claimed, so that a claimed trial can be measured at once.
@@ -208,7 +208,7 @@ class Loop:
                     self._fail(claim, f"The worker {self.worker_id} cannot run it: {error}.", "")
                     return
                 self._too_large.add(claim.task_id)
-                self._rests_until = time.monotonic() + REST_SECONDS
+                self._rest = time.monotonic() + REST_SECONDS, error
                 self._persist(lambda: self.broker.release(claim))
                 raise
             except (BrokerUnavailable, OtherVersion, LeaseLost, Misconfigured):
