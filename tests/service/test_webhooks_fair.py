@@ -87,6 +87,30 @@ def test_a_receiver_that_hangs_holds_up_nobody_else(
     assert len(receiver.seen) == 3 and begun.count(hanging) == 1
 
 
+def test_what_is_due_at_the_end_is_sent_after_what_is_being_sent(
+    hooks: Webhooks, receiver: Receiver, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = hooks.create(receiver.url, ANYBODY)
+    with Session(engine) as session, session.begin():
+        session.add_all(messages.message(made, "webhook.test", {"at": at}, 0.0) for at in range(2))
+    later(engine)
+    post, go_on = webhooks.post, asyncio.Event()
+
+    async def slow(*given: Any) -> int:
+        await go_on.wait()
+        return await post(*given)
+
+    monkeypatch.setattr(webhooks, "post", slow)
+
+    async def end() -> None:
+        await hooks.begin()
+        asyncio.get_running_loop().call_later(0.05, go_on.set)
+        await hooks.send()
+
+    asyncio.run(end())
+    assert len(receiver.seen) == 2
+
+
 def test_webhooks_take_turns(hooks: Webhooks, engine: Engine) -> None:
     """One owner's webhooks, each with many old messages, leave room for another's."""
     busy, other = [f"{at:032x}" for at in range(AT_ONCE)], "f" * 32
