@@ -52,8 +52,8 @@ class JobHistory:
     """All that a job's recommendation is computed from, at one version of the job's history.
 
     `facts` are the hardware that the job runs on, and None until a worker has begun the job. `spent` is what its time
-    went into by its tasks' start and end times, as `time_of_tasks` counts it. If another version wrote the
-    job, `is_readable` is false, and only `version` and `job_id` are set.
+    went into by its tasks' start and end times, as `time_of_tasks` counts it. If another version wrote the job,
+    `is_readable` is false, and only `version` and `job_id` are set.
     """
 
     version: int

@@ -1,7 +1,7 @@
 """The fields of a training Recipe (training/recipe.py), worked out from a job and a configuration.
 
-The worker makes a Recipe of them; the export prints the training code for them. Plain data: the
-service imports nothing of `training`.
+The worker makes a Recipe of them; the export prints the training code for them. Plain data: the service imports nothing
+of `training`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -42,6 +41,7 @@ from service.enqueue import new_id
 from service.errors import BadWebhook, Misconfigured, NotFound, TooMany
 from service.models import Delivery, Webhook
 from service.text import first_line
+from service.threads import in_daemon
 from service.transactions import Transactions
 
 log = logs.logger("dynotune.webhooks")
@@ -184,29 +184,20 @@ class Webhooks(Transactions):
         """The address of the URL's host; BadWebhook where that is not known in time, or is not sent to."""
         if not self._lookups.acquire(blocking=False):
             raise BadWebhook("url: its host was not looked for, as too many others are not found.")
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[str] = loop.create_future()
 
-        def tell(setter: Callable[[Any], None], value: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the control plane has ended meanwhile
-                loop.call_soon_threadsafe(lambda: None if found.done() else setter(value))
-
-        def look() -> None:
+        def look() -> str:
             try:
-                tell(found.set_result, check(url, self._private))
-            except Exception as problem:  # noqa: BLE001 - raised where the address is waited for
-                tell(found.set_exception, problem)
+                return check(url, self._private)
             finally:
                 self._lookups.release()
 
-        # A look-up may take a minute. A pool's threads would keep the process that long from ending.
         try:
-            threading.Thread(target=look, name="look-up of a host", daemon=True).start()
+            found = in_daemon(look, "look-up of a host")  # which may take a minute
         except RuntimeError:  # no thread can be started at the moment
             self._lookups.release()
             raise
         try:
-            return await asyncio.wait_for(found, TIMEOUT_SECONDS)
+            return await asyncio.wait_for(asyncio.wrap_future(found), TIMEOUT_SECONDS)
         except TimeoutError:
             raise BadWebhook(f"url: its host was not found within {TIMEOUT_SECONDS:.0f} s.") from None
 

@@ -71,7 +71,7 @@ def train(
     scaler = gradient_scaler(device, recipe)
     total = args.max_steps or math.ceil(args.epochs * len(epoch_steps(lengths, 0, recipe)))
     # A warm-up's first step learns at a rate of 0, so at least one step must follow.
-    warmup = max(0, min(math.ceil(total * recipe.warmup_ratio), total - 1))
+    warmup = min(math.ceil(total * recipe.warmup_ratio), total - 1)
     schedule = get_scheduler(recipe.schedule, optimizer, warmup, total)
     kept = {"optimizer": optimizer, "schedule": schedule}
     if recipe.loss_scaling:

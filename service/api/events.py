@@ -34,7 +34,7 @@ def tail(
     return EventList(items=events.tail(session, job.id, after, limit))
 
 
-async def one_of_few(here: InContext, who: Called) -> AsyncIterator[None]:
+async def counted_stream(here: InContext, who: Called) -> AsyncIterator[None]:
     """Counts a stream as its key's for as long as it lasts; TooMany where the key has MOST_STREAMS."""
     if here.streams[who.id] >= MOST_STREAMS:
         raise TooMany(f"{MOST_STREAMS} streams are open already, which is the most for one API key; end one of them.")
@@ -47,7 +47,7 @@ async def one_of_few(here: InContext, who: Called) -> AsyncIterator[None]:
 
 @router.get(
     "/stream",
-    dependencies=[Depends(one_of_few)],
+    dependencies=[Depends(counted_stream)],
     response_class=EventSourceResponse,
     responses=responses(NotFound),
     summary="Follow a job",

@@ -7,7 +7,8 @@ A page that a user has open can send requests to a server on the same machine. T
   Origin; the rule is the one of Go's `net/http.CrossOriginProtection`.
 - Its body must be said to be JSON or YAML, which a form cannot say.
 
-A proxy on the same machine makes the whole internet look local, so it has to be told by the administrator: with keys.
+What a proxy on the same machine hands on looks local, whoever sent it. Where the server asks for no API keys, requests
+with a proxy's headers are therefore refused.
 
 Programs such as curl send neither Origin nor Sec-Fetch-Site, so they only have to say what they send.
 """

@@ -21,6 +21,7 @@ from service.cli.launch import launch
 from service.cli.pace import be_short
 from service.contract.states import JobStatus
 from service.errors import DynotuneError, Refused, Unauthorized, Unreachable
+from service.worker_command import WORKER
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +87,7 @@ def worker(
     if json_:
         emit({"devices": devices})
         sys.stdout.flush()  # the buffer would be lost when the worker replaces this program
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "worker", "--devices", devices, *context.args])
+    os.execv(WORKER[0], [*WORKER, "--devices", devices, *context.args])
 
 
 @app.command()

@@ -28,9 +28,8 @@ from service.db import connect, reading, upgrade
 from service.deaths import DEATHS_SECONDS, MAX_DEATHS, Deaths
 from service.errors import Misconfigured
 from service.settings import Settings
+from service.worker_command import WORKER
 
-# With -P, as a file worker.py in the folder where this was called would be run in its place.
-WORKER = (sys.executable, "-P", "-m", "worker")
 END_SECONDS = 10
 BACKLOG = 128  # connections that wait to be accepted
 

@@ -16,6 +16,7 @@ from service.contract.base import Contract
 from service.tasks.base import Task
 
 SPEAKERS = ("human", "user", "gpt", "assistant", "system")  # who may speak in a conversation of ShareGPT's form
+# Roles that chat templates do not know, though some data has them, and what they are called there.
 RENAMED = {"human": "user"} | dict.fromkeys(("gpt", "model", "bot", "chatbot", "ai"), "assistant")
 NAMED = 8  # classes that a note names
 
@@ -198,7 +199,8 @@ def _is_text(part: Any) -> bool:
 
 def _turns(conversations: Iterable[Any]) -> Iterator[dict[str, Any]]:
     for talk in conversations:
-        yield from (turn for turn in talk if isinstance(turn, dict)) if isinstance(talk, list) else ()
+        if isinstance(talk, list):
+            yield from (turn for turn in talk if isinstance(turn, dict))
 
 
 def _of_no_weight(turn: Mapping[str, Any]) -> bool:

@@ -106,7 +106,7 @@ class DatasetFacts(Contract):
     notes: tuple[str, ...] = Field(default=(), description="What was assumed to read the data, and what was left out.")
 
 
-Lasting = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # seconds that something took
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # that something took
 
 
 class Timing(Contract):
@@ -118,9 +118,9 @@ class Timing(Contract):
     """
 
     micro_batch_size: int
-    seconds: Lasting
-    low: Lasting
-    high: Lasting
+    seconds: Seconds
+    low: Seconds
+    high: Seconds
     samples: int
     tokens: int
     padded_tokens: int

@@ -9,7 +9,7 @@ import transformers
 
 from tests.child import tiny
 from tests.child.test_data_mistakes import refused
-from worker.child.build import check_vocabulary, names_of_nothing
+from worker.child.build import check_vocabulary, unmatched_modules
 
 
 @pytest.mark.parametrize(("kind", "task"), [("llama", "causal-lm"), ("bert", "masked-lm")])
@@ -46,6 +46,6 @@ def test_names_that_no_module_has_are_noted(llama: Path, reviews: Path) -> None:
     """A misspelt one makes a smaller adapter, which is faster."""
     for names, count in ((["q_proj", "v_proj"], 0), (["q_proj", "zzz"], 1)):
         spec = tiny.job(llama, reviews, task="sequence-classification", lora={"target_modules": names})
-        told = names_of_nothing(spec, tiny.bundle(spec, "lora").model)
+        told = unmatched_modules(spec, tiny.bundle(spec, "lora").model)
         assert len(told) == count
     assert told[0].startswith("lora.target_modules: the model has no 'zzz'; it has down_proj, gate_proj, ")

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from service.cli import embedded
 from service.client import Client, Unreachable
 from service.contract.hardware import HardwareFacts
+from service.worker_command import WORKER
 from tests.conftest import ROOT
 from tests.processes import free_port, until
 
@@ -61,7 +61,7 @@ def test_a_file_of_the_folder_is_no_worker(tmp_path: Path) -> None:
     """Data is read from the folder where `serve` is called, so who puts data there would run code as the service."""
     for name in ("worker.py", "psutil.py"):
         (tmp_path / name).write_text("print('run')")
-    done = subprocess.run([*embedded.WORKER, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*WORKER, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "run" not in done.stdout.splitlines()
 
 

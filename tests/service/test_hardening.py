@@ -316,7 +316,7 @@ def test_a_key_follows_so_many_jobs_at_a_time(
 
     async def opened() -> list[int]:
         counts = []
-        async for _ in api_events.one_of_few(locked.app.state.context, access.ANYBODY):  # type: ignore[attr-defined]
+        async for _ in api_events.counted_stream(locked.app.state.context, access.ANYBODY):  # type: ignore[attr-defined]
             counts.append(streams[""])
         return [*counts, streams[""]]
 

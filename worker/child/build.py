@@ -147,11 +147,11 @@ def build(
         read_through(folder)
     options = {"trust_remote_code": workplace.allow_remote_code}  # no revision: `folder` is that snapshot
     recipe = replace(recipe_of(spec, configuration), source_options=options)
-    vocabulary = check_config(folder, options)
+    config = load_config(folder, options)
     tokenizer = load_tokenizer(folder, recipe)
     data = job_data.load(spec, recipe, tokenizer, workplace)
-    if is_first and vocabulary is not None:
-        check_vocabulary(vocabulary, tokenizer, data)
+    if is_first:
+        check_vocabulary(getattr(config.get_text_config(), "vocab_size", None), tokenizer, data)
     seconds = time.perf_counter() - began
     prepare_seconds, data_seconds = (seconds, 0.0) if is_first else (0.0, seconds)
     if is_first:
@@ -197,24 +197,23 @@ def read_through(folder: Path) -> None:
                     pass
 
 
-def check_config(folder: Path, options: Mapping[str, Any]) -> int | None:
-    """How many tokens the model has embeddings for, if its configuration says so.
-
-    TrainingError where the model's folder has no config.json that transformers takes; its tokenizer reads it too.
-    """
+def load_config(folder: Path, options: Mapping[str, Any]) -> Any:
+    """The model's configuration, which its tokenizer reads too; TrainingError where transformers does not take it."""
     try:
-        config = AutoConfig.from_pretrained(folder, **options)
-        return getattr(config.get_text_config(), "vocab_size", None)
+        return AutoConfig.from_pretrained(folder, **options)
     except Exception as error:  # transformers' checks of what a configuration says raise errors of many kinds
         raise TrainingError(f"model.source: its config.json is not one that loads: {first_line(error)}") from error
 
 
-def check_vocabulary(size: int, tokenizer: Any, data: job_data.Data) -> None:
+def check_vocabulary(size: int | None, tokenizer: Any, data: job_data.Data) -> None:
     """TrainingError where the tokenizer pads with, or the data holds, a token that the model has no embedding for.
 
-    It would be an IndexError of the first step, on a GPU one that ends the process. Tokens that were added to a
-    tokenizer need the model's embeddings resized.
+    `size` is how many tokens it has embeddings for, None where its configuration does not say. Such a token would be an
+    IndexError of the first step, and on a GPU the end of the process. Embeddings have to be resized for tokens that
+    were added to a tokenizer.
     """
+    if size is None:
+        return
     if tokenizer.pad_token_id >= size:
         raise TrainingError(
             f"model.source: its tokenizer pads with {tokenizer.pad_token!r}, token {tokenizer.pad_token_id}, and the "
@@ -319,7 +318,7 @@ def _with_adapter(model: Any, recipe: Recipe) -> Any:
         raise TrainingError(f"lora.target_modules: {first_line(error)}{others}") from error
 
 
-def names_of_nothing(spec: JobSpec, model: Any) -> list[str]:
+def unmatched_modules(spec: JobSpec, model: Any) -> list[str]:
     """A note where the job names modules to adapt that the model lacks: peft says nothing if it has some of them."""
     names = spec.lora.target_modules
     if isinstance(names, str) or not hasattr(model, "peft_config"):

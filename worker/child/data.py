@@ -35,7 +35,7 @@ from worker.child.rows import read_rows
 HISTOGRAM_EDGES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 30)
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair that UTF-16 writes one character with
 KEPT = "tokens.npz"  # the file of a job's samples in its cache
-WORTH_A_NOTE = 0.05  # of the training samples, that may be cut
+WORTH_A_NOTE = 0.05  # share of the training samples that fill max_length, from which on it is told
 DRAWS = 200  # of a work unit, of which the most typical one is taken
 
 

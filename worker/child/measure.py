@@ -17,7 +17,7 @@ from service.levers import LEVERS
 from service.levers.batching import GROUP_STEPS
 from training.errors import TrainingError
 from worker.child import arrange, curve, evaluation_time, probe, steps
-from worker.child.build import Bundle, build, names_of_nothing, parameter_counts
+from worker.child.build import Bundle, build, parameter_counts, unmatched_modules
 from worker.child.data import Data, work_unit
 from worker.child.lacking import lacking, lacking_kernels
 from worker.child.size_search import Found, Known, Tell
@@ -99,7 +99,7 @@ def run_trial(
     spent, started = Spent(), time.perf_counter()
     bundle, facts = _loaded(spec, request, device, workplace, tell, spent)
     started += bundle.prepare_seconds  # the time limit does not count what only the first process does
-    notes, unit = names_of_nothing(spec, bundle.model), unit_of(spec, bundle.data, spec.training.seed)
+    notes, unit = unmatched_modules(spec, bundle.model), unit_of(spec, bundle.data, spec.training.seed)
     learnt = Known(known, request.memory_line)
     found, evaluation, apart = _probed(bundle, request, learnt, tell)
     assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"

@@ -1,8 +1,8 @@
 """Predicts from the batches timed so far which micro batch size is fastest.
 
-The prediction chooses which size to time next (docs/decisions/0004). The times in a
-result are measured, with two exceptions: the rest of a trial that is given up as clearly slower (docs/decisions/0031),
-and the rest of a long unit on a GPU (0032).
+The prediction chooses which size to time next (docs/decisions/0004). The times in a result are
+measured, with two exceptions: the rest of a trial that is given up as clearly slower (docs/decisions/0031), and the
+rest of a long unit on a GPU (0032).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import typer
 
 from service.contract.task import LEASE_SECONDS, MOST_LEASE_SECONDS
 from service.errors import BrokerUnavailable, DynotuneError, Misconfigured
+from service.worker_command import WORKER
 from worker.runner.several import Processes
 from worker.runner.stay import Stay, Terms, moment
 
@@ -162,7 +163,7 @@ def start(
     if len(served) == 1:
         serve(served[0], entry, lease, lifeline, server, terms)
         return
-    command = [sys.executable, "-P", "-m", "worker", "--entry", entry, "--lease", str(lease), *terms.options()]
+    command = [*WORKER, "--entry", entry, "--lease", str(lease), *terms.options()]
     # The children watch a pipe whose other end only this process has: however this process ends, they end too.
     theirs, _ours = os.pipe()  # kept open here, as a process may have to be started again
     command += ["--lifeline", str(theirs), *(["--server", server] if server else [])]

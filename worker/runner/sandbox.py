@@ -16,7 +16,6 @@ import re
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -48,6 +47,7 @@ from service.contract.child import (
     RunReplay,
     doing,
 )
+from service.threads import in_daemon
 from worker.runner import watchdog
 from worker.runner.preload import PRELOAD, PRELOAD_CPU, set_preload
 
@@ -187,7 +187,8 @@ class Child:
 
     def _read(self) -> ChildMessage | None:
         process, seen = self._process, self._seen
-        self._receiving = self._receiving or _received(self._pipe)
+        if self._receiving is None:  # in a thread, as whoever reads a message waits until all of it is there
+            self._receiving = in_daemon(lambda: self._pipe.recv_bytes(MOST_MESSAGE_BYTES), "message of a child")
         try:
             text = self._receiving.result(POLL_SECONDS)
             self._receiving = None
@@ -306,20 +307,6 @@ def _enter(entry: str, request: bytes, messages: Any, lifeline: Any, scratch: st
     importlib.import_module("worker.child.answers").ask_again()
     module, _, name = entry.partition(":")
     getattr(importlib.import_module(module), name)(request, messages, lifeline, scratch, lock)
-
-
-def _received(pipe: Any) -> Future[bytes]:
-    """The next message, received in a thread: whoever reads it waits until all of it is there."""
-    found: Future[bytes] = Future()
-
-    def receive() -> None:
-        try:
-            found.set_result(pipe.recv_bytes(MOST_MESSAGE_BYTES))
-        except Exception as error:  # noqa: BLE001 - raised where the message is waited for
-            found.set_exception(error)
-
-    threading.Thread(target=receive, name="message of a child", daemon=True).start()
-    return found
 
 
 def _unreadable(error: ValidationError) -> str:
