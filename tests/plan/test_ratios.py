@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,16 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Block, Slice
 from service.contract.task import VerifyRequest
 from tests.factory import block, configuration, measured
-from worker.plan.ratios import certainly_slower, is_sure, process_pairs, ratio, relative_costs, settled, standard_error
+from worker.plan.ratios import (
+    certainly_slower,
+    is_sure,
+    process_pairs,
+    ratio,
+    relative_costs,
+    settled,
+    standard_error,
+    weighted_median,
+)
 
 Spec = Callable[..., JobSpec]
 BASE, FAST = measured(configuration(micro=8), 10.0), measured(configuration(batching="sorted"), 5.0)
@@ -35,6 +45,25 @@ def test_what_slows_both_candidates_drops_out() -> None:
     ours, theirs = sliced(block(FAST, 5.0), bursts, 1), sliced(block(BASE, 10.0), bursts, 2)
     assert standard_error(ours, theirs) < 0.01
     assert standard_error(ours, sliced(block(BASE, 10.0), [1.0] * 8, 2)) > 0.1, "a burst that only one of them had"
+
+
+def test_a_block_that_others_disturbed_says_little_beside_a_quiet_one(spec: Spec) -> None:
+    """The second block's turns differ by a fifth, and its candidate looks 30% faster than it is."""
+    rng = random.Random(3)
+    uneven = [1.0 + 0.2 * rng.random() for _ in range(8)]
+    quiet = sliced(block(BASE, 10.0), [1.0] * 8, 1), sliced(block(FAST, 5.0), [1.0] * 8, 2)
+    disturbed = sliced(block(BASE, 13.0, 1), uneven, 3, 0.3), sliced(block(FAST, 5.0, 1), [1.0] * 8, 4)
+    found = ratio(spec(search={"objective": "throughput"}), (*quiet, *disturbed), FAST, BASE)
+    assert found is not None and found[0] == pytest.approx(2.0, rel=0.03) and found[1] < 2.0 < found[2]
+
+
+def test_the_weighted_median_is_the_median_where_all_values_count_the_same() -> None:
+    rng = random.Random(0)
+    for count in range(1, 7):
+        values = [rng.random() for _ in range(count)]
+        assert weighted_median(values, [1 / count] * count) == pytest.approx(statistics.median(values))
+    assert weighted_median([1.0, 2.0], [0.75, 0.25]) == pytest.approx(1.25)
+    assert weighted_median([1.0, 2.0, 3.0], [0.98, 0.01, 0.01]) == pytest.approx(1.0, abs=0.03)
 
 
 def test_without_slices_the_intervals_of_the_timings_count() -> None:
@@ -104,12 +133,14 @@ def kept(one: Block, process: int) -> Block:
 
 def test_blocks_of_one_process_tell_less_than_blocks_of_several() -> None:
     ours, theirs = ([block(one, 10.0, number) for number in range(4)] for one in (FAST, BASE))
-    assert process_pairs(list(zip(ours, theirs, strict=True))) == pytest.approx(4.0)
+    same = [0.25] * 4
+    assert process_pairs(list(zip(ours, theirs, strict=True)), same) == pytest.approx(4.0)
     two = [kept(one, one.block // 2 * 2) if one.block % 2 else one for one in ours]
     other = [kept(one, one.block // 2 * 2) if one.block % 2 else one for one in theirs]
-    assert process_pairs(list(zip(two, other, strict=True))) == pytest.approx(2.0)
-    assert process_pairs(list(zip(two, theirs, strict=True))) == pytest.approx(8 / 3), "fresh on one side only"
-    assert process_pairs([(ours[0], theirs[0])]) == 1.0
+    assert process_pairs(list(zip(two, other, strict=True)), same) == pytest.approx(2.0)
+    assert process_pairs(list(zip(two, theirs, strict=True)), same) == pytest.approx(8 / 3), "fresh on one side only"
+    assert process_pairs([(ours[0], theirs[0])], [1.0]) == 1.0
+    assert process_pairs(list(zip(ours, theirs, strict=True))[:2], [0.9, 0.1]) == pytest.approx(1 / 0.82)
 
 
 def test_the_interval_holds_the_truth_where_processes_train_two_blocks(spec: Spec) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
 from service.contract.job import JobSpec
@@ -26,7 +26,9 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
     turns or, where the candidates were not alive together, from the intervals of their timings; and that between pairs
     of processes. Two or three blocks do not tell the latter by themselves, so it is estimated as if SEEN other pairs
     had shown PROCESS_SPREAD, and is never less: blocks that scatter by more widen the interval (a scaled inverse
-    chi-squared prior; Gelman et al., Bayesian Data Analysis, section 2.6).
+    chi-squared prior; Gelman et al., Bayesian Data Analysis, section 2.6). The ratio is the blocks' median, in which a
+    block counts by the inverse of its variance, so that one which others disturbed says little beside quiet ones (a
+    random-effects meta-analysis: DerSimonian and Laird 1986).
     """
     logs, within, pairs = [], [], []
     for block in blocks:
@@ -41,10 +43,28 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
                 pairs.append((block, other))
     if not logs:
         return None
-    count, middle = len(logs), statistics.median(logs)
-    between = spread_of_pairs(logs)
-    error = math.sqrt(statistics.fmean(one**2 for one in within) / count + between**2 / process_pairs(pairs))
+    weights = [1 / (one**2 + PROCESS_SPREAD**2) for one in within]
+    shares = [one / sum(weights) for one in weights]
+    middle, between = weighted_median(logs, shares), spread_of_pairs(logs)
+    own = sum((share * one) ** 2 for share, one in zip(shares, within, strict=True))
+    error = math.sqrt(own + between**2 / process_pairs(pairs, shares))
     return math.exp(middle), math.exp(middle - NORMAL * error), math.exp(middle + NORMAL * error)
+
+
+def weighted_median(values: Sequence[float], shares: Sequence[float]) -> float:
+    """The median of values that count by their shares, which add up to 1: the usual one where all are the same.
+
+    Half of a value's share lies on each side of it, and between two values the median is interpolated.
+    """
+    below, before = 0.0, None
+    for value, share in sorted(zip(values, shares, strict=True)):
+        at = below + share / 2
+        if at >= 0.5:
+            if before is None:
+                return value
+            return before[0] + (value - before[0]) * (0.5 - before[1]) / (at - before[1])
+        below, before = below + share, (value, at)
+    return max(values)
 
 
 def spread_of_pairs(logs: Sequence[float]) -> float:
@@ -63,15 +83,18 @@ def wider(degrees: int) -> float:
     return 1 + 1.2 / degrees + 1.4 / degrees**2
 
 
-def process_pairs(blocks: Sequence[tuple[Block, Block]]) -> float:
+def process_pairs(blocks: Sequence[tuple[Block, Block]], shares: Sequence[float]) -> float:
     """How many pairs of processes, each with a block of its own, would tell a mean ratio as well as these blocks do.
 
-    A process may train several blocks (docs/decisions/0028), and what is peculiar to it is then in all of them.
+    Each block counts by its share. A process may train several blocks (docs/decisions/0028), and what is peculiar to it
+    is then in all of them.
     """
     spread = 0.0
     for side in zip(*blocks, strict=True):
-        blocks_of = Counter(one.block if one.process is None else one.process for one in side)
-        spread += sum((count / len(blocks)) ** 2 for count in blocks_of.values()) / 2
+        share_of: defaultdict[int, float] = defaultdict(float)
+        for one, share in zip(side, shares, strict=True):
+            share_of[one.block if one.process is None else one.process] += share
+        spread += sum(share**2 for share in share_of.values()) / 2
     return 1 / spread
 
 
