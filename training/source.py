@@ -13,6 +13,8 @@ from training.reading import read_splits
 from training.recipe import Recipe, task_of
 from training.samples import Sample
 
+ROWS_AT_ONCE = 1000  # that are tokenised
+
 
 def tokenizer_of(source: str | Path, recipe: Recipe) -> Any:
     """The model's tokenizer, with a token to pad with; TrainingError where it has none that could be one."""
@@ -27,6 +29,12 @@ def tokenizer_of(source: str | Path, recipe: Recipe) -> Any:
 def is_learnable(sample: Sample, recipe: Recipe) -> bool:
     """Whether a token or label of the sample counts for the loss."""
     return len(sample[0]) > 0 and task_of(recipe).loss_terms(sample) > 0
+
+
+def samples_of(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[Sample]:
+    """The rows' samples, few rows at a time: a tokenizer's answer takes ten times the memory of its token ids."""
+    parts = [rows[at : at + ROWS_AT_ONCE] for at in range(0, len(rows), ROWS_AT_ONCE)]
+    return [sample for part in parts for sample in task_of(recipe).encode(part, tokenizer, recipe)]
 
 
 def locate(source: str, recipe: Recipe) -> Path:
@@ -63,8 +71,7 @@ def load_data(source: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample]
         for number, row in enumerate(rows, start=1):
             if missing := sorted(set(recipe.needed) - row.keys()):
                 raise TrainingError(f"row {number} has no column {', '.join(missing)}; it has {', '.join(row)}")
-        encoded = task_of(recipe).encode(rows, tokenizer, recipe)
-        parts.append([sample for sample in encoded if is_learnable(sample, recipe)])
+        parts.append([sample for sample in samples_of(rows, tokenizer, recipe) if is_learnable(sample, recipe)])
     if not parts[0]:
         raise TrainingError("the dataset has no row with anything to learn from within max_length")
     return parts[0], parts[1] or parts[0][:1]

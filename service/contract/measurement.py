@@ -85,7 +85,10 @@ class MemoryLine(Contract):
 
 
 class DatasetFacts(Contract):
-    """The tokenised training split: rows, lengths in tokens after cutting, and a fingerprint of ids and labels."""
+    """The tokenised training split: rows, lengths in tokens after cutting, and a fingerprint of ids and labels.
+
+    Where only a sample was tokenised, the numbers of rows and tokens are estimates for the whole dataset.
+    """
 
     fingerprint: str
     rows: int
@@ -97,6 +100,9 @@ class DatasetFacts(Contract):
     p99: int
     longest: int
     histogram: dict[str, int] = Field(description="Upper edge in tokens -> rows.")
+    sampled_rows: int | None = Field(
+        default=None, description="Training rows that were tokenised, where the dataset is so large that not all were."
+    )
     columns: dict[str, str] = Field(default_factory=dict, description="Kind of column -> its name in the data.")
     formats: tuple[str, ...] = Field(default=(), description="Endings of the files that were read.")
     is_folder: bool = False

@@ -25,11 +25,12 @@ from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
 from training.errors import TrainingError
 from training.reading import Record
-from training.recipe import Recipe, task_of
+from training.recipe import Recipe
 from training.samples import IGNORED, Sample
-from training.source import is_learnable
+from training.source import is_learnable, samples_of
 from worker.child import sources
 from worker.child.rows import read_rows
+from worker.child.sampling import sampled
 
 # Upper bounds, in tokens, of the bins of the histogram of lengths.
 HISTOGRAM_EDGES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 30)
@@ -95,16 +96,24 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
         and any(_calls(row[recipe.columns["messages"]]) for row in train_rows)
     ):
         notes.append("The chat template says nothing of tool_calls, so calls of tools are neither written nor learnt.")
-    train, train_note = _learnable(train_rows, "training", tokenizer, recipe)
-    validation, validation_note = _learnable(validation_rows, "validation", tokenizer, recipe)
+    read = sampled(train_rows, recipe), sampled(validation_rows, recipe)
+    train, train_note = _learnable(read[0], "training", tokenizer, recipe)
+    validation, validation_note = _learnable(read[1], "validation", tokenizer, recipe)
     if not train:
         raise TrainingError(f"dataset: no training row has anything to learn: {train_note.rstrip('.')}")
     notes += filter(None, (train_note, validation_note))
     if not validation or validation_rows[0] is train_rows[0]:
         notes.append("No validation row is left, so the evaluation takes a row that is trained on.")
+    if len(read[0]) < len(train_rows):
+        notes.append(
+            f"Of {len(train_rows)} training rows a sample of {len(read[0])} was tokenised and measured; numbers of "
+            "rows and tokens are estimates for all, which the run trains on."
+        )
     notes += _cut(train, recipe) + _small(train, spec)
     validation = validation or train[:1]
-    data = Data(train, validation, [len(ids) for ids, _ in train], _facts(train, validation, recipe, notes))
+    every = len(train_rows) / len(read[0]), len(validation_rows) / len(read[1]) if read[1] else 1.0
+    facts = _facts(train, validation, recipe, notes, every)
+    data = Data(train, validation, [len(ids) for ids, _ in train], facts)
     if file:
         _pack(file, data)
     return data
@@ -113,7 +122,7 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
 def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], str]:
     """(the rows' samples in which a token or label counts for the loss, a sentence on the others if there are any)."""
     try:
-        samples = task_of(recipe).encode(rows, tokenizer, recipe)
+        samples = samples_of(rows, tokenizer, recipe)
     except (TypeError, UnicodeEncodeError):  # what tokenizers say of text that cannot be written as UTF-8
         _check_surrogates(rows, part, recipe)
         raise
@@ -173,8 +182,13 @@ def _check_surrogates(rows: list[Record], part: str, recipe: Recipe) -> None:
                 raise TrainingError(f"{where} has half of a surrogate pair (\\ud800 to \\udfff), which is no character")
 
 
-def _facts(train: list[Sample], validation: list[Sample], recipe: Recipe, notes: list[str]) -> DatasetFacts:
-    """The facts about the data that the user is shown, and those that the training code's recipe needs."""
+def _facts(
+    train: list[Sample], validation: list[Sample], recipe: Recipe, notes: list[str], every: tuple[float, float]
+) -> DatasetFacts:
+    """The facts about the data that the user is shown, and those that the training code's recipe needs.
+
+    `every` says for how many rows of the dataset each training sample, and each validation sample, stands.
+    """
     lengths = np.array([len(ids) for ids, _ in train])
     digest = hashlib.sha256()
     for ids, labels in train:
@@ -184,14 +198,15 @@ def _facts(train: list[Sample], validation: list[Sample], recipe: Recipe, notes:
     for edge in HISTOGRAM_EDGES:
         count = int(((lengths > low) & (lengths <= edge)).sum())
         if count:
-            histogram[str(edge)] = count
+            histogram[str(edge)] = round(every[0] * count)
         low = edge
     return DatasetFacts(
         fingerprint=digest.hexdigest()[:16],
-        rows=len(train),
-        validation_rows=len(validation),
-        tokens=int(lengths.sum()),
-        at_max_length=int((lengths >= recipe.max_length).sum()),
+        rows=round(every[0] * len(train)),
+        validation_rows=round(every[1] * len(validation)),
+        tokens=round(every[0] * int(lengths.sum())),
+        at_max_length=round(every[0] * int((lengths >= recipe.max_length).sum())),
+        sampled_rows=len(train) if every[0] > 1 else None,
         p50=p50,
         p90=p90,
         p99=p99,

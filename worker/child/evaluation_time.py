@@ -52,7 +52,8 @@ def evaluation_seconds(bundle: Bundle, size: int) -> float:
             seconds = time.perf_counter() - started
     finally:
         bundle.model.train()
-    return seconds * _padded(batches, recipe) / _padded(chosen, recipe)
+    every = bundle.data.facts.validation_rows / len(ordered)  # rows of the dataset for which a sample stands
+    return seconds * every * _padded(batches, recipe) / _padded(chosen, recipe)
 
 
 def _padded(batches: list[list[Sample]], recipe: Recipe) -> int:
