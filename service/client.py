@@ -169,7 +169,10 @@ class Client:
         """A job's trials, page by page."""
         found: tuple[views.ListedTrial, ...] = ()
         while page := self._get(
-            views.TrialList, f"/v1/jobs/{_part(job_id)}/trials", after=_last(found), limit=TRIALS_A_PAGE
+            views.TrialList,
+            f"/v1/jobs/{_part(job_id)}/trials",
+            after=found[-1].number if found else None,
+            limit=TRIALS_A_PAGE,
         ).items:
             found += page
             if len(page) < TRIALS_A_PAGE:
@@ -334,10 +337,6 @@ def _body(job: JobSpec | dict[str, Any] | str, idempotency_key: str | None = Non
             raise Refused(_problem("The idempotency key is not valid", sentence, 422))
         headers["Idempotency-Key"] = idempotency_key
     return {"content": job if isinstance(job, str) else json.dumps(job), "headers": headers}
-
-
-def _last(trials: tuple[views.ListedTrial, ...]) -> int | None:
-    return trials[-1].number if trials else None
 
 
 def _part(text: str) -> str:

@@ -10,6 +10,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
 from service.contract.states import EstimateStatus
 from service.contract.task import TaskKind
+from service.contract.views import EstimateView
 from service.errors import NotFound
 from service.history import if_readable
 from service.levers.batching import ROWS
@@ -62,12 +63,12 @@ def _model(spec: JobSpec) -> tuple[str, str | None]:
     return spec.model.source, spec.model.revision
 
 
-def view(session: Session, estimate_id: str, owner: str | None = None) -> dict[str, object]:
+def view(session: Session, estimate_id: str, owner: str | None = None) -> EstimateView:
     """An estimate's state, and its result or error once it has one; NotFound, also where it is not of `owner`."""
     row = session.scalars(select(Task).where(Task.id == estimate_id, Task.kind == TaskKind.estimate)).one_or_none()
     if row is None or owner not in (None, row.owner):
         raise NotFound(f"There is no estimate {estimate_id!r}.")
-    return {"id": row.id, "state": state_of(row), "result": row.result, "error": row.error}
+    return EstimateView.model_validate({"id": row.id, "state": state_of(row), "result": row.result, "error": row.error})
 
 
 def state_of(row: Task) -> EstimateStatus:

@@ -237,14 +237,16 @@ def trials(session: Session, job: Job, after: int = 0, limit: int | None = None)
     `fastest` marks those of the configuration that is recommended so far.
     """
     rows = session.scalars(
-        select(Task).where(Task.job_id == job.id, Task.kind == TaskKind.trial).order_by(Task.number)
-    ).all()
-    every = [trial_view(row) for row in rows]
+        select(Task)
+        .where(Task.job_id == job.id, Task.kind == TaskKind.trial, Task.number > after)
+        .order_by(Task.number)
+        .limit(limit)
+    )
+    page = [trial_view(row) for row in rows]
     try:
         best = recommendation(job).evidence.measurement.configuration if job.recommendation else None
     except OtherVersion:  # its trials may still be read
         best = None
-    page = [one for one in every if one.number > after][:limit]
     return tuple(views.ListedTrial(**dict(one), fastest=one.configuration == best) for one in page)
 
 

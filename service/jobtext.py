@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from service.errors import MalformedBody
+from service.text import first_line
 
 MOST_VALUES = 2_000  # mappings, lists, keys and values of a text; a job has about fifty
 MOST_LEVELS = 20
@@ -79,7 +80,7 @@ def read(text: bytes, what: str, of: str = "at least model and dataset") -> dict
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = getattr(error, "problem", None) or first_line(error)
         raise MalformedBody(f"{what} is neither JSON nor YAML{where}: {problem:.300}.") from error
     if not isinstance(data, dict):
         raise MalformedBody(f"{what} must be a mapping with {of}.")

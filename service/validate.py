@@ -47,22 +47,29 @@ def check(data: dict[str, Any], kind: type[Asked]) -> Asked:
 def validate(spec: JobSpec, settings: Settings) -> None:
     """Raise InvalidJob with one sentence for each mistake that the control plane can see."""
     roots = Roots(settings.data_roots, settings.hub_cache, settings.uploads)
-    mistakes = _size(spec) + _lines(spec) + _device(spec) + _levers(spec) + _adapter(spec)
+    mistakes = _lines(spec) + _stated(spec)
     mistakes += _readable("model.source", lambda: _model(spec, roots, settings))
     mistakes += _readable("dataset.source", lambda: _dataset(spec, roots))
     mistakes += _readable("dataset.chat_template", lambda: _template(spec, roots))
-    if mistakes:
-        raise InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
+    _refuse(mistakes)
 
 
 def validate_model(spec: JobSpec, settings: Settings) -> None:
     """Like `validate`, for an estimate, which reads neither the data nor the model's weights."""
     roots = Roots(settings.data_roots, settings.hub_cache, settings.uploads)
     drawn = spec.model_copy(update={"model": spec.model.model_copy(update={"weights": "random"})})
-    mistakes = _size(spec) + _device(spec) + _levers(spec) + _adapter(spec)
-    mistakes += _readable("model.source", lambda: _model(drawn, roots, settings))
+    _refuse(_stated(spec) + _readable("model.source", lambda: _model(drawn, roots, settings)))
+
+
+def _refuse(mistakes: list[dict[str, str]]) -> None:
+    """InvalidJob with these mistakes, if there are any."""
     if mistakes:
         raise InvalidJob(" ".join(mistake["detail"] for mistake in mistakes), mistakes)
+
+
+def _stated(spec: JobSpec) -> list[dict[str, str]]:
+    """The mistakes that the text of a job or an estimate shows by itself, without its files."""
+    return _size(spec) + _device(spec) + _levers(spec) + _adapter(spec)
 
 
 def _size(spec: JobSpec) -> list[dict[str, str]]:

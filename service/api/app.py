@@ -38,7 +38,6 @@ from service.api.queries import known_parameters
 from service.api.rates import rate_limit
 from service.api.watching import EventWatch
 from service.db import connect
-from service.errors import BadQuery, Forbidden, TooMany, Unauthorized
 from service.metrics import Metrics
 from service.patience import Patience
 from service.queue import Queue
@@ -96,7 +95,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
     problems.install(app)
     app.include_router(health.router)
     for module in KEYED:
-        app.include_router(module.router, responses=problems.responses(BadQuery, Unauthorized, Forbidden, TooMany))
+        app.include_router(module.router)
     app.openapi = problems.described(app)  # type: ignore[method-assign]
     tracing.trace_requests(app)
     return app

@@ -10,11 +10,11 @@ from service.access import Caller
 from service.api.access import READS, SUBMITS, Called
 from service.api.bodies import body_of
 from service.api.context import Context, InContext, Reading
-from service.api.problems import SUBMITTED, responses
+from service.api.problems import responses
 from service.contract.estimate import EstimateRequest
 from service.contract.states import EstimateStatus
 from service.contract.views import EstimateState, EstimateView
-from service.errors import NotFound
+from service.errors import InvalidJob, MalformedBody, NotFound
 from service.validate import parse, validate_model
 
 router = APIRouter(prefix="/v1/estimates", tags=["estimates"])
@@ -29,7 +29,7 @@ EXAMPLE = {
     "",
     status_code=202,
     openapi_extra=body_of(EstimateRequest, EXAMPLE),
-    responses=SUBMITTED,
+    responses=responses(InvalidJob, MalformedBody),
     dependencies=SUBMITS,
     summary="Ask for a memory estimate",
 )
@@ -50,7 +50,7 @@ def _submit(body: bytes, here: Context, who: Caller) -> str:
 @router.get("/{estimate_id}", responses=responses(NotFound), dependencies=READS, summary="One estimate")
 def show(estimate_id: str, session: Reading, who: Called) -> EstimateView:
     """The estimate's state; `result` when a worker has answered, `error` when it could not."""
-    return EstimateView.model_validate(estimates.view(session, estimate_id, who.sees))
+    return estimates.view(session, estimate_id, who.sees)
 
 
 @router.post(

@@ -15,12 +15,12 @@ from service.access import Caller
 from service.api.access import READS, SUBMITS, Called, Existing
 from service.api.bodies import body_of
 from service.api.context import Context, InContext, Reading
-from service.api.problems import SUBMITTED, responses
+from service.api.problems import responses
 from service.contract.job import IDEMPOTENCY_KEY, JobSpec
 from service.contract.states import JobStatus
 from service.contract.views import JobCheck, JobPage, JobState, JobView
 from service.db import now, reading
-from service.errors import BadQuery, KeyReused, NotFound, NotYet, TooMany
+from service.errors import BadQuery, InvalidJob, KeyReused, MalformedBody, NotFound, NotYet
 from service.foresight import foresee
 from service.jobtext import merged, read
 from service.validate import check as well_formed
@@ -51,7 +51,7 @@ Key = Annotated[
     "",
     status_code=202,
     openapi_extra=body_of(JobSpec, EXAMPLE),
-    responses=SUBMITTED | responses(KeyReused, TooMany),
+    responses=responses(InvalidJob, MalformedBody, KeyReused),
     dependencies=SUBMITS,
     summary="Submit a job",
 )
@@ -84,7 +84,7 @@ def _queued(spec: JobSpec, here: Context, who: Caller, idempotency_key: str | No
 @router.post(
     ":validate",
     openapi_extra=body_of(JobSpec, EXAMPLE),
-    responses=SUBMITTED,
+    responses=responses(InvalidJob, MalformedBody),
     dependencies=READS,
     summary="Look at a job without submitting it",
 )
@@ -100,7 +100,7 @@ def _check(body: bytes, here: Context) -> JobCheck:
         return foresee(session, spec, now(session))
 
 
-@router.get("", responses=responses(BadQuery), dependencies=READS, summary="List jobs")
+@router.get("", dependencies=READS, summary="List jobs")
 def list_jobs(
     session: Reading,
     who: Called,
@@ -134,7 +134,7 @@ def list_jobs(
 @router.get(
     "/{job_id}",
     response_model=JobView,
-    responses=responses(NotFound, BadQuery),
+    responses=responses(NotFound),
     dependencies=READS,
     summary="One job",
 )
@@ -209,7 +209,7 @@ def delete(job_id: Existing, here: InContext) -> None:
     openapi_extra={
         "requestBody": {"content": {"application/json": {"schema": {"type": "object"}, "example": CHANGES}}}
     },
-    responses=SUBMITTED | responses(NotFound, KeyReused, TooMany),
+    responses=responses(InvalidJob, MalformedBody, NotFound, KeyReused),
     dependencies=SUBMITS,
     summary="Submit a job again",
 )

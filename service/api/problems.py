@@ -22,9 +22,9 @@ from service.errors import (
     BadQuery,
     BodyTooLarge,
     DynotuneError,
+    Forbidden,
     ForeignHost,
     ForeignOrigin,
-    InvalidJob,
     MalformedBody,
     NotAllowed,
     NotFound,
@@ -38,7 +38,9 @@ from service.errors import (
 
 MEDIA = "application/problem+json"
 PROBLEM = {"$ref": "#/components/schemas/Problem"}
+EXAMPLE = "One sentence: what is wrong, where, and what to do."
 RETRY_SECONDS = 5
+WITH_KEYS = (BadQuery, Unauthorized, Forbidden, TooMany)
 BEFORE_A_CHANGE = (ForeignHost, ForeignOrigin, UnsupportedType, BodyTooLarge, SlowBody)
 
 
@@ -55,15 +57,19 @@ def answer(error: DynotuneError) -> JSONResponse:
 
 
 def responses(*errors: type[DynotuneError]) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI entries of a route for the errors that it may answer with."""
-    example = "One sentence: what is wrong, where, and what to do."
-    return {
-        error.status: {
-            "description": error.title,
-            "content": {MEDIA: {"schema": PROBLEM, "example": error(example).problem()}},
-        }
-        for error in errors
-    }
+    """The OpenAPI entries of a route for the errors that it may answer with: one a status, with an example an error."""
+    entries: dict[int | str, dict[str, Any]] = {}
+    for error in sorted(set(errors), key=lambda one: one.code):
+        content: dict[str, Any] = {"schema": PROBLEM, "examples": {}}
+        entry = entries.setdefault(error.status, {"description": "", "content": {MEDIA: content}})
+        _add(entry, error.title, {error.code: {"value": error(EXAMPLE).problem()}})
+    return entries
+
+
+def _add(entry: dict[str, Any], titles: str, examples: dict[str, Any]) -> None:
+    """Add errors to the entry of their status: their titles and their examples by code."""
+    entry["description"] = "; ".join(filter(None, (entry["description"], titles)))
+    entry["content"][MEDIA]["examples"] |= examples
 
 
 def described(app: FastAPI) -> Callable[[], dict[str, Any]]:
@@ -76,17 +82,20 @@ def described(app: FastAPI) -> Callable[[], dict[str, Any]]:
     def document() -> dict[str, Any]:
         found = plain()
         found["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
-        for path in found["paths"].values():
-            for method, operation in path.items():
-                errors = (ForeignHost,) if method == "get" else BEFORE_A_CHANGE
+        for path, operations in found["paths"].items():
+            for method, operation in operations.items():
+                errors: tuple[type[DynotuneError], ...] = (ForeignHost,) if method == "get" else BEFORE_A_CHANGE
+                if path.startswith("/v1"):
+                    errors += WITH_KEYS
                 for status, response in responses(*errors).items():
-                    operation["responses"].setdefault(str(status), response)
+                    entry = operation["responses"].get(str(status), {})
+                    if MEDIA in entry.get("content", {}):
+                        _add(entry, response["description"], response["content"][MEDIA]["examples"])
+                    else:  # none yet, or the framework's own, which `install` replaces
+                        operation["responses"][str(status)] = response
         return found
 
     return document
-
-
-SUBMITTED = responses(InvalidJob, MalformedBody)
 
 
 def install(app: FastAPI) -> None:

@@ -10,9 +10,9 @@ from service.access import Caller
 from service.api.access import READS, SUBMITS, Called
 from service.api.bodies import body_of
 from service.api.context import Context, InContext
-from service.api.problems import SUBMITTED, responses
+from service.api.problems import responses
 from service.contract.webhook import URL, WebhookList, WebhookMade, WebhookRequest
-from service.errors import BadWebhook, NotFound, TooMany
+from service.errors import BadWebhook, InvalidJob, MalformedBody, NotFound
 from service.validate import parse
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
     "",
     status_code=201,
     openapi_extra=body_of(WebhookRequest, {"url": URL}),
-    responses=SUBMITTED | responses(BadWebhook, TooMany),
+    responses=responses(InvalidJob, MalformedBody, BadWebhook),
     dependencies=SUBMITS,
     summary="Make a webhook",
 )
@@ -46,7 +46,7 @@ def listed(here: InContext, who: Called) -> WebhookList:
 @router.post(
     "/{webhook_id}/test",
     status_code=204,
-    responses=responses(NotFound, TooMany),
+    responses=responses(NotFound),
     dependencies=SUBMITS,
     summary="Send a test message",
 )

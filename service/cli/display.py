@@ -191,7 +191,7 @@ def result_table(recommendation: Recommendation) -> Table:
 
     Where the objective is the cost of the run, that has a column.
     """
-    price = recommendation.spec["hardware"]["price_per_hour"] if costs_count(recommendation) else None
+    price = recommendation.spec["hardware"]["price_per_hour"] if _costs_count(recommendation) else None
     title = f"{one_line(recommendation.job_name)}: {_device(recommendation)}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("configuration", overflow="fold", min_width=24)
@@ -241,7 +241,7 @@ def result_table(recommendation: Recommendation) -> Table:
     return table
 
 
-def costs_count(recommendation: Recommendation) -> bool:
+def _costs_count(recommendation: Recommendation) -> bool:
     """Whether the job's objective is the cost of the run."""
     objective = recommendation.evidence.objective
     return objective is not None and objective.name == "cost"

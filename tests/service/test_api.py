@@ -13,6 +13,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
 from service import jobs
+from service.api.problems import MEDIA
 from service.client import Client
 from service.contract.hardware import HardwareFacts
 from service.contract.states import JobPhase, Origin
@@ -26,6 +27,7 @@ from service.contract.task import (
     VerifyRequest,
 )
 from service.contract.views import EventList, TrialList, WorkerList
+from service.errors import BadQuery, InvalidJob, KeyReused
 from service.levers import LEVERS
 from service.queue import Queue
 from service.settings import Settings
@@ -228,6 +230,9 @@ def test_openapi_describes_the_job_and_its_errors(api: TestClient) -> None:
     post = schema["paths"]["/v1/jobs"]["post"]
     assert "example" in post["requestBody"]["content"]["application/json"]
     assert {"202", "400", "413", "422"} <= set(post["responses"])
+    errors = (errors_of := post["responses"]["422"])["description"]
+    assert InvalidJob.title in errors and KeyReused.title in errors and BadQuery.title in errors
+    assert {"invalid-job", "idempotency-key-reused"} <= set(errors_of["content"][MEDIA]["examples"])
     assert "JobSpec" in schema["components"]["schemas"] and "Recommendation" in schema["components"]["schemas"]
 
 

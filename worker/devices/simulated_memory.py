@@ -88,10 +88,6 @@ class Allocator:
         """Begin new peaks."""
         self.peak_allocated, self.peak_reserved, self.peak_split = self.allocated, self.reserved, self.split
 
-    def largest_free(self) -> int:
-        """The largest block that the cache could hand out: much less than all that is free shows fragmentation."""
-        return max((one.size for pool in self._free.values() for one in pool), default=0)
-
     def _unused(self, block: Block) -> int:
         """The unused bytes of a block's segment; 0 where nothing of it is used, so that it could be given back."""
         segment = self._segments[block.segment]
