@@ -109,6 +109,7 @@ def recipe_fields(
         "on_base": of_stage("base", levers),
         "on_model": of_stage("model", levers),
         "compiled": of_stage("compiled", levers),
+        "evaluates_eagerly": levers["compile"] in GRAPHS,
     }
 
 
@@ -122,7 +123,7 @@ def arithmetic(method: str, precision: Mapping[str, Any]) -> dict[str, Any]:
     weights = precision["weights"]
     return {
         "weights": precision.get("adapter_weights", weights) if method != "full" else weights,
-        "matmul": precision.get("matmul", "highest"),
+        "matmul": precision.get("matmul", None if weights == "auto" else "highest"),
         "autocast": precision.get("autocast"),
         "autocast_cache": precision.get("cache", True),
         "loss_scaling": bool(precision.get("scaler")),

@@ -8,7 +8,7 @@ import torch
 
 from training.batches import collate, moved
 from training.recipe import Recipe, apply, task_of
-from training.samples import Sample
+from training.samples import Batch, Sample
 from training.step import autocast
 
 
@@ -30,6 +30,14 @@ def evaluate(
     return scores
 
 
+def output_of(model: Any, batch: Batch, recipe: Recipe) -> Any:
+    """The model's output for a batch of an evaluation."""
+    if not recipe.evaluates_eagerly:
+        return model(**batch)
+    with torch.compiler.set_stance("force_eager"):
+        return model(**batch)
+
+
 def guesses(model: Any, samples: list[Sample], pad: int, device: torch.device, recipe: Recipe) -> dict[str, float]:
     """`loss` and `accuracy` over padded batches, the longest samples first."""
     ordered = sorted(samples, key=lambda sample: len(sample[0]), reverse=True)
@@ -38,7 +46,7 @@ def guesses(model: Any, samples: list[Sample], pad: int, device: torch.device, r
         part = ordered[start : start + recipe.evaluation_batch_size]
         batch = moved(collate([[sample] for sample in part], pad, recipe), device, recipe)
         with autocast(device, recipe):
-            output = model(**batch)
+            output = output_of(model, batch, recipe)
         count, (mean, hits, of) = sum(map(task_of(recipe).loss_terms, part)), task_of(recipe).scored(output, batch)
         total, terms = total + mean * count, terms + count
         right, guessed = right + hits, guessed + of

@@ -44,8 +44,8 @@ def before_loading(recipe: Recipe) -> None:
     """
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(cache, "128")
-    if recipe.matmul != "highest":
-        torch.set_float32_matmul_precision(recipe.matmul)
+    if recipe.matmul:
+        torch.set_float32_matmul_precision(recipe.matmul)  # "highest" too: NVIDIA's containers begin with "high"
     if not recipe.masked:
         if recipe.packed:
             know_packed_rows()

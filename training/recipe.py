@@ -86,7 +86,7 @@ class Recipe:
     pin_memory: bool  # batches are in pinned host memory, from which a GPU copies while it computes
     # The arithmetic.
     weights: str  # a torch dtype's name, or "auto" for the checkpoint's own
-    matmul: str  # the argument of torch.set_float32_matmul_precision
+    matmul: str | None  # the argument of torch.set_float32_matmul_precision; None leaves it as the environment has it
     autocast: str | None  # a torch dtype's name
     autocast_cache: bool
     loss_scaling: bool  # for fp16 gradients, which underflow without
@@ -96,6 +96,7 @@ class Recipe:
     on_base: tuple[Choice, ...]
     on_model: tuple[Choice, ...]
     compiled: tuple[Choice, ...]
+    evaluates_eagerly: bool  # as the model would be compiled for each shape of an evaluation's batches by itself
     quantization: Choice | None
     heads: tuple[str, ...]  # the task's output layers, which are trained whole and never quantised
     lora: Mapping[str, Any] | None

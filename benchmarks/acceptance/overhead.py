@@ -92,18 +92,22 @@ def child(way: str, asked: dict[str, Any]) -> Row:
 
 
 def _ours(bundle: Any, plan: list[Any]) -> float:
-    """Seconds of the plan's steps after the warm ones."""
+    """Seconds of the steps after the warm ones, with the schedule and the look at each loss that train.py has."""
     import contextlib
+
+    from transformers import get_scheduler
 
     from worker.child import steps
 
-    started = 0.0
+    started, schedule = 0.0, get_scheduler("linear", bundle.optimizer, 0, len(plan))
     with contextlib.closing(steps.prepared(bundle, plan)) as prepared:
         for number, (batches, items, _) in enumerate(prepared):
             if number == WARM:
                 bundle.device.synchronize()
                 started = time.perf_counter()
-            steps.optimizer_step(bundle, batches, items)
+            results = steps.optimizer_step(bundle, batches, items)
+            list(map(float, results))
+            schedule.step()
     bundle.device.synchronize()
     return time.perf_counter() - started
 

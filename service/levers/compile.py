@@ -1,6 +1,6 @@
 """torch.compile: which part of the model is compiled, by which backend and in which mode."""
 
-from service.levers.base import Asked, Choice, Effect, Exclusion, Lever, Memory, Together, cuda
+from service.levers.base import Asked, Choice, Effect, Exclusion, Lever, Memory, Need, Together, cuda
 from service.levers.checkpointing import CHECKPOINTED
 from service.levers.float8 import FLOAT8
 from service.levers.head import WITHOUT_LOGITS
@@ -19,6 +19,10 @@ WITHOUT_CODE = ("off", "per-layer-aot-eager", "whole-cudagraphs")
 # differs from model to model: a little is expected, and the memory lines of trials correct it. Nothing is expected of
 # CUDA graphs, which keep memory of their own from one replay to the next.
 PARTITIONED = Memory(activations=0.85)
+GENERATES = Need(
+    lambda facts: facts.capability is None or facts.capability >= (7, 0),
+    "needs a GPU of compute capability 7.0 or newer, for which Triton generates code",
+)
 
 LEVER = Lever(
     name="compile",
@@ -39,6 +43,7 @@ LEVER = Lever(
                 Asked({"torch_compile": True, "gradient_checkpointing": True}, BY_LAYER),
                 Asked({"torch_compile": True, "activation_checkpointing": True}, BY_LAYER),
             ),
+            needs=(GENERATES,),
             changes_numerics=True,
             function="compile_layers",
             not_expressible=TRAINER,
@@ -59,6 +64,7 @@ LEVER = Lever(
         Choice(
             "whole",
             "the whole model, dynamic shapes; sdpa then gets a dense mask",
+            needs=(GENERATES,),
             changes_numerics=True,
             function="compile_whole",
             asked_by=(Asked({"torch_compile": True}),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,16 @@ def test_evaluations_are_timed_where_they_count(llama: Path, tmp_path: Path, eve
     found, _ = run_trial(job, asked, tiny.device(), tiny.workplace(llama, tmp_path), lambda _: None)
     assert (found.evaluation_seconds is not None) is timed
     assert found.evaluation_seconds is None or found.evaluation_seconds > 0
+
+
+def test_longer_validation_samples_than_any_trained_have_smaller_batches(llama: Path, tmp_path: Path) -> None:
+    """Otherwise the batch, which is sized by what fits in training, might run out of memory in an evaluation."""
+    bundle = tiny.bundle(tiny.job(llama, tiny.write(tmp_path / "rows.jsonl", tiny.pairs(60))), "lora")
+    assert probe.evaluated_rows(bundle, 16) == 16
+    ids, labels = max(bundle.data.train, key=lambda one: len(one[0]))
+    longer = (ids * 4, labels * 4)
+    bundle.data = replace(bundle.data, validation=[*bundle.data.validation, longer])
+    assert probe.evaluated_rows(bundle, 16) == 4 and probe.evaluated_rows(bundle, 2) == 1
 
 
 def test_what_is_timed_stands_for_all(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

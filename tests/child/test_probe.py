@@ -110,6 +110,16 @@ def test_other_errors_are_not_taken_for_a_shortage(answers: dict[str, Any], case
             True,
         ),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
+        (RuntimeError("CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY"), True),
+        (
+            RuntimeError(
+                'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1016, please '
+                "report a bug to PyTorch."
+            ),
+            True,
+        ),
         (RuntimeError("could not create a primitive"), True),
         (RuntimeError("std::bad_alloc"), True),
         (OSError(12, "Cannot allocate memory"), True),

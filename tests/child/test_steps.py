@@ -217,6 +217,21 @@ def test_the_worst_case_of_padded_rows_is_the_longest_sample_everywhere(made: Ca
     assert items == int((batch["labels"] != -100).sum())
 
 
+@pytest.mark.parametrize(
+    ("flash", "shared", "masked"), [(True, True, True), (False, True, False), (False, False, True)]
+)
+def test_the_worst_case_has_no_mask_where_attention_is_dear_without_one(
+    made: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch, flash: bool, shared: bool, masked: bool
+) -> None:
+    """Where keys' heads are shared, sdpa is told so without a mask, and only the flash kernel can do that."""
+    bundle = made(batching="padded")
+    monkeypatch.setattr(type(bundle.device), "has_flash_attention", lambda *_: flash)
+    monkeypatch.setattr(
+        bundle.model.config, "num_key_value_heads", bundle.model.config.num_attention_heads // (1 + shared)
+    )
+    assert (int(worst_case(bundle, 3)[0]["attention_mask"].min()) == 0) is masked
+
+
 def test_the_worst_case_of_packed_rows_is_full_and_has_two_samples_a_row(made: Callable[..., Bundle]) -> None:
     bundle = made(batching="packed")
     batch, items = worst_case(bundle, 3)

@@ -21,8 +21,10 @@ from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.levers import LEVERS, circumstances, excluded
 from tests.child import tiny
+from training.batches import collate
+from training.evaluation import evaluate
 from training.levers.checkpointing import keep_what_is_dear
-from training.levers.compile import compile_in_graphs, compile_layers, compile_whole, without_wrong_gradients
+from training.levers.compile import compile_in_graphs, compile_layers, compile_whole, set_compiler_up
 from training.levers.normalisation import low_precision_norms
 from worker.child import entry, steps
 from worker.child.arrange import plan_of
@@ -78,7 +80,7 @@ def test_chained_norms_have_right_gradients() -> None:
 
     Only a GPU's generated kernels can have wrong gradients; elsewhere only the graph of the backward pass is looked at.
     """
-    without_wrong_gradients()
+    set_compiler_up()
     on_gpu = tiny.DEVICE == "cuda"
     rows, width = (8192, 768) if on_gpu else (6, 32)  # inductor fuses from 4,096 rows and 5 x 2^20 elements on
 
@@ -109,6 +111,28 @@ def test_dropout_switched_off_compiles_nothing_again(bert: Path, reviews: Path, 
     request = TrialRequest(configuration=bundle.configuration, origin=Origin.baseline, number=1)
     check_reference(bundle, list(range(8)), request, 4, [])
     assert graphs() == before
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("model", ["llama", "bert"])
+def test_all_kinds_of_batches_of_a_run_are_compiled(model: str, request: pytest.FixtureRequest, fresh: None) -> None:
+    """With and without a mask, as where all rows were cut at max_length; one row and several; training and evaluation.
+
+    The layers share their code, and the first one's input has no gradient under an adapter: each kind counts twice.
+    """
+    task = {"llama": "causal-lm", "bert": "sequence-classification"}[model]
+    data = request.getfixturevalue("functions" if model == "llama" else "reviews")
+    bundle = tiny.bundle(tiny.job(request.getfixturevalue(model), data, task=task), "lora", checkpointing="every-2")
+    bundle.recipe = SimpleNamespace(**{**vars(bundle.recipe), "compiled": ()})  # type: ignore[assignment]
+    bundle.compile()  # more kinds than it may compile are an error from here on
+    compile_layers(bundle.model, backend="eager")
+    longest = max(bundle.data.train, key=lambda one: len(one[0]))
+    short = (longest[0][:-3], longest[1][:-3] or longest[1])
+    for rows in ([[longest]] * 3, [[longest], [short]], [[longest]], [[longest]] * 5):
+        batch = collate(rows, bundle.pad, bundle.recipe)
+        steps.optimizer_step(bundle, [batch], len(rows))
+    evaluate(bundle.model, [longest, short], bundle.tokenizer, bundle.device.torch, bundle.recipe)
+    evaluate(bundle.model, [longest], bundle.tokenizer, bundle.device.torch, bundle.recipe)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

@@ -168,7 +168,7 @@ def test_fused_cross_entropies_get_labelled_positions_only(monkeypatch: pytest.M
     kernel = Recorder(cut)
     install(monkeypatch, "cut_cross_entropy", linear_cross_entropy=kernel)
     fused = Recorder(lambda weight, hidden, target, bias: cut(hidden, weight, target, "sum"))
-    install(monkeypatch, "liger_kernel.transformers", LigerFusedLinearCrossEntropyLoss=lambda reduction: fused)
+    install(monkeypatch, "liger_kernel.transformers", LigerFusedLinearCrossEntropyLoss=lambda **_: fused)
     (head.cut_cross_entropy if which == "cut" else head.liger_cross_entropy)(model)
     loss = model(input_ids=ids, labels=labels, num_items_in_batch=torch.tensor(8)).loss
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)

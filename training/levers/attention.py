@@ -56,7 +56,7 @@ def varlen_attention(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     reach = sliding_window - 1 if sliding_window else -1
     window = (reach, 0 if causal else reach)
-    if q.is_cuda:
+    if q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0):  # the kernel is FlashAttention 2
         out = _kernel(q, k, v, cu_seq_lens_q, max_length_q, scaling, window)
     else:
         out = _by_sample(q, k, v, cu_seq_lens_q, scaling, window)

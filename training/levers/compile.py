@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-MOST_SHAPES = 64  # of batches, for each of which code is compiled; beyond 8 torch goes on uncompiled, without a word
+# For so many kinds of batch code is compiled; beyond 8, torch's own limit, it would go on uncompiled. A run has several
+# also where shapes are dynamic: with and without a mask, one row and more, in training and in evaluation, and each of
+# these once more for layers whose input has no gradient, or that are checkpointed.
+MOST_KINDS = 64
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -15,35 +18,36 @@ def layers_of(model: Any) -> list[Any]:
     return list(max(lists, key=len, default=()))
 
 
-def without_wrong_gradients() -> None:
-    """Switch off inductor's mix-order reductions, under which chained norms get silently wrong gradients.
+def set_compiler_up() -> None:
+    """Have torch compile for MOST_KINDS of batch, and switch inductor's mix-order reductions off.
 
-    https://github.com/pytorch/pytorch/issues/193061, from torch 2.10 on.
+    Under these, chained norms get silently wrong gradients (https://github.com/pytorch/pytorch/issues/193061, from
+    torch 2.10 on).
     """
     from torch._inductor import config
 
+    torch._dynamo.config.recompile_limit = MOST_KINDS
     if hasattr(config.triton, "mix_order_reduction"):
         config.triton.mix_order_reduction = False
 
 
 def compile_layers(model: Any, **options: Any) -> None:
     """Compile each layer in place, for all shapes; compiling the whole model would build sdpa's dense mask."""
-    without_wrong_gradients()
+    set_compiler_up()
     for layer in layers_of(model):
         layer.compile(dynamic=True, **options)
 
 
 def compile_whole(model: Any, **options: Any) -> None:
     """Compile the whole model in place, for all shapes."""
-    without_wrong_gradients()
+    set_compiler_up()
     model.compile(dynamic=True, **options)
 
 
 def compile_in_graphs(model: Any, **options: Any) -> None:
     """Compile the whole model in place, for each shape by itself, and record it in CUDA graphs."""
-    without_wrong_gradients()
+    set_compiler_up()
     own_gradients(model)
-    torch._dynamo.config.recompile_limit = MOST_SHAPES
     model.compile(dynamic=False, **options)
 
 

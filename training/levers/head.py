@@ -49,8 +49,12 @@ def cut_cross_entropy(model: Any) -> None:
 
 
 def liger_cross_entropy(model: Any) -> None:
-    """Liger's kernel. It gets no ignored labels, as with them its result was silently wrong in compiled models."""
-    kernel = import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss(reduction="sum")
+    """Liger's kernel. It gets no ignored labels, as with them its result was silently wrong in compiled models.
+
+    It computes the loss piece by piece, and adds the pieces' gradients of the output layer's weights in fp32.
+    """
+    made = import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss
+    kernel = made(reduction="sum", accum_dtype=torch.float32)
 
     def loss(hidden: torch.Tensor, labels: torch.Tensor, head: Any) -> torch.Tensor:
         kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else head.weight.dtype

@@ -255,17 +255,17 @@ class Curve:
 
 
 def warm_compiled(bundle: Bundle, largest: int, told: int | None, tell: Tell) -> float:
-    """Run the size that is timed first (`first_size`) and the smallest twice.
+    """Run the size that is timed first (`first_size`) and the smallest, so that both are compiled.
 
-    Returns the seconds that the first round, in which they are compiled, took more than the second.
+    Returns the seconds that the first run of the former took more than a second one. Those of the smallest do not
+    count: what is compiled for one row alone, a run needs for what is left of an epoch at most.
     """
     fitting = candidates(bundle, largest)
     size = first_size(bundle, fitting, told)
-    cold = time.perf_counter()
-    probe.fits(bundle, size, tell)
+    seconds = []
+    for _ in range(2):
+        started = time.perf_counter()
+        probe.fits(bundle, size, tell)
+        seconds.append(time.perf_counter() - started)
     probe.fits(bundle, fitting[0], tell)
-    warm = time.perf_counter()
-    probe.fits(bundle, size, tell)
-    probe.fits(bundle, fitting[0], tell)
-    again = time.perf_counter()
-    return max(0.0, (warm - cold) - (again - warm))
+    return max(0.0, seconds[0] - seconds[1])

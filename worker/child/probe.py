@@ -157,9 +157,11 @@ def evaluated_rows(bundle: Bundle, largest: int, known: Sequence[Probe] = ()) ->
     less than any size that ran out of memory in an evaluation before.
     """
     found, recipe = max(1, largest), bundle.recipe
+    width = padded_width(max(len(ids) for ids, _ in bundle.data.validation), recipe)
     if recipe.rows_are_packed:
-        width = padded_width(max(len(ids) for ids, _ in bundle.data.validation), recipe)
         found = max(found, min(MOST_EVALUATED, found * recipe.max_length // width))
+    else:  # the validation's longest may be longer than any that was trained
+        found = max(1, min(found, found * padded_width(max(bundle.data.lengths), recipe) // width))
     failed = [one.micro_batch_size for one in known if one.phase is ProbePhase.evaluation and not one.fits]
     while failed and found >= min(failed) and found > 1:
         found //= 2

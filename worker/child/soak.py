@@ -29,7 +29,7 @@ from training.errors import TrainingError
 from training.samples import Step
 from worker.child import probe
 from worker.child import steps as optimizer_steps
-from worker.child.arrange import plan_of
+from worker.child.arrange import plan_of, shape_of
 from worker.child.build import Bundle, build
 from worker.child.timing import MOST_OTHERS
 from worker.devices import Device
@@ -41,6 +41,7 @@ MOST_STEPS = 5000  # of a soak whose steps the job does not give
 # configuration fails its soak.
 MOST_SLOWING = 1.3  # times the seconds a padded token, in the last third of the steps over those in the first
 LEAST_FOR_PACE = 15  # undisturbed steps, before their pace can be said to change
+REPEATED_EARLY = 7  # steps after the first, which are trained again at the end to tell whether steps became slower
 NOISE_BYTES = 4 << 20  # differences of memory between steps that are not taken for growth
 LEAST_REPEATS, MOST_REPEATS = 12, 60  # of one step, to tell a leak from what libraries keep for each new shape
 SAVE_EVERY = 20  # steps
@@ -49,11 +50,12 @@ LEFT_FREE = 1 << 30  # bytes of disk that a save leaves free
 
 @dataclass
 class Evaluation:
-    """The scores of an evaluation, and the seconds that it took."""
+    """The scores of an evaluation, the seconds that it took, and of how many samples it was."""
 
     loss: float
     accuracy: float | None
     seconds: float
+    rows: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     generating: float | None = None
 
@@ -124,8 +126,8 @@ def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[S
     lengths, effective = bundle.data.lengths, bundle.configuration.effective_batch_size
     by_length = sorted(range(len(lengths)), key=lambda one: (-lengths[one], one))
     # Two micro batches are as bad as a whole step: the second one runs with the gradients of the first in place.
-    longest = [plan_of(bundle, by_length[:effective], micro)[0][:2]]
-    shortest = [plan_of(bundle, by_length[-effective:], micro)[0][:2]]
+    longest = [_by_size(bundle, by_length[:effective], micro)[-2:]]
+    shortest = [_by_size(bundle, by_length[-effective:], micro)[:2]]
     rng = random.Random(seed)
     ordinary: list[int] = []
     while len(ordinary) < steps * effective:
@@ -134,6 +136,15 @@ def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[S
     middle = len(plan) // 2
     before = longest + plan[:middle] + shortest
     return (before + longest + plan[middle:])[:steps], min(len(before), steps - 1)
+
+
+def _by_size(bundle: Bundle, samples: list[int], micro: int) -> Step:
+    """The micro batches that the samples of a step make, from the one with the fewest tokens, padding included, on.
+
+    Some batchings shuffle them, so that the longest sample may be in any.
+    """
+    made = [one for step in plan_of(bundle, samples, micro) for one in step]
+    return sorted(made, key=lambda one: math.prod(shape_of(one, bundle.data.lengths, bundle.recipe)))
 
 
 def run_soak(asked: RunSoak, device: Device, tell: Callable[[ChildMessage], None] = lambda _: None) -> Soak:
@@ -154,6 +165,7 @@ def soak(
     plan, middle = soak_plan(bundle, micro, steps, seed)
     first, rising = state.done, 0
     paces: list[float] = []
+    early: list[tuple[Prepared, float]] = []  # undisturbed steps, and the seconds that they took
     prepared = optimizer_steps.prepared(bundle, plan[first:])
     for number in range(first, len(plan)):
         if number > first and state.evaluation and time.perf_counter() - started > seconds:
@@ -168,7 +180,10 @@ def soak(
         _step(bundle, step, number, state)
         share = device.others_share(around, device.neighbours())
         if share is None or share <= MOST_OTHERS:
-            paces.append((time.perf_counter() - began) / sum(batch["input_ids"].numel() for batch in step[0]))
+            taken = time.perf_counter() - began
+            paces.append(taken / sum(batch["input_ids"].numel() for batch in step[0]))
+            if number > first and len(early) < REPEATED_EARLY:
+                early.append((step, taken))
         rising = rising + 1 if device.retries() > before else 0
         state.retries += device.retries() - before
         if rising >= 2:
@@ -180,7 +195,8 @@ def soak(
             state.save(file)
     prepared.close()
     state.save(file)
-    check_pace(paces)
+    if slowing(paces):
+        confirm_slowing(bundle, early, state.done)
     seen = state.evaluation or evaluate(bundle, evaluation_size)
     return Soak(
         micro_batch_size=micro,
@@ -192,7 +208,7 @@ def soak(
         evaluation_loss=seen.loss,
         evaluation_accuracy=seen.accuracy,
         evaluation_scores=seen.scores,
-        evaluation_rows=min(len(bundle.data.validation), EVALUATED[bundle.spec.search.verify]),
+        evaluation_rows=seen.rows,
         evaluation_seconds=seen.seconds,
         generation_seconds=seen.generating,
         saved_bytes=state.saved,
@@ -224,16 +240,32 @@ def _thirds(live: Sequence[float]) -> tuple[float, float, float]:
     )
 
 
-def check_pace(paces: list[float]) -> None:
-    """TrainingError when the last third of the steps took clearly longer a padded token than the first third did.
+def slowing(paces: list[float]) -> bool:
+    """Whether the last third of the steps seems to have taken clearly longer a padded token than the first third did.
 
-    `paces` are those of the steps during which no other process used the device.
+    `paces` are those of the steps during which no other process used the device. Short steps take longer a token than
+    long ones, so that the steps of some batchings, which differ much, may seem so by chance.
     """
     if len(paces) < LEAST_FOR_PACE:
-        return
+        return False
     first, _, last = _thirds(paces)
-    if last > MOST_SLOWING * first:
-        raise TrainingError(f"its steps became {last / first:.1f} times slower over {len(paces)} steps", "numbers")
+    return last > MOST_SLOWING * first
+
+
+def confirm_slowing(bundle: Bundle, early: list[tuple[Prepared, float]], done: int) -> None:
+    """TrainingError when early steps, trained again, take clearly longer than they did; `done` steps came before."""
+    times, repeated = [], State(len(early))
+    for step, seconds in early:
+        around, began = bundle.device.neighbours(), time.perf_counter()
+        _step(bundle, step, done, repeated)
+        taken = time.perf_counter() - began
+        share = bundle.device.others_share(around, bundle.device.neighbours())
+        if share is None or share <= MOST_OTHERS:
+            times.append(taken / seconds)
+    if times and statistics.median(times) > MOST_SLOWING:
+        raise TrainingError(
+            f"its steps became {statistics.median(times):.1f} times slower over {done} steps", "numbers"
+        )
 
 
 def growth(live: list[int]) -> float:
@@ -268,14 +300,19 @@ def confirm_growth(bundle: Bundle, step: Prepared, number: int, pace: float) -> 
 
 
 def evaluate(bundle: Bundle, size: int) -> Evaluation:
-    """Evaluate the first validation samples as the recipe says; TrainingError when the loss is not finite."""
+    """Evaluate validation samples, the first and the longest, as the recipe says; TrainingError for a loss of NaN.
+
+    The longest fill a batch, which takes as much memory as any that a run's evaluation has.
+    """
     started, recipe = time.perf_counter(), replace(bundle.recipe, evaluation_batch_size=size)
-    samples = bundle.data.validation[: EVALUATED[bundle.spec.search.verify]]
+    every = bundle.data.validation
+    longest = sorted(range(len(every)), key=lambda one: -len(every[one][0]))[:size]
+    samples = [every[one] for one in sorted({*range(len(every))[: EVALUATED[bundle.spec.search.verify]], *longest})]
     scores = training_evaluation.evaluate(bundle.model, samples, bundle.tokenizer, bundle.device.torch, recipe)
     loss, accuracy, generating = (scores.pop(name, None) for name in ("loss", "accuracy", "generation_seconds"))
     if loss is None or not math.isfinite(loss):
         raise TrainingError(f"the evaluation loss is {loss}", "numbers")
-    return Evaluation(loss, accuracy, time.perf_counter() - started, scores, generating)
+    return Evaluation(loss, accuracy, time.perf_counter() - started, len(samples), scores, generating)
 
 
 def save(bundle: Bundle) -> int:

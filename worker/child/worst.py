@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from array import array
 
+import torch
+
 from training.batches import collate
 from training.recipe import task_of
 from training.samples import IGNORED, Batch, Sample, sample_of
@@ -20,7 +22,7 @@ def worst_case(bundle: Bundle, micro: int) -> tuple[Batch, int]:
             longest = _learnt_at_its_end(longest[0], data.most_learnt[0])
         # Where samples are laid side by side they share one row; otherwise each has its own.
         rows = [[longest] * micro] if recipe.packed else [[longest]] * micro
-        batch = _ragged(collate(rows, bundle.pad, recipe), min(data.lengths))
+        batch = _ragged(collate(rows, bundle.pad, recipe), min(data.lengths), bundle)
         return batch, micro * max(1, task_of(recipe).loss_terms(longest))
     row = _full_row(longest, recipe.max_length)
     if recipe.tells_what_is_learnt:
@@ -39,12 +41,28 @@ def _learnt_at_its_end(ids: array[int], tokens: int) -> Sample:
     return sample_of(ids, [IGNORED] * (len(ids) - tokens) + list(ids[len(ids) - tokens :]))
 
 
-def _ragged(batch: Batch, shortest: int) -> Batch:
+def _is_dear_without_mask(bundle: Bundle) -> bool:
+    """Whether attention takes more memory where rows are equally long, as where all were cut at max_length.
+
+    Then transformers drops the mask, and has sdpa share the keys' heads among the queries'. Only the flash kernel does:
+    where it cannot run, plain matmuls take its place, with all scores of a row.
+    """
+    config, recipe = bundle.model.config.get_text_config(), bundle.recipe
+    heads = getattr(config, "num_attention_heads", 0)
+    if recipe.attention != "sdpa" or heads in (0, getattr(config, "num_key_value_heads", heads) or heads):
+        return False
+    kernels = {choice.function for choice in recipe.before_loading if choice.lever == "attention"}
+    dtype = getattr(torch, recipe.autocast) if recipe.autocast else bundle.model.dtype
+    return not kernels and not bundle.device.has_flash_attention(dtype)
+
+
+def _ragged(batch: Batch, shortest: int, bundle: Bundle) -> Batch:
     """The batch with its last row one token shorter, where the data's samples differ in length.
 
-    transformers drops the mask of rows of equal length, with which attention takes less memory than in real batches.
+    transformers drops the mask of rows of equal length, and mostly attention takes less memory then.
     """
-    if "attention_mask" in batch and shortest < batch["input_ids"].shape[1]:
+    differ = shortest < batch["input_ids"].shape[1]
+    if "attention_mask" in batch and differ and not _is_dear_without_mask(bundle):
         batch["attention_mask"][-1, -1] = 0
     return batch
 
@@ -63,4 +81,4 @@ def evaluation_batch(bundle: Bundle, size: int) -> Batch:
     """`size` times the longest validation sample, padded as the evaluation pads."""
     lengths = [len(ids) for ids, _ in bundle.data.validation]
     longest = bundle.data.validation[lengths.index(max(lengths))]
-    return _ragged(collate([[longest]] * size, bundle.pad, bundle.recipe), min(lengths))
+    return _ragged(collate([[longest]] * size, bundle.pad, bundle.recipe), min(lengths), bundle)

@@ -17,9 +17,12 @@ import torch
 from service.contract.hardware import HardwareFacts
 
 # How allocators and libraries say that memory is short. oneDNN only says that it could not create something
-# (huggingface/accelerate's finder died on it), so it counts on the CPU, where nothing else makes it say so here.
+# (huggingface/accelerate's finder died on it), so it counts on the CPU, where nothing else makes it say so here. cuBLAS
+# is not initialised where its workspace does not fit. Where NVML cannot be asked (MIG in containers, Jetson), torch's
+# allocator fails while it puts the sentence together (https://github.com/pytorch/pytorch/issues/112377).
 OUT_OF_MEMORY = re.compile(
-    r"can't allocate memory|out of memory|DefaultCPUAllocator|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|"
+    r"can't allocate memory|out.of.memory|DefaultCPUAllocator|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|"
+    r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_\w*ALLOCATION_FAILED|NVML_SUCCESS == .*CUDACachingAllocator|"
     r"could not create a primitive|could not create a memory object|std::bad_alloc|Cannot allocate memory",
     re.IGNORECASE,
 )
@@ -127,6 +130,11 @@ class Device(ABC):
     def others_share(self, first: Any, last: Any) -> float | None:
         """The share of the device that went to others between two readings, 0 to 1; None where it cannot be told."""
         return None
+
+    def has_flash_attention(self, dtype: torch.dtype) -> bool:
+        """Whether torch's flash kernel for sdpa computes in this dtype here."""
+        del dtype
+        return True
 
     def clock(self, reading: Any) -> tuple[int, tuple[str, ...]] | None:
         """A reading's clock in MHz, and why it was lowered; None where the device does not tell."""

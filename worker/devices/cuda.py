@@ -79,6 +79,10 @@ class Cuda(Device):
         """The cap, at which torch's allocator fails."""
         return self._cap
 
+    def has_flash_attention(self, dtype: torch.dtype) -> bool:
+        """FlashAttention 2 is for 16 bits, on Ampere and newer."""
+        return dtype.itemsize == 2 and bool(torch.cuda.get_device_capability(self.torch) >= (8, 0))
+
     def used_by_others(self) -> int:
         """What is taken now and is not torch's here: also this process's own context, of half a GiB or so."""
         free, total = torch.cuda.mem_get_info(self.torch)

@@ -26,6 +26,7 @@ PRELOAD = (
 )
 PRELOAD_CPU = (*PRELOAD, "peft")
 SPOILT = 3  # the exit code of the child that looks, where CUDA cannot be used in it
+_harmless: dict[tuple[str, ...], tuple[str, ...]] = {}  # what was to be imported -> what of it left CUDA alone
 
 
 def set_preload(context: Any, always: tuple[str, ...], preload: tuple[str, ...]) -> None:
@@ -37,6 +38,9 @@ def set_preload(context: Any, always: tuple[str, ...], preload: tuple[str, ...])
     """
     from multiprocessing import forkserver
 
+    if preload in _harmless:
+        context.set_forkserver_preload([*always, *_harmless[preload]])
+        return
     torchs = tuple(name for name in preload if name.partition(".")[0] == "torch")
     for modules in dict.fromkeys((preload, torchs, ())):
         context.set_forkserver_preload([*always, *modules])
@@ -45,6 +49,7 @@ def set_preload(context: Any, always: tuple[str, ...], preload: tuple[str, ...])
             look.start()
             look.join()
             if look.exitcode != SPOILT:
+                _harmless[preload] = modules
                 return
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
