@@ -69,7 +69,7 @@ class Order(Sampler):  # type: ignore[misc]
         self.epoch = epoch
 
 
-class Measured:
+class MeasuredOrderAndLoss:
     """Makes a trainer take the samples in the measured order and the loss that was measured.
 
     The loss of a step is divided by the number of its terms here: Trainer's own is a sum of means where a model accepts

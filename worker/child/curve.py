@@ -20,7 +20,7 @@ from worker.child import probe, sizes
 from worker.child.arrange import candidates, plan_of, widest_first
 from worker.child.build import Bundle
 from worker.child.size_search import Found, Tell
-from worker.child.timing import ENOUGH_SECONDS, Unit, is_long_enough, time_unit
+from worker.child.timing import ENOUGH_SECONDS, Unit, time_unit, unit_timed_enough
 from worker.child.warmup import warm
 
 CLEARLY_SLOWER = 1.25  # times the seconds of the search's best trial: such a trial is not timed a second time
@@ -119,7 +119,7 @@ class Curve:
             than = "the baseline" if self._minimises_memory else "the best so far"
             until = "once only" if best.passes else f"until {best.timed_share:.0%} of the work unit told that"
             self.notes.append(f"Clearly slower than {than}, so it was timed {until}.")
-        elif best.passes < self._request.passes or not is_long_enough(best):
+        elif best.passes < self._request.passes or not unit_timed_enough(best):
             self._tell(Progress(text=f"timing micro batch {best.micro} again"))
             time_unit(best, passes=self._request.passes, extra=1, deadline=self._deadline)
         return best

@@ -81,7 +81,7 @@ class PeakPrior:
         return np.log(np.maximum(np.maximum(rest, LEAST_REST * line.rest_bytes) + samples, line.update_bytes))
 
 
-class Peaks:
+class PeakModel:
     """How likely rows fit into `capacity` bytes, by the trials that `ran` and those that `ran_out`, in their order."""
 
     def __init__(

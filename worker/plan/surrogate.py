@@ -46,7 +46,7 @@ ASSUMPTIONS = tuple(
 )
 
 
-class Prior(Protocol):
+class HasPrior(Protocol):
     """What is expected before anything is measured: `spread` and `families` are tables of the grid."""
 
     spread: Floats
@@ -112,7 +112,7 @@ def _pairs_and_triples(variances: Floats) -> tuple[Floats, Floats]:
 class Surrogate:
     """Predicts the logarithm of the seconds of any row, with a standard deviation, from measured rows."""
 
-    def __init__(self, prior: Prior, rows: Rows, values: Floats, noise: Floats) -> None:
+    def __init__(self, prior: HasPrior, rows: Rows, values: Floats, noise: Floats) -> None:
         self._prior, self._rows = prior, rows
         self._level = float(np.mean(values - prior.expected(rows)))
         residuals = values - self._expected(rows)

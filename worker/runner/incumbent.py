@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 # more than FAR times. What is slower can be a finalist for its batching only (WITHIN in worker/plan/view.py); what is
 # that much faster is faster at any pace.
 CLOSE, FAR = 1.15, 0.8
-READY_SECONDS, PATIENCE = 60.0, 4.0  # until a child has to be ready for a turn: so long, and so many times its unit
+# A child has to be ready for a turn within READY_SECONDS and READY_FACTOR times the seconds of its unit.
+READY_SECONDS, READY_FACTOR = 60.0, 4.0
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Incumbent:
             RunBlock(workplace=place, spec=spec, candidate=one.measured, block=0, seed=seed, in_turns=True, stays=True)
             for one in (old, new)
         ]
-        limits = [READY_SECONDS + PATIENCE * _seconds(one.measured) for one in (old, new)]
+        limits = [READY_SECONDS + READY_FACTOR * _seconds(one.measured) for one in (old, new)]
         return take_turns(start, asked, limits, ended, self._bench.host_cap(spec), passes=1)
 
 

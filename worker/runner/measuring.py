@@ -13,8 +13,8 @@ from typing import Any
 
 from service.contract.child import (
     Built,
+    ChildFailed,
     EndingKind,
-    Failed,
     OutOfMemory,
     ProbeDone,
     ProbeStarted,
@@ -165,7 +165,7 @@ def memory_sentence(ending: Ending) -> str:
 
 def outcome_of(ending: Ending) -> Outcome:
     """The outcome of a trial or block whose child ended with neither a result nor an out-of-memory error."""
-    if isinstance(ending.last, Failed):
+    if isinstance(ending.last, ChildFailed):
         return ending.last.outcome
     return Outcome.timed_out if ending.kind is EndingKind.timed_out else Outcome.crashed
 
@@ -192,10 +192,10 @@ def _conclude(ending: Ending, seen: Measurement) -> Measurement:
         return last.measurement.model_copy(update={"probes": seen.probes})
     if ending.kind is EndingKind.out_of_memory:
         return _with_reason(seen, f"memory ran out while it was built{memory_sentence(ending)}")
-    if isinstance(last, Failed) and last.whole_job:
+    if isinstance(last, ChildFailed) and last.whole_job:
         raise JobFailed(ending.reason, ending.log)
     reason = ending.reason or "its process answered another question"
-    lacks = seen.lacks | (last.lacks if isinstance(last, Failed) else {})
+    lacks = seen.lacks | (last.lacks if isinstance(last, ChildFailed) else {})
     return seen.model_copy(update={"outcome": outcome_of(ending), "reason": reason, "lacks": lacks})
 
 
