@@ -44,7 +44,7 @@ def best(known: JobHistory, final: bool) -> Stored:
 
 
 def last_recommendation_column(known: JobHistory) -> dict[str, Any]:
-    """The column with the last recommendation of a job that is stopped, is cancelled or fails.
+    """The column to write, with the last recommendation of a job that is stopped, is cancelled or fails.
 
     Empty where it cannot be computed: the one that is stored then stays, and the job ends all the same.
     """

@@ -277,7 +277,10 @@ class Queue(Requests):
         values: dict[str, Any],
         *held: ColumnElement[bool],
     ) -> None:
-        """Do so; where a recommendation cannot be computed, the job fails, and the task keeps these values."""
+        """Conclude the job (`_conclude_claim`).
+
+        If no recommendation can be computed, the job fails instead, and `values` are written to the claimed task.
+        """
         try:
             self._conclude_claim(claim.job_id, make, write)
         except Inconclusive as error:

@@ -24,7 +24,8 @@ from worker.child.timing import ENOUGH_SECONDS, Unit, time_unit, unit_timed_enou
 from worker.child.warmup import warm
 
 CLEARLY_SLOWER = 1.25  # times the seconds of the search's best trial: such a trial is not timed a second time
-# Times the same: such a trial's first pass ends as soon as enough of it tells that (docs/decisions/0031).
+# A trial predicted to take more than this many times the best trial's seconds ends in its first pass
+# (docs/decisions/0031).
 GIVEN_UP = 1.4
 # Another size is timed if its predicted seconds are at most this share of the best size's. A full search asks for 2%
 # (docs/decisions/0004); a quick search asks for more, since the pass that times the size must pay for itself.

@@ -25,7 +25,7 @@ from worker.devices import Device
 
 CHECK_SAMPLES = 8  # of the step that is compared with the baseline's
 CHECKED_AT = 4  # the micro batch of that step at most
-UNIFORM = 0.9  # times the longest row: what rows have on average that count as uniform
+UNIFORM = 0.9  # rows count as uniform if their mean length is at least this share of the longest
 MOST_UNIFORM_TOKENS = 65_536  # of a unit of rows of one length: long rows would take a large model minutes a pass
 SEARCHED_BATCH = 64  # samples of a step, for the unit's size, where the job leaves the effective batch to the search
 MOST_SAMPLES = 1024  # of a work unit, where the least number of steps does not ask for more

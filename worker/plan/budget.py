@@ -21,10 +21,10 @@ VERIFY_SHARE, MOST_SHARE = 0.25, 0.5
 LEAST_BLOCKS = 2  # for which a verification is given time; where trials took longer than expected, it may have one
 FINALISTS, FEWER = 3, 2  # of a verification, and where a block of more takes longer than LONG_BLOCK
 LONG_BLOCK = 120.0  # seconds
-# Processes that a proof and a soak start: fewer for an adapter without a new head, whose reference keeps its process
+# Processes that prove and soak a candidate: fewer for an adapter without a new head, whose reference keeps its process
 # (docs/decisions/0028).
 STABILITY_PROCESSES, STABILITY_WITH_ADAPTER = 5, 3
-REFERENCES = 2.0  # times what is replayed is trained by references, which are as slow as the slowest candidate
+REFERENCES = 2.0  # references train this many times the replayed samples, at the slowest candidate's pace
 BEGIN_SECONDS = 3.0  # of a process, before it loads the model
 GRACE_SHARE = 0.1  # of the job's minutes, by which a verification may go past them where trials took longer
 LEAST_VERIFY = 1.0  # seconds: a block, a proof and a soak run however little time is left

@@ -20,7 +20,7 @@ import numpy as np
 from worker.plan.grid import Floats, Rows, look_up
 
 LEVEL = 1.0  # standard deviation of the level that all configurations share
-UNIT = 0.15  # spread of a choice whose pairs with one of the same spread have a spread of `pairs` x UNIT
+UNIT = 0.15  # unit of `pairs`: two choices of spread UNIT have a pair of spread `pairs` x UNIT
 LEAST_SHARE = 0.01  # of an assumption that is kept
 # Least spread of a choice in pairs and triples: what does nothing by itself may still do something with another.
 INTERACTING = 0.1

@@ -78,7 +78,9 @@ def measure(
     only_probe: bool = False,
     incumbent: Incumbent | None = None,
 ) -> tuple[Measurement | None, str]:
-    """(measurement, log); the measurement is None when `ended` stopped the trial. JobFailed when none of a job can run.
+    """(measurement, log); the measurement is None when `ended` stopped the trial.
+
+    Raises JobFailed if no trial of the job can run.
 
     With `only_probe` the trial finds its largest micro batch and times nothing. With an `incumbent` a good trial takes
     turns with the best one so far.
@@ -90,7 +92,7 @@ def measure(
     began, before, prepared = time.monotonic(), 0.0, 0.0
 
     def spent(measured: Measurement) -> Measurement:
-        """With the seconds of its children that failed, which its own phases do not hold."""
+        """The measurement, with this trial's failed children and the job's preparation added to `time_spent`."""
         phases = measured.time_spent | ({FAILED: round(max(0.0, before - prepared), 3)} if before else {})
         phases |= {PREPARE: round(prepared, 3)} if prepared else {}
         return measured.model_copy(update={"time_spent": phases})

@@ -287,7 +287,7 @@ class Sandbox:
         return _tail(self._output) if self._output is not None else ""
 
     def forget_output(self) -> None:
-        """Count what a child that stays prints as nobody's until another is started."""
+        """From now on `printed` returns nothing, until another child is started."""
         self._output = None
 
     def close(self) -> None:

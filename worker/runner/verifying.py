@@ -264,7 +264,10 @@ class Verifier:
         self._halfway = []
 
     def judged(self) -> Verification:
-        """What has run so far comes to; once something is proved and soaked, only that may be first."""
+        """The verification by the blocks, proofs and soaks that have run so far.
+
+        Once some candidate is proved and soaked, only such a candidate may be first in the ranking.
+        """
         held = {key for key, soak in self._soaks.items() if isinstance(soak, Soak)}
         found = self._judged(self._tentative - held)
         if held and held.isdisjoint(found.ranking[:1]):
