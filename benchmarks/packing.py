@@ -70,7 +70,7 @@ def fills(spec: JobSpec, roots: tuple[Path, ...]) -> dict[str, float]:
     from training.batches import arranged
     from training.source import tokenizer_of
     from worker.child import sources
-    from worker.child.arrange import padded_tokens
+    from worker.child.arrange import padded_shape
     from worker.child.build import recipe_of
     from worker.child.data import load
 
@@ -84,7 +84,7 @@ def fills(spec: JobSpec, roots: tuple[Path, ...]) -> dict[str, float]:
     for name, configuration in made.items():
         recipe = replace(recipe_of(spec, configuration, data.facts), micro_batch_size=ARRANGEMENTS[name][1])
         plan = arranged(order, data.lengths, spec.training.seed, recipe)
-        shapes = [padded_tokens(batch, data.lengths) for step in plan for batch in step]
+        shapes = [padded_shape(batch, data.lengths) for step in plan for batch in step]
         found[name] = sum(data.lengths) / sum(rows * width for rows, width in shapes)
     return found
 

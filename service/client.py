@@ -34,8 +34,9 @@ from service.errors import Refused, Unreachable
 __all__ = ["Client", "Refused", "Unreachable"]
 Answer = TypeVar("Answer", bound=Contract)
 TRIALS_A_PAGE, EVENTS_A_PAGE = 200, 1000  # that are asked for
-AGAIN_SECONDS, TRIES = 1.0, 15  # between two looks for a control plane that ended a stream, and how many there are
-PASSING = (429, 502, 503, 504)  # statuses of answers that are others at another time, as while a service starts
+# Seconds between attempts to reach a control plane that ended a stream, and the number of attempts before the last.
+AGAIN_SECONDS, TRIES = 1.0, 15
+PASSING = (429, 502, 503, 504)  # statuses that a later attempt may not get, for example while a service starts
 
 
 class Client:
@@ -240,7 +241,7 @@ class Client:
         return self._get(Recommendation, f"/v1/jobs/{_part(job_id)}/recommendation")
 
     def export(self, job_id: str, name: str) -> str:
-        """The recommendation as text: json, spec or train.py."""
+        """The recommendation as the text of an export, such as json, spec or train.py (docs/exports.md)."""
         return self._call("GET", f"/v1/jobs/{_part(job_id)}/exports/{_part(name)}").text
 
     def cancel(self, job_id: str) -> None:

@@ -11,7 +11,7 @@ from service.errors import OTHER_VERSION
 from service.history import JobHistory
 from service.recommend import recommend
 
-MAX_DEATHS = 3
+MOST_DEATHS_OF_A_TASK = 3
 log = logs.logger("dynotune.conclude")
 Stored: TypeAlias = dict[str, Any] | None  # a recommendation as the job's row keeps it
 STOPPED = "The job was stopped before its search had ended, so this is the best of the trials until then."
@@ -43,8 +43,8 @@ def best(known: JobHistory, final: bool) -> Stored:
     return found.model_dump(mode="json") if found else None
 
 
-def last(known: JobHistory) -> dict[str, Any]:
-    """The column with the last recommendation of a job that is stopped, is cancelled or fails.
+def last_recommendation_column(known: JobHistory) -> dict[str, Any]:
+    """The column to write, with the last recommendation of a job that is stopped, is cancelled or fails.
 
     Empty where it cannot be computed: the one that is stored then stays, and the job ends all the same.
     """
@@ -64,8 +64,8 @@ def nothing_stable(known: JobHistory) -> str:
 def death(claim: Claim) -> str:
     """Why a task is given up whose workers died again and again."""
     if claim.kind is TaskKind.plan:
-        return f"Planning ended {MAX_DEATHS} workers; see their logs."
-    return f"{MAX_DEATHS} workers died while running this; it is not tried again."
+        return f"Planning ended {MOST_DEATHS_OF_A_TASK} workers; see their logs."
+    return f"{MOST_DEATHS_OF_A_TASK} workers died while running this; it is not tried again."
 
 
 def crashed(claim: TrialClaim) -> Measurement:

@@ -29,7 +29,7 @@ POOL = {"pool_size": 5, "max_overflow": 20}
 # Time-outs of connections to PostgreSQL, in seconds, the last in milliseconds. With libpq's own, a network that drops
 # packets goes unnoticed for two hours; with these it is noticed before a lease runs out.
 # https://www.postgresql.org/docs/current/libpq-connect.html
-PATIENCE = {
+CONNECTION_OPTIONS = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -51,7 +51,8 @@ def connect(url: str) -> Engine:
                 raise ValueError("a database in memory would be another one in every process")
             return _sqlite(url)
         if kind == "postgresql":
-            arguments: dict[str, Any] = {name: value for name, value in PATIENCE.items() if name not in parsed.query}
+            wanted = CONNECTION_OPTIONS.items()
+            arguments: dict[str, Any] = {name: value for name, value in wanted if name not in parsed.query}
             given = parsed.password is not None or not parsed.query.keys().isdisjoint(("password", "service"))
             if not given and (password := os.environ.get("PGPASSWORD")):
                 arguments["password"] = password  # a worker takes it out of its children's environment

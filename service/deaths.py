@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 FIRST_PAUSE_SECONDS = 1.0
-MAX_DEATHS, DEATHS_SECONDS = 5, 60.0
+MOST_DEATHS_OF_A_PROCESS, DEATHS_SECONDS = 5, 60.0
 
 
 class Deaths:
@@ -17,9 +17,9 @@ class Deaths:
     def pause(self) -> float | None:
         """Count a death; the seconds to wait before another process is started, twice as many with each death.
 
-        None where it is to be given up: after MAX_DEATHS deaths within DEATHS_SECONDS.
+        None where it is to be given up: after MOST_DEATHS_OF_A_PROCESS deaths within DEATHS_SECONDS.
         """
         now = time.monotonic()
         self._moments = [*(at for at in self._moments if now - at < DEATHS_SECONDS), now]
         count = len(self._moments)
-        return None if count >= MAX_DEATHS else FIRST_PAUSE_SECONDS * 2 ** (count - 1)
+        return None if count >= MOST_DEATHS_OF_A_PROCESS else FIRST_PAUSE_SECONDS * 2 ** (count - 1)

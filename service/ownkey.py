@@ -7,7 +7,7 @@ import os
 from service.errors import Misconfigured
 
 
-def own_key() -> str | None:
+def api_key() -> str | None:
     """The key of DYNOTUNE_KEY, or None; Misconfigured, without telling the key, where it cannot be one.
 
     Blanks around it are left out, since a secret that is mounted as a file often ends with a line break.

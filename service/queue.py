@@ -19,7 +19,7 @@ from sqlalchemy import ColumnElement, bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from service import conclude, estimates, events, history, leases, lifecycle, logs
-from service.conclude import MAX_DEATHS, Inconclusive, Stored
+from service.conclude import MOST_DEATHS_OF_A_TASK, Inconclusive, Stored
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Measurement, Outcome, Verification
@@ -242,7 +242,7 @@ class Queue(Requests):
             "attempt": claim.attempt + 1,
         }
         try:
-            if deaths < MAX_DEATHS:
+            if deaths < MOST_DEATHS_OF_A_TASK:
                 self._hand_on(claim, values, expired)
             elif claim.kind is TaskKind.estimate:
                 self._end_estimate(claim, values | {"error": conclude.death(claim)}, expired)
@@ -277,7 +277,10 @@ class Queue(Requests):
         values: dict[str, Any],
         *held: ColumnElement[bool],
     ) -> None:
-        """Do so; where a recommendation cannot be computed, the job fails, and the task keeps these values."""
+        """Conclude the job (`_conclude_claim`).
+
+        If no recommendation can be computed, the job fails instead, and `values` are written to the claimed task.
+        """
         try:
             self._conclude_claim(claim.job_id, make, write)
         except Inconclusive as error:
@@ -303,7 +306,7 @@ class Queue(Requests):
             if not job.status.ended:
                 lifecycle.end(session, job, JobStatus.failed, now, error=reason, **last)
 
-        self._conclude_claim(claim.job_id, conclude.last, write)
+        self._conclude_claim(claim.job_id, conclude.last_recommendation_column, write)
 
     def _end_trial(
         self, claim: TrialClaim, measurement: Measurement, values: dict[str, Any], *held: ColumnElement[bool]

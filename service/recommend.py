@@ -228,7 +228,10 @@ def _evidence(
 
 
 def _as_verified(winner: Winner) -> Measurement:
-    """The winner's measurement as its verification left it: another peak, and all else where the soak lowered it."""
+    """The winner's measurement with the verified peak.
+
+    If the soak lowered the micro batch, it has that micro batch and its timing.
+    """
     evidence, verdict = winner.evidence, winner.stability.verdict
     changes: dict[str, Any] = {"peak_bytes": evidence.peak_bytes}
     if verdict and verdict.micro_batch_size:

@@ -17,13 +17,13 @@ from service.contract.internal import (
     ClaimAnswer,
     ClaimRequest,
     EstimateDone,
-    Failed,
     Held,
     PlanAsked,
     Planned,
     Registration,
     Renewal,
     RenewalAnswer,
+    TaskFailed,
     TrialDone,
     VerifyDone,
     spoken_version,
@@ -120,7 +120,7 @@ class RemoteBroker:
 
     def fail(self, claim: Claim, reason: str, log: str = "") -> None:
         """Fail the task, and its job if it has one."""
-        self._send("POST", "fail", Failed(claim=claim, reason=reason, log=log))
+        self._send("POST", "fail", TaskFailed(claim=claim, reason=reason, log=log))
 
     def fetch(self, source: str, folder: Path) -> None:
         """Copy data that a user sent from the control plane, unless it is there already; BadUpload if it is damaged."""

@@ -89,7 +89,7 @@ class Requests(Transactions):
                 lifecycle.must_be_open(job)
                 lifecycle.end(session, job, JobStatus.cancelled, now, wish=Wish.cancel, **last)
 
-        self.conclude(job_id, conclude.last, write)
+        self.conclude(job_id, conclude.last_recommendation_column, write)
 
     def stop(self, job_id: str) -> str:
         """End a job now with the best so far; its status. NotFound, or NotYet when it has ended already."""
@@ -102,7 +102,9 @@ class Requests(Transactions):
             lifecycle.end(session, job, status, now, error=error, wish=Wish.stop, **last)
             return status
 
-        return self.conclude(job_id, lambda known: conclude.last(known.with_notes((conclude.STOPPED,))), write)
+        return self.conclude(
+            job_id, lambda known: conclude.last_recommendation_column(known.with_notes((conclude.STOPPED,))), write
+        )
 
     def delete(self, job_id: str) -> None:
         """Delete a job that has ended, with its trials and events; NotFound, or NotYet while it is open."""

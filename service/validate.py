@@ -123,8 +123,8 @@ def _readable(field: str, look: Callable[[], list[dict[str, str]]]) -> list[dict
         return [_mistake("/" + field.replace(".", "/"), text)]
 
 
-def _mistake(pointer: str, detail: str) -> dict[str, str]:
-    return {"pointer": pointer, "detail": detail.rstrip(".") + "."}
+def _mistake(at: str, detail: str) -> dict[str, str]:
+    return {"pointer": at, "detail": detail.rstrip(".") + "."}
 
 
 def _levers(spec: JobSpec) -> list[dict[str, str]]:

@@ -337,7 +337,7 @@ def secret(key: bytes, webhook_id: str) -> str:
     return f"whsec_{base64.b64encode(hmac.new(key, webhook_id.encode(), hashlib.sha256).digest()).decode()}"
 
 
-def own_key(given: str | None, home: Path) -> bytes:
+def signing_secret(given: str | None, home: Path) -> bytes:
     """The control plane's own secret: the setting's, or that of a file which only its user can read."""
     if given is not None:
         return given.strip().encode()

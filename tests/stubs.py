@@ -21,7 +21,6 @@ from typing import Any
 from service.contract.child import (
     ORDER,
     REQUEST,
-    Again,
     ChildMessage,
     Paused,
     Prepared,
@@ -29,6 +28,7 @@ from service.contract.child import (
     ProbeStarted,
     Progress,
     Result,
+    RunAgain,
     RunBlock,
     RunEstimate,
     RunReplay,
@@ -156,7 +156,7 @@ def staying(
         if not stays:
             return
         order = ORDER.validate_json(messages.recv_bytes())
-        assert isinstance(order, Again)
+        assert isinstance(order, RunAgain)
         asked = order.request
 
 
@@ -180,7 +180,7 @@ def contending(request: bytes, messages: Connection, lifeline: Connection, scrat
     while asked.stays:
         say(messages, result.model_copy(update={"stays": True}))
         order = ORDER.validate_json(messages.recv_bytes())
-        assert isinstance(order, Again) and isinstance(order.request, RunBlock) and order.request.in_turns
+        assert isinstance(order, RunAgain) and isinstance(order.request, RunBlock) and order.request.in_turns
         if batching == "packed":
             os.kill(os.getpid(), signal.SIGSEGV)
         say(messages, Paused())

@@ -34,9 +34,9 @@ def arguments(argv: list[str] | None, recipe: Recipe) -> argparse.Namespace:
 
 
 def on_one_device(settings: Any) -> Any:
-    """The TrainingArguments, by which a trainer does not split its batches over all GPUs: one was measured.
+    """The TrainingArguments, set so that the trainer uses one GPU, as was measured.
 
-    Started by torchrun or accelerate, each process has one GPU anyway.
+    It would else split its batches over all GPUs. Started by torchrun or accelerate, each process has one GPU anyway.
     """
     if settings.n_gpu > 1:
         settings._n_gpu = 1
@@ -69,7 +69,7 @@ class Order(Sampler):  # type: ignore[misc]
         self.epoch = epoch
 
 
-class Measured:
+class MeasuredOrderAndLoss:
     """Makes a trainer take the samples in the measured order and the loss that was measured.
 
     The loss of a step is divided by the number of its terms here: Trainer's own is a sum of means where a model accepts

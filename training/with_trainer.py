@@ -15,12 +15,12 @@ from training.model import build_model, compile_model
 from training.optimization import make_optimizer
 from training.recipe import Recipe, task_of
 from training.source import load_data, tokenizer_of
-from training.trainers import Lines, Measured, Order, arguments, given, on_one_device
+from training.trainers import Lines, MeasuredOrderAndLoss, Order, arguments, given, on_one_device
 
 ARGUMENTS: dict[str, Any] = {}  # of TrainingArguments; the export writes those of the recommendation
 
 
-class Arranged(Measured, Trainer):  # type: ignore[misc]
+class Arranged(MeasuredOrderAndLoss, Trainer):  # type: ignore[misc]
     """Trainer with the measured order and loss."""
 
 

@@ -17,12 +17,12 @@ from training.optimization import make_optimizer
 from training.recipe import Recipe, task_of
 from training.samples import Sample, sample_of
 from training.source import load_data, tokenizer_of
-from training.trainers import Lines, Measured, Order, arguments, given, on_one_device
+from training.trainers import Lines, MeasuredOrderAndLoss, Order, arguments, given, on_one_device
 
 ARGUMENTS: dict[str, Any] = {}  # of SFTConfig; the export writes those of the recommendation
 
 
-class Arranged(Measured, SFTTrainer):  # type: ignore[misc]
+class Arranged(MeasuredOrderAndLoss, SFTTrainer):  # type: ignore[misc]
     """SFTTrainer with the measured order and loss.
 
     SFTTrainer's own loss goes through an output layer of its own, which also takes the entropy and the accuracy of the

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from service.contract.base import Contract
-from service.contract.child import Failed
+from service.contract.child import ChildFailed
 from service.contract.measurement import Outcome
 from worker.child.isolation import isolate
 
@@ -36,7 +36,7 @@ class Answer(Contract):
     row: dict[str, Any]
 
 
-MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[Answer | Failed, Field(discriminator="kind")])
+MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[Answer | ChildFailed, Field(discriminator="kind")])
 
 
 def main(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
@@ -52,7 +52,7 @@ def main(request: bytes, messages: Connection, lifeline: Connection, scratch: st
         said: Contract = Answer(row=module.child(*call.arguments))
     except Exception as error:  # noqa: BLE001 - the boundary of the process
         traceback.print_exc()
-        said = Failed(outcome=Outcome.crashed, reason=f"{type(error).__name__}: {error}")
+        said = ChildFailed(outcome=Outcome.crashed, reason=f"{type(error).__name__}: {error}")
     messages.send_bytes(said.model_dump_json().encode())
     messages.close()
     sys.stdout.flush()

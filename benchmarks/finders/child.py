@@ -24,7 +24,7 @@ TRUTH_STEPS = 2  # the first makes the optimizer's state, the second runs with i
 def main(request: bytes, messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """Run one request; the last message is an answer, an out-of-memory, or a failure."""
     from benchmarks.finders.messages import Answer, Ask
-    from service.contract.child import Failed, OutOfMemory
+    from service.contract.child import ChildFailed, OutOfMemory
     from service.contract.measurement import Outcome
     from worker.devices.base import is_out_of_memory
 
@@ -38,7 +38,7 @@ def main(request: bytes, messages: Connection, lifeline: Connection, scratch: st
         traceback.print_exc()
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
         short = is_out_of_memory(error)
-        last = OutOfMemory(reason=reason) if short else Failed(outcome=Outcome.crashed, reason=reason)
+        last = OutOfMemory(reason=reason) if short else ChildFailed(outcome=Outcome.crashed, reason=reason)
     send(last)
     messages.close()
     sys.stdout.flush()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from service.contract.base import Contract
-from service.contract.child import Failed, OutOfMemory, Workplace
+from service.contract.child import ChildFailed, OutOfMemory, Workplace
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 
@@ -50,5 +50,5 @@ class Answer(Contract):
 
 
 MESSAGES: TypeAdapter[Any] = TypeAdapter(
-    Annotated[Begun | Step | Accepted | Answer | OutOfMemory | Failed, Field(discriminator="kind")]
+    Annotated[Begun | Step | Accepted | Answer | OutOfMemory | ChildFailed, Field(discriminator="kind")]
 )

@@ -22,7 +22,7 @@ from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.task import PlanInput
 from service.levers import LEVERS, circumstances, exclusions
 from service.space import Space, applicable, space, without
-from worker.child.timing import ENOUGH_SECONDS, MOST_PASSES, is_enough
+from worker.child.timing import ENOUGH_SECONDS, MOST_PASSES, timed_enough
 from worker.plan.budget import BEGIN_SECONDS
 from worker.plan.proposers.baseline import baseline
 from worker.plan.space import effective_choices, point
@@ -234,7 +234,7 @@ class Analytic(Surface):
         if not self.facts.has_own_memory:
             return self.passes
         passes = range(self.passes, MOST_PASSES)
-        return next((count for count in passes if is_enough(count * seconds, count * steps)), MOST_PASSES)
+        return next((count for count in passes if timed_enough(count * seconds, count * steps)), MOST_PASSES)
 
     def _timed_share(self, configuration: Configuration, step: float) -> float:
         """The share of the unit that a trial times, in whole steps: on a GPU no more than tells the rest."""

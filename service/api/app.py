@@ -43,7 +43,7 @@ from service.patience import Patience
 from service.queue import Queue
 from service.settings import Settings
 from service.text import first_line
-from service.webhooks import Webhooks, own_key
+from service.webhooks import Webhooks, signing_secret
 
 log = logs.logger("dynotune.service")
 REAP_SECONDS, PRUNE_SECONDS, SEND_SECONDS = 5.0, 600.0, 1.0
@@ -66,7 +66,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
     engine = connect(settings.database_url)
     queue, watch = Queue(engine), EventWatch(engine)
     key = settings.webhook_key.get_secret_value() if settings.webhook_key else None
-    hooks = Webhooks(engine, lambda: own_key(key, settings.home), settings.webhook_private)
+    hooks = Webhooks(engine, lambda: signing_secret(key, settings.home), settings.webhook_private)
     asks_for_keys = settings.require_keys or not is_loopback(served_on)
     app = FastAPIOffline(
         title="dynotune",

@@ -24,13 +24,13 @@ from service.contract.internal import (
     ClaimAnswer,
     ClaimRequest,
     EstimateDone,
-    Failed,
     Held,
     PlanAsked,
     Planned,
     Registration,
     Renewal,
     RenewalAnswer,
+    TaskFailed,
     TrialDone,
     VerifyDone,
     spoken_version,
@@ -138,6 +138,6 @@ def release(asked: Annotated[Held, Depends(sent(Held))], here: InContext) -> Non
 
 
 @router.post("/fail", status_code=204)
-def fail(asked: Annotated[Failed, Depends(sent(Failed))], here: InContext) -> None:
+def fail(asked: Annotated[TaskFailed, Depends(sent(TaskFailed))], here: InContext) -> None:
     """Fail a task and its job."""
     here.queue.fail(asked.claim, asked.reason, asked.log)

@@ -26,9 +26,9 @@ def emit(data: Any) -> None:
 def connect(url: str) -> Client:
     """A client of the control plane, with the API key of DYNOTUNE_KEY if that is set."""
     from service.client import Client
-    from service.ownkey import own_key
+    from service.ownkey import api_key
 
-    return Client(url, key=own_key())
+    return Client(url, key=api_key())
 
 
 def screen() -> Console:

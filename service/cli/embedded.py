@@ -25,7 +25,7 @@ from service.api.guard import is_loopback
 from service.cli.output import say
 from service.cli.pace import run_for_long
 from service.db import connect, reading, upgrade
-from service.deaths import DEATHS_SECONDS, MAX_DEATHS, Deaths
+from service.deaths import DEATHS_SECONDS, MOST_DEATHS_OF_A_PROCESS, Deaths
 from service.errors import Misconfigured
 from service.settings import Settings
 from service.worker_command import WORKER
@@ -95,8 +95,8 @@ def ending(code: int) -> str:
 class Supervisor:
     """Keeps a local worker running: says how it died, and starts another after a pause that doubles with each death.
 
-    Gives up after MAX_DEATHS deaths within DEATHS_SECONDS: then `gave_up` is true, and `end` is called from a thread.
-    A worker that ended in order (exit code 0) was told to, so it is not started again.
+    Gives up after MOST_DEATHS_OF_A_PROCESS deaths within DEATHS_SECONDS: then `gave_up` is true, and `end` is called
+    from a thread. A worker that ended in order (exit code 0) was told to, so it is not started again.
     """
 
     def __init__(self, settings: Settings, end: Callable[[], None]) -> None:
@@ -112,8 +112,9 @@ class Supervisor:
         while (code := self._worker.process.wait()) != 0 and not self._stopping.is_set():
             if (pause := deaths.pause()) is None:
                 say(
-                    f"{ending(code)}; that was the {MAX_DEATHS}th time within {DEATHS_SECONDS:.0f} s, so the control "
-                    "plane ends too: see `dynotune doctor`, or leave the worker out by `dynotune serve --no-worker`"
+                    f"{ending(code)}; that was the {MOST_DEATHS_OF_A_PROCESS}th time within {DEATHS_SECONDS:.0f} s, so "
+                    "the control plane ends too: see `dynotune doctor`, or leave the worker out by "
+                    "`dynotune serve --no-worker`"
                 )
                 self.gave_up = True
                 self._end()

@@ -30,7 +30,7 @@ from service.settings import Settings, sqlite_url
 POLL_SECONDS = 1.0
 # Seconds for an answer of the run's own control plane. On a machine that others use it may be slow, and without its
 # answer all that was measured would be lost.
-PATIENCE = 600.0
+ANSWER_SECONDS = 600.0
 INTERRUPTED = 130  # exit code
 FILES = {"json": "recommendation.json", "train.py": "train.py"}  # export -> file
 TRIALS = "trials.json"  # all that was tried, as the API lists it: the run's own database is gone when it ends
@@ -80,7 +80,7 @@ def run(job: dict[str, Any], console: Console) -> Run:
         _interruptible(),
         private(settings, job) as own,
         control_plane(own) as url,
-        Client(url, PATIENCE) as client,
+        Client(url, ANSWER_SECONDS) as client,
     ):
         job_id = client.submit(job)
         worker = LocalWorker(own)

@@ -12,7 +12,7 @@ from rich.console import Console
 from service.cli.output import console as new_console
 from service.cli.tune import run
 from service.contract.base import Contract
-from service.contract.job import Again, JobSpec
+from service.contract.job import JobSpec, RepeatedSearch
 from service.contract.objective import minimises_memory
 from service.contract.recommendation import Recommendation
 from service.errors import Misconfigured
@@ -95,7 +95,7 @@ def job_of(found: Recommendation, minutes: float) -> dict[str, Any]:
             # The level also says how many steps `grouped` sorts at a time, which is part of what was measured.
             "verify": "quick" if spec.search.verify == "quick" else "standard",
             "quality": "allow",  # a choice that the user had allowed then
-            "again": Again(
+            "again": RepeatedSearch(
                 effective_batch_size=made.effective_batch_size,
                 micro_batch_size=made.micro_batch_size,
                 learning_rate=made.learning_rate,

@@ -172,7 +172,7 @@ class Built(Contract):
 class Result(Contract):
     """The message of a child that carried out its request; the request's kind decides which field is set.
 
-    It is the child's last one, unless the child `stays`: then it keeps its model and waits for `Again`.
+    It is the child's last one, unless the child `stays`: then it keeps its model and waits for `RunAgain`.
     """
 
     kind: Literal["result"] = "result"
@@ -196,7 +196,7 @@ class OutOfMemory(Contract):
     others_bytes: int = 0
 
 
-class Failed(Contract):
+class ChildFailed(Contract):
     """The last message of a child that could not carry out its request."""
 
     kind: Literal["failed"] = "failed"
@@ -239,7 +239,7 @@ class Turn(Contract):
     last: bool = False
 
 
-class Again(Contract):
+class RunAgain(Contract):
     """An order to a child that stays: carry out another request, which trains the same model from its beginning.
 
     It differs from the one before in the seed, the learning rate and what is trained only. A trial's child takes blocks
@@ -250,10 +250,10 @@ class Again(Contract):
     request: Annotated[RunBlock | RunReplay, Field(discriminator="kind")]
 
 
-Order = Annotated[Turn | Again, Field(discriminator="kind")]
+Order = Annotated[Turn | RunAgain, Field(discriminator="kind")]
 
 ChildMessage = Annotated[
-    Progress | Preparing | Prepared | Built | Paused | ProbeStarted | ProbeDone | Result | OutOfMemory | Failed,
+    Progress | Preparing | Prepared | Built | Paused | ProbeStarted | ProbeDone | Result | OutOfMemory | ChildFailed,
     Field(discriminator="kind"),
 ]
 REQUEST: TypeAdapter[ChildRequest] = TypeAdapter(ChildRequest)

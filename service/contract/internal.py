@@ -72,7 +72,7 @@ class Held(Contract):
     claim: Claim
 
 
-class Failed(Held):
+class TaskFailed(Held):
     """A worker could not do a task."""
 
     reason: str

@@ -193,7 +193,7 @@ class TrainingSpec(Asked):
         return self.learning_rate if self.learning_rate is not None else 5e-5 if method == "full" else 2e-4
 
 
-class Again(Asked):
+class RepeatedSearch(Asked):
     """The sizes and the rate at which a recommendation's levers are measured again."""
 
     effective_batch_size: Positive
@@ -225,7 +225,7 @@ class SearchSpec(Asked):
         default="standard", description="How deeply the answer is verified: compared steps, blocks, length of the soak."
     )
     max_micro_batch_size: Positive | None = Field(default=None, description="Never probe or use a larger micro batch.")
-    again: Again | None = Field(
+    again: RepeatedSearch | None = Field(
         default=None,
         description="Measure what is fixed at these sizes, and the baseline as it is; what `dynotune verify` asks for.",
     )

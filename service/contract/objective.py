@@ -95,7 +95,10 @@ def is_slower(spec: JobSpec, measurement: Measurement, baseline: Measurement | N
 
 
 def is_too_slow(speedup: float | None) -> bool:
-    """The same of a speed-up over the baseline, as a verification's blocks measure it; None is of no baseline."""
+    """Whether a run is slower than the baseline by more than SMALLEST_WITHIN, by a verification's speed-up over it.
+
+    False for None, which means that no baseline ran.
+    """
     return speedup is not None and speedup * (1 + SMALLEST_WITHIN) < 1
 
 

@@ -16,7 +16,7 @@ from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, MemoryLine
 from service.contract.states import JobPhase, Origin
 
-LEASE_SECONDS = 30.0  # without a renewal, after which a task is given to another worker
+LEASE_SECONDS = 30.0  # seconds without a renewal after which a task goes to another worker
 MOST_LEASE_SECONDS = 300.0  # that a worker may ask for
 EVALUATED = {"quick": 64, "standard": 1024, "strict": 4096}  # validation samples of a soak's evaluation, at most
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up

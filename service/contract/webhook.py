@@ -22,7 +22,8 @@ class WebhookView(View):
     id: str
     url: str = Field(examples=[URL])
     owner: str | None = Field(
-        description="Of the API key that made it. It tells of the owner's jobs, of an admin's and without keys of all."
+        description="Owner of the API key that created the webhook. Its messages are about this owner's jobs; a "
+        "webhook of an admin, or of a server without keys, is told of all jobs."
     )
     created_at: float
     disabled_at: float | None = Field(

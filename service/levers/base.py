@@ -102,39 +102,29 @@ class Asked:
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to set a lever, how it is applied, and what the exporters write for it.
+    """One way to set a lever, how it is applied, and what the exporters write for it."""
 
-    `function` names one of the lever's functions, called with `options`; where there is none, the options are data for
-    the code that asks. `adapter_from_pretrained` comes on top of `from_pretrained` where the base is frozen (LoRA,
-    QLoRA). What `changes_learning` is searched with `search.quality: allow` only; what is not `searched` is tried only
-    when a job fixes it, or, with `searched_of_half`, where the checkpoint's weights have 16 bits. `effect` is what the
-    search expects before it measures, `estimate_rank` the choice's place among those that a memory estimate may compute
-    with, as the search is expected to take the first that can be had. `drops_attention` is whether an attention kernel
-    can apply the model's dropout, `evades_cap` whether it keeps memory that a cap on torch's does not hold for, and
-    `supported_by` the attributes by which transformers' class of a model says that it can have the kernel.
-    """
-
-    name: str
-    summary: str
-    needs: tuple[Need, ...] = ()
-    changes_numerics: bool = False
-    changes_order: bool = False
-    changes_learning: bool = False
-    searched: bool = True
-    searched_of_half: bool = False
-    function: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    memory: Memory = Memory()
-    effect: Effect = Effect()
-    estimate_rank: int | None = None
-    drops_attention: bool = True
-    evades_cap: bool = False
-    supported_by: tuple[str, ...] = ()
-    asked_by: tuple[Asked, ...] = ()
-    training_arguments: Mapping[str, Any] = field(default_factory=dict)
-    from_pretrained: Mapping[str, Any] = field(default_factory=dict)
-    adapter_from_pretrained: Mapping[str, Any] = field(default_factory=dict)
-    not_expressible: str | None = None
+    name: str  #: unique within its lever
+    summary: str  #: what it does, for docs/levers.md and `dynotune levers`
+    needs: tuple[Need, ...] = ()  #: what the worker must have
+    changes_numerics: bool = False  #: results differ by rounding only
+    changes_order: bool = False  #: samples come in another order
+    changes_learning: bool = False  #: what is learnt may differ: searched with `search.quality: allow` only
+    searched: bool = True  #: if not, it is tried only when a job fixes it, or by `searched_of_half`
+    searched_of_half: bool = False  #: searched even so, where the checkpoint's weights have 16 bits
+    function: str | None = None  #: one of the lever's functions, which applies it; None: `options` are read as data
+    options: Mapping[str, Any] = field(default_factory=dict)  #: what `function` is called with, or data
+    memory: Memory = Memory()  #: what it does to memory by its definition
+    effect: Effect = Effect()  #: what the search expects it to do to the seconds, before it measures
+    estimate_rank: int | None = None  #: place among those of which a memory estimate takes the first to be had
+    drops_attention: bool = True  #: whether an attention kernel can apply the model's dropout
+    evades_cap: bool = False  #: whether it keeps memory that a cap on torch's memory does not limit
+    supported_by: tuple[str, ...] = ()  #: attributes of transformers' model class, all true if it can have the kernel
+    asked_by: tuple[Asked, ...] = ()  #: which TrainingArguments of a user's own baseline ask for it
+    training_arguments: Mapping[str, Any] = field(default_factory=dict)  #: by which Trainer gets it
+    from_pretrained: Mapping[str, Any] = field(default_factory=dict)  #: arguments of `from_pretrained`
+    adapter_from_pretrained: Mapping[str, Any] = field(default_factory=dict)  #: more of them, for LoRA and QLoRA
+    not_expressible: str | None = None  #: why Trainer has no setting for it, or what its user can do instead
 
     def missing(self, facts: HardwareFacts, asked: bool = False) -> str | None:
         """The sentence of the first unmet need, or None. Soft needs don't count when `asked` by name."""

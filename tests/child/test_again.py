@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from service.contract.child import Again, ChildMessage, Order, Prepared, Preparing, Result, RunBlock, RunReplay
+from service.contract.child import ChildMessage, Order, Prepared, Preparing, Result, RunAgain, RunBlock, RunReplay
 from service.contract.job import JobSpec
 from tests.child import tiny
 from tests.factory import configuration, measured
@@ -161,7 +161,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Serve:
                 told.append(message)
 
         def hear() -> Order:
-            return Again(request=left.pop(0))
+            return RunAgain(request=left.pop(0))
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".(is_)?gradient_checkpointing.* is deprecated", FutureWarning)

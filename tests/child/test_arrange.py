@@ -72,7 +72,7 @@ def test_no_micro_batch_has_more_rows_and_no_row_more_tokens_than_allowed(batchi
     longest = max(sum(made.lengths[sample] for sample in row) for row in rows)
     if batching in BUDGETED:
         budget = made.micro * max(made.lengths)
-        shapes = [arrange.padded_tokens(micro, made.lengths) for micro in micros]
+        shapes = [arrange.padded_shape(micro, made.lengths) for micro in micros]
         assert max(count * width for count, width in shapes) <= budget
     else:
         assert max(len(micro) for micro in micros) <= made.micro and longest <= ROW_LENGTH
@@ -142,7 +142,7 @@ def test_grouped_is_shuffled_by_the_seed_and_only_by_it() -> None:
 
 def padded(made: Case, batching: str) -> int:
     """Tokens that the device computes, padding included."""
-    shapes = [arrange.padded_tokens(micro, made.lengths) for step in made.plan(batching) for micro in step]
+    shapes = [arrange.padded_shape(micro, made.lengths) for step in made.plan(batching) for micro in step]
     return sum(rows * width for rows, width in shapes)
 
 
@@ -236,7 +236,7 @@ def test_accumulation_is_that_of_a_whole_step_or_the_most_common_count_of_rows()
     assert arrange.accumulation("token-budget", [two, one], 1, 8) == 1, "a tie goes to fewer"
 
 
-def test_padded_tokens_is_the_shape_the_device_computes() -> None:
+def test_padded_shape_is_what_the_device_computes() -> None:
     lengths = [3, 7, 5, 1]
-    assert arrange.padded_tokens([[0], [1]], lengths) == (2, 7)
-    assert arrange.padded_tokens([[0, 2], [1], [3]], lengths) == (3, 8)
+    assert arrange.padded_shape([[0], [1]], lengths) == (2, 7)
+    assert arrange.padded_shape([[0, 2], [1], [3]], lengths) == (3, 8)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.contract.child import MESSAGE, Failed, RunBlock, RunTrial
+from service.contract.child import MESSAGE, ChildFailed, RunBlock, RunTrial
 from service.contract.measurement import Outcome
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
@@ -20,7 +20,7 @@ from worker.child.build import build
 
 def test_what_no_database_keeps_is_told_as_escapes() -> None:
     """A column's name or a library's message may hold half a character, or a NUL."""
-    told = Failed(outcome=Outcome.invalid, reason="there is no column 'a\ud83d\0'")
+    told = ChildFailed(outcome=Outcome.invalid, reason="there is no column 'a\ud83d\0'")
     assert MESSAGE.validate_json(told.model_dump_json()) == told
     assert told.reason == "there is no column 'a\\ud83d\\x00'"
 

@@ -15,7 +15,7 @@ from service.contract.child import ChildMessage, ProbeDone, ProbeStarted
 from service.contract.measurement import MemoryLine, Probe
 from service.contract.states import ProbePhase
 from worker.child import probe
-from worker.child.size_search import MOST_SIZES, Known, Peaks, Search
+from worker.child.size_search import MOST_SIZES, EarlierProbes, Search, StepPeaks
 
 CAPACITY = 3 << 30
 Memory = Callable[[int], tuple[float, float]]
@@ -65,7 +65,7 @@ class Machine:
     def retries(self) -> int:
         return self.retried
 
-    def step(self, _: Any, micro: int, from_empty: bool) -> Peaks:
+    def step(self, _: Any, micro: int, from_empty: bool) -> StepPeaks:
         step, update = self.memory(micro)
         unfreeable = self.unfreeable(micro) if self.unfreeable else step
         self.retried += micro > self.thrashes_above and (from_empty or not self.settles)
@@ -74,7 +74,7 @@ class Machine:
             step = unfreeable + self.rounding
         if max(step, update) > CAPACITY:
             raise Short
-        return Peaks(int(step), int(update), int(unfreeable))
+        return StepPeaks(int(step), int(update), int(unfreeable))
 
     def send(self, message: ChildMessage) -> None:
         if isinstance(message, ProbeStarted):
@@ -84,7 +84,7 @@ class Machine:
 
     def search(
         self,
-        known: Known = Known(),  # noqa: B008 - it is frozen
+        known: EarlierProbes = EarlierProbes(),  # noqa: B008 - it is frozen
         limit: int = 10**6,
         phase: ProbePhase = ProbePhase.training,
     ) -> Search:
@@ -97,7 +97,7 @@ class Machine:
         short = 0
         known: list[Probe] = []
         while True:
-            search = self.search(Known(tuple(known), line), limit)
+            search = self.search(EarlierProbes(tuple(known), line), limit)
             before = len(self.told)
             try:
                 found = search.search()
@@ -171,7 +171,7 @@ def test_one_size_of_an_earlier_child_is_run_again_before_the_line_goes_on() -> 
     machine = Machine(lambda micro: (100e6 + 50e6 * micro, 120e6))
     bundle = SimpleNamespace(device=machine)
     probes = (Probe(micro_batch_size=2, peak_bytes=200_000_000, update_bytes=120_000_000),)
-    search = Search(bundle, ProbePhase.training, machine.step, (1000, "bound"), machine.send, Known(probes))  # type: ignore[arg-type]
+    search = Search(bundle, ProbePhase.training, machine.step, (1000, "bound"), machine.send, EarlierProbes(probes))  # type: ignore[arg-type]
     found = search.search(confirm=False)
     assert machine.begun[0] == 2 and found.predicted <= true(machine.memory)
 
@@ -227,7 +227,7 @@ def test_a_later_child_does_not_take_a_size_that_frees_the_cache_in_every_step()
     machine = Machine(lambda micro: (2e8 + 2e7 * micro, 0.0), 2e8, thrashes_above=80)
     found = machine.search().search()
     assert any(one.thrashes for one in machine.told) and found.largest == found.predicted <= 80
-    again = machine.search(Known(tuple(machine.told))).search()
+    again = machine.search(EarlierProbes(tuple(machine.told))).search()
     assert again.largest == found.largest and again.limited_by == found.limited_by == "allocator retries"
 
 
@@ -273,7 +273,7 @@ def test_an_evaluation_does_not_take_a_size_that_ran_out_of_memory(
     model = SimpleNamespace(eval=lambda: None, train=lambda: None)
     bundle: Any = SimpleNamespace(device=machine, model=model, data=SimpleNamespace(facts=facts))
     probes = (Probe(micro_batch_size=failed, peak_bytes=None, phase=ProbePhase.evaluation),) if failed else ()
-    found = probe.evaluation(bundle, machine.send, 50, Known(probes))
+    found = probe.evaluation(bundle, machine.send, 50, EarlierProbes(probes))
     assert found < failed if failed else found == 50
 
 
@@ -286,6 +286,6 @@ def test_what_is_not_confirmed_is_checked_at_a_small_size(longest: int, first: i
         recipe=SimpleNamespace(rows_are_packed=False),
         data=SimpleNamespace(facts=SimpleNamespace(longest=longest)),
     )
-    search = Search(bundle, ProbePhase.training, machine.step, (10**6, "bound"), machine.send, Known((), line))
+    search = Search(bundle, ProbePhase.training, machine.step, (10**6, "bound"), machine.send, EarlierProbes((), line))
     found = search.search(confirm=False)
     assert machine.begun == [first] and found.largest == first and found.predicted > first

@@ -22,7 +22,7 @@ from training.errors import TrainingError
 from worker.child import curve, probe, soak, timing
 from worker.child.arrange import plan_of, widest_first
 from worker.child.build import Bundle
-from worker.child.size_search import MOST_SIZES, Known
+from worker.child.size_search import MOST_SIZES, EarlierProbes
 from worker.child.timing import Unit, time_unit
 from worker.child.warmup import warm
 from worker.devices import discover, open_device
@@ -219,7 +219,7 @@ def test_a_trial_on_a_gpu_says_how_much_of_its_unit_was_timed(
     request = TrialRequest(configuration=asked, origin=Origin.recipe, number=2, curve=False, passes=1)
     monkeypatch.setattr(curve, "ENOUGH_SECONDS", 1e-9)
     trial = curve.Curve(made.bundle, list(range(32)), request, lambda _: None, time.perf_counter())
-    best = trial.run(probe.largest(made.bundle, lambda _: None, False, Known((), None)))
+    best = trial.run(probe.largest(made.bundle, lambda _: None, False, EarlierProbes((), None)))
     share = best.timing().timed_share
     assert 0 < share < 1 and best.passes >= 1
     assert trial.notes == [f"{share:.0%} of the work unit was timed, which tells what the rest takes."]
@@ -240,7 +240,7 @@ def test_a_quick_trial_of_few_short_steps_is_timed_until_it_tells(
     made.bundle.configuration = asked = made.bundle.configuration.at_micro_batch(4)
     request = TrialRequest(configuration=asked, origin=Origin.recipe, number=2, curve=False, passes=1)
     trial = curve.Curve(made.bundle, list(range(16)), request, lambda _: None, time.perf_counter())
-    best = trial.run(probe.largest(made.bundle, lambda _: None, False, Known((), None)))
+    best = trial.run(probe.largest(made.bundle, lambda _: None, False, EarlierProbes((), None)))
     assert len(best.plan) == 2 and best.passes == passes and best.timing().passes == passes
 
 
@@ -358,7 +358,7 @@ def test_the_probe_finds_what_a_caching_allocator_holds(
     while found is None:  # a child that runs out of memory is followed by another, which knows its probes
         with child() as bundle:
             try:
-                found = probe.largest(bundle, tell, known=Known(tuple(probes)))
+                found = probe.largest(bundle, tell, known=EarlierProbes(tuple(probes)))
             except torch.OutOfMemoryError:
                 probes.append(Probe(micro_batch_size=begun[-1], peak_bytes=None, phase=ProbePhase.training))
     assert found.limited_by == "memory" and len(probes) <= MOST_SIZES and found.largest >= least

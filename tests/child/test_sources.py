@@ -278,7 +278,7 @@ def test_a_configuration_that_transformers_refuses_is_the_users_problem(
     ],
 )
 def test_a_librarys_error_is_cut_between_words(error: str, line: str) -> None:
-    assert build.first_line(ValueError(error)) == line
+    assert build.told_in_short(ValueError(error)) == line
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused(llama: Path, functions: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from service.contract.child import Failed
+from service.contract.child import ChildFailed
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome
@@ -148,7 +148,7 @@ def test_too_many_shapes_for_compiled_code_are_said(llama: Path, functions: Path
         for length in (4, 8, 12, 16):
             bundle.model(input_ids=torch.ones((1, length), dtype=torch.long, device=tiny.DEVICE))
     told = entry._failure(caught.value, [])
-    assert isinstance(told, Failed) and (told.outcome, told.reason) == (Outcome.invalid, entry.TOO_MANY_SHAPES)
+    assert isinstance(told, ChildFailed) and (told.outcome, told.reason) == (Outcome.invalid, entry.TOO_MANY_SHAPES)
 
 
 def test_fp8_gets_rows_of_a_multiple_of_16_tokens() -> None:

@@ -19,7 +19,7 @@ from tests.factory import configuration, failed, measured
 from tests.plan.test_surrogate import GPU, grid_of, seen
 from worker.plan import plan
 from worker.plan.memory_needs import memory_tables
-from worker.plan.peaks import Peaks
+from worker.plan.peaks import PeakModel
 
 GIB = 1 << 30
 CAPACITY = 24 * GIB
@@ -35,7 +35,7 @@ def fits(spec: Callable[..., JobSpec], facts: Callable[..., HardwareFacts]) -> F
         grid = grid_of(view)
         ran = [one for one in trials if one.outcome is Outcome.ok]
         lacking = [one for one in trials if one.outcome is not Outcome.ok]
-        peaks = Peaks(grid, memory_tables(view, grid), ran, lacking, CAPACITY)
+        peaks = PeakModel(grid, memory_tables(view, grid), ran, lacking, CAPACITY)
         found: list[float] = peaks.fits(np.array([grid.encode(one) for one in asked])).tolist()
         return found
 

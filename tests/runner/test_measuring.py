@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.contract.child import Built, ChildMessage, EndingKind, Failed, OutOfMemory, ProbeStarted, Workplace
+from service.contract.child import Built, ChildFailed, ChildMessage, EndingKind, OutOfMemory, ProbeStarted, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, MemoryLine, Outcome
 from service.contract.states import Origin, ProbePhase
@@ -97,7 +97,7 @@ def test_what_a_failed_trial_took_is_told() -> None:
 
 def test_what_the_model_lacks_is_in_the_measurement_of_a_failed_trial() -> None:
     lacks = {"attention=sdpa": "Gemma2ForCausalLM does not support it"}
-    last = Failed(outcome=Outcome.invalid, reason="attention=sdpa cannot be", lacks=lacks)
+    last = ChildFailed(outcome=Outcome.invalid, reason="attention=sdpa cannot be", lacks=lacks)
     found = ended(Ending(EndingKind.failed, last.reason, last))
     assert (found.outcome, found.lacks) == (Outcome.invalid, lacks)
 

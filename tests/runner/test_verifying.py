@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from service.comparisons import waterfall
-from service.contract.child import EndingKind, Failed, RunBlock, RunSoak, Workplace
+from service.contract.child import ChildFailed, EndingKind, RunBlock, RunSoak, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome, Soak, Timing, Verification
 from service.contract.task import VerifyRequest
@@ -206,7 +206,7 @@ def test_a_soak_goes_on_after_an_interruption_but_not_after_a_failure(
         request.state.parent.mkdir(parents=True, exist_ok=True)
         request.state.write_text("{}")
         files.add(request.state)
-        said = Failed(outcome=Outcome.unstable, reason="step 150 went wrong")
+        said = ChildFailed(outcome=Outcome.unstable, reason="step 150 went wrong")
         ending = Ending(kind, "", said if kind is EndingKind.failed else None)
         self._check(ending)
         return ending

@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from service import estimates
-from service.conclude import MAX_DEATHS
+from service.conclude import MOST_DEATHS_OF_A_TASK
 from service.contract.estimate import Estimate, MethodEstimate
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import MemoryLine
@@ -109,7 +109,7 @@ def test_a_silent_worker_s_estimate_is_taken_over(api: TestClient, job: Make, qu
 
 def test_an_estimate_that_ends_its_workers_is_given_up(api: TestClient, job: Make, queue: Queue) -> None:
     estimate_id = ask(api, job)
-    for _ in range(MAX_DEATHS):
+    for _ in range(MOST_DEATHS_OF_A_TASK):
         claim = claimed(queue)
         assert claim is not None
         expire(queue, claim)

@@ -31,7 +31,7 @@ from service.db import reading
 from service.errors import Misconfigured, TooMany
 from service.metrics import KEPT_SECONDS, Metrics
 from service.models import Job, Task
-from service.ownkey import own_key
+from service.ownkey import api_key
 from service.patience import Patience
 from service.queue import Queue
 from service.settings import Settings
@@ -77,11 +77,11 @@ def test_a_traceback_in_the_log_has_no_key(
 def test_an_own_key_is_cleaned_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for given, known in ((" dyno_a_b\n", "dyno_a_b"), ("", None), ("\n", None)):
         monkeypatch.setenv("DYNOTUNE_KEY", given)
-        assert own_key() == known
+        assert api_key() == known
     for wrong in ("dyno_secr\u00e9t", "dyno_sec ret", "dyno_sec\nret"):
         monkeypatch.setenv("DYNOTUNE_KEY", wrong)
         with pytest.raises(Misconfigured, match="DYNOTUNE_KEY holds characters") as told:
-            own_key()
+            api_key()
         assert "sec" not in str(told.value)
     monkeypatch.setenv("DYNOTUNE_ADMIN_KEY", "short-secret")
     with pytest.raises(Misconfigured, match="at least 20 characters long") as told:

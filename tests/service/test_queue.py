@@ -11,7 +11,7 @@ from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
 from service import conclude, events, history, jobs
-from service.conclude import MAX_DEATHS
+from service.conclude import MOST_DEATHS_OF_A_TASK
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.states import JobStatus, Origin, TaskState
@@ -141,7 +141,7 @@ def test_reaping_leaves_the_living_alone(queue: Queue, engine: Engine, started: 
 
 
 def test_the_third_death_poisons_a_trial(queue: Queue, engine: Engine, started: str) -> None:
-    for death in range(MAX_DEATHS):
+    for death in range(MOST_DEATHS_OF_A_TASK):
         claim = queue.claim("w", TRIAL)
         assert isinstance(claim, TrialClaim), f"not offered again after {death} deaths"
         expire(engine, claim.task_id)
@@ -154,7 +154,7 @@ def test_the_third_death_poisons_a_trial(queue: Queue, engine: Engine, started: 
 
 
 def die(queue: Queue, engine: Engine, kinds: tuple[TaskKind, ...]) -> None:
-    for _ in range(MAX_DEATHS):
+    for _ in range(MOST_DEATHS_OF_A_TASK):
         claim = queue.claim("w", kinds)
         assert claim is not None
         expire(engine, claim.task_id)
@@ -193,7 +193,7 @@ def test_a_verification_that_ends_its_workers_leaves_the_best_unverified(
 
 
 def test_a_released_task_is_no_death(queue: Queue, engine: Engine, started: str) -> None:
-    for _ in range(MAX_DEATHS + 1):
+    for _ in range(MOST_DEATHS_OF_A_TASK + 1):
         claim = queue.claim("w", TRIAL)
         assert isinstance(claim, TrialClaim)
         queue.release(claim)

@@ -30,7 +30,7 @@ from service.db import reading
 from service.errors import BadWebhook, NotFound, TooMany
 from service.queue import Queue
 from service.settings import Settings
-from service.webhooks import RESTS, Webhooks, check, own_key
+from service.webhooks import RESTS, Webhooks, check, signing_secret
 from tests.service.conftest import here
 
 Make = Callable[..., dict[str, Any]]
@@ -337,11 +337,11 @@ def test_there_is_a_most(hooks: Webhooks, receiver: Receiver) -> None:
 
 
 def test_the_control_planes_secret(tmp_path: Path) -> None:
-    first = own_key(None, tmp_path)
-    assert own_key(None, tmp_path) == first and len(first) > 40
+    first = signing_secret(None, tmp_path)
+    assert signing_secret(None, tmp_path) == first and len(first) > 40
     assert (tmp_path / "webhook.key").stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["webhook.key"]
-    assert own_key("given by a setting", tmp_path) == b"given by a setting"
+    assert signing_secret("given by a setting", tmp_path) == b"given by a setting"
 
 
 def test_over_the_command_line(settings: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

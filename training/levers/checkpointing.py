@@ -160,8 +160,10 @@ class Kept:
         self.copy(self.on_host, tensor)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy on the stream, after all that the device has been told to compute: it wrote the source, or read what
-        the target's memory held before."""
+        """Copy on the side stream, after all work queued so far.
+
+        That work may have written the source, or read the memory that the target reuses.
+        """
         streams = torch.get_device_module(self.device)
         self.stream.wait_stream(streams.current_stream(self.device))
         with streams.stream(self.stream):

@@ -118,7 +118,8 @@ def galore_adamw(groups: list[dict[str, Any]], rate: float) -> torch.optim.Optim
         if group["params"][0].ndim == 2:
             group.update(low_rank)
     made: torch.optim.Optimizer = import_module("galore_torch").GaLoreAdamW(groups, lr=rate, eps=1e-8)
-    # Its states hold the projections as objects, which a checkpoint is read with only where that is said.
+    # Its state contains GaLoreProjector objects; torch.load(weights_only=True) reads them only if the class is
+    # registered as safe.
     torch.serialization.add_safe_globals([import_module("galore_torch.galore_projector").GaLoreProjector])
     return made
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from service.contract.child import Again, ChildMessage, Order, Result, RunBlock, RunReplay, Turn
+from service.contract.child import ChildMessage, Order, Result, RunAgain, RunBlock, RunReplay, Turn
 from training.errors import TrainingError
 from training.step import gradient_scaler
 from worker.child import steps
@@ -63,7 +63,7 @@ def stay(result: Result, bundle: Bundle, tell: Callable[[ChildMessage], None], h
     while True:
         tell(result.model_copy(update={"stays": True}))
         order = hear()
-        assert isinstance(order, Again) and isinstance(order.request, RunBlock), "a trial's child takes turns only"
+        assert isinstance(order, RunAgain) and isinstance(order.request, RunBlock), "a trial's child takes turns only"
         result = Result(block=run_block(order.request, bundle, tell, lambda: _turn(hear)))
 
 

@@ -63,12 +63,12 @@ def accumulation(batching: str, plan: Sequence[Step], micro: int, effective: int
     return max(sorted(set(counts)), key=counts.count)
 
 
-def padded_tokens(batch: MicroBatch, lengths: Sequence[int]) -> tuple[int, int]:
-    """(rows, tokens of the longest row) of a micro batch: the padded shape that the device computes."""
+def padded_shape(batch: MicroBatch, lengths: Sequence[int]) -> tuple[int, int]:
+    """(rows, tokens of the longest row) of a micro batch, before any rounding: the shape that the device computes."""
     return len(batch), max(sum(lengths[sample] for sample in row) for row in batch)
 
 
 def shape_of(batch: MicroBatch, lengths: Sequence[int], recipe: Recipe) -> tuple[int, int]:
     """(rows, width) of a micro batch as the model gets it, the recipe's rounding of widths included."""
-    rows, longest = padded_tokens(batch, lengths)
+    rows, longest = padded_shape(batch, lengths)
     return rows, padded_width(longest, recipe)

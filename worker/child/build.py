@@ -202,7 +202,7 @@ def load_config(folder: Path, options: Mapping[str, Any]) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, **options)
     except Exception as error:  # transformers' checks of what a configuration says raise errors of many kinds
-        raise TrainingError(f"model.source: its config.json is not one that loads: {first_line(error)}") from error
+        raise TrainingError(f"model.source: its config.json is not one that loads: {told_in_short(error)}") from error
 
 
 def check_vocabulary(size: int | None, tokenizer: Any, data: job_data.Data) -> None:
@@ -233,7 +233,7 @@ def load_tokenizer(folder: Path, recipe: Recipe) -> Any:
     try:
         return tokenizer_of(folder, recipe)
     except (OSError, ValueError) as error:
-        raise TrainingError(f"model.source: its tokenizer does not load: {first_line(error)}") from error
+        raise TrainingError(f"model.source: its tokenizer does not load: {told_in_short(error)}") from error
 
 
 def _model(
@@ -273,12 +273,12 @@ def _weights_that_load() -> Iterator[None]:
     try:
         yield
     except (ValueError, ImportError) as error:
-        sentence = f"the model does not load this way: {first_line(error)}"
+        sentence = f"the model does not load this way: {told_in_short(error)}"
         raise TrainingError(sentence, "configuration") from error
     except (OSError, SafetensorError) as error:
         if is_out_of_memory(error):
             raise
-        raise TrainingError(f"model.source: its weights cannot be read: {first_line(error)}") from error
+        raise TrainingError(f"model.source: its weights cannot be read: {told_in_short(error)}") from error
     except RuntimeError as error:
         if "size" not in str(error) or is_out_of_memory(error):
             raise
@@ -296,7 +296,9 @@ def adapted(model: Any, recipe: Recipe) -> Any:
             model = _with_adapter(model, recipe)
         change_model(model, recipe)
     except (ValueError, ImportError) as error:
-        raise TrainingError(f"a lever does not work with this model: {first_line(error)}", "configuration") from error
+        raise TrainingError(
+            f"a lever does not work with this model: {told_in_short(error)}", "configuration"
+        ) from error
     return model
 
 
@@ -312,10 +314,10 @@ def _with_adapter(model: Any, recipe: Recipe) -> Any:
         return with_adapter(model, recipe)
     except ValueError as error:
         if recipe.lora is not None and recipe.lora["target_modules"] == list(ATTENTION):
-            sentence = f"the lever adapter names modules that this model lacks: {first_line(error)}"
+            sentence = f"the lever adapter names modules that this model lacks: {told_in_short(error)}"
             raise TrainingError(sentence, "configuration") from error
         others = f"; its linear layers are {', '.join(linear_layers(model))}" if targets == "all-linear" else ""
-        raise TrainingError(f"lora.target_modules: {first_line(error)}{others}") from error
+        raise TrainingError(f"lora.target_modules: {told_in_short(error)}{others}") from error
 
 
 def unmatched_modules(spec: JobSpec, model: Any) -> list[str]:
@@ -355,7 +357,7 @@ def check_length(spec: JobSpec, config: Any) -> None:
         )
 
 
-def first_line(error: BaseException) -> str:
+def told_in_short(error: BaseException) -> str:
     """The first line of an error's text, or all of it where that only announces the rest; 300 characters at most."""
     text = str(error).strip()
     line = text.split("\n", 1)[0]

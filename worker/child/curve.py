@@ -20,11 +20,12 @@ from worker.child import probe, sizes
 from worker.child.arrange import candidates, plan_of, widest_first
 from worker.child.build import Bundle
 from worker.child.size_search import Found, Tell
-from worker.child.timing import ENOUGH_SECONDS, Unit, is_long_enough, time_unit
+from worker.child.timing import ENOUGH_SECONDS, Unit, time_unit, unit_timed_enough
 from worker.child.warmup import warm
 
 CLEARLY_SLOWER = 1.25  # times the seconds of the search's best trial: such a trial is not timed a second time
-# Times the same: such a trial's first pass ends as soon as enough of it tells that (docs/decisions/0031).
+# A trial predicted to take more than this many times the best trial's seconds ends in its first pass
+# (docs/decisions/0031).
 GIVEN_UP = 1.4
 # Another size is timed if its predicted seconds are at most this share of the best size's. A full search asks for 2%
 # (docs/decisions/0004); a quick search asks for more, since the pass that times the size must pay for itself.
@@ -119,7 +120,7 @@ class Curve:
             than = "the baseline" if self._minimises_memory else "the best so far"
             until = "once only" if best.passes else f"until {best.timed_share:.0%} of the work unit told that"
             self.notes.append(f"Clearly slower than {than}, so it was timed {until}.")
-        elif best.passes < self._request.passes or not is_long_enough(best):
+        elif best.passes < self._request.passes or not unit_timed_enough(best):
             self._tell(Progress(text=f"timing micro batch {best.micro} again"))
             time_unit(best, passes=self._request.passes, extra=1, deadline=self._deadline)
         return best

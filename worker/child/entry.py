@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from service.contract.child import ChildMessage, ChildRequest, Failed, Order, OutOfMemory, Result
+    from service.contract.child import ChildFailed, ChildMessage, ChildRequest, Order, OutOfMemory, Result
     from worker.devices import Device
 
 from worker.child.isolation import isolate
@@ -67,7 +67,7 @@ def main(request: bytes, messages: Connection, lifeline: Connection, scratch: st
 
 def _answer(
     request: bytes, tell: Callable[[ChildMessage], None], hear: Callable[[], Order]
-) -> Result | OutOfMemory | Failed:
+) -> Result | OutOfMemory | ChildFailed:
     """Run the request; its result, or the message that describes whatever was raised, is the child's last message.
 
     This is the boundary of the process, so it also catches what is no `Exception`: a Rust library's panic, and the
@@ -85,9 +85,9 @@ def _answer(
         return _failure(error, opened)
 
 
-def _failure(error: BaseException, opened: list[Device]) -> OutOfMemory | Failed:
+def _failure(error: BaseException, opened: list[Device]) -> OutOfMemory | ChildFailed:
     """The message for an error: a TrainingError's own verdict, a timeout, a shortage of memory, or else a crash."""
-    from service.contract.child import Failed, OutOfMemory
+    from service.contract.child import ChildFailed, OutOfMemory
     from service.contract.measurement import Outcome
     from training.errors import TrainingError
 
@@ -96,16 +96,16 @@ def _failure(error: BaseException, opened: list[Device]) -> OutOfMemory | Failed
         outcome = Outcome.invalid if error.blame in ("job", "configuration") else Outcome.unstable
         whole_job, unsafe = error.blame == "job", error.blame == "memory"
         lacks = getattr(error, "lacks", {})
-        return Failed(outcome=outcome, reason=told, whole_job=whole_job, unsafe=unsafe, lacks=lacks)
+        return ChildFailed(outcome=outcome, reason=told, whole_job=whole_job, unsafe=unsafe, lacks=lacks)
     if isinstance(error, TimeoutError):
-        return Failed(outcome=Outcome.timed_out, reason=told)
+        return ChildFailed(outcome=Outcome.timed_out, reason=told)
     traceback.print_exception(error)
     if TOO_MANY_RECOMPILES.search(f"{type(error).__name__}: {error}"):
-        return Failed(outcome=Outcome.invalid, reason=TOO_MANY_SHAPES)
+        return ChildFailed(outcome=Outcome.invalid, reason=TOO_MANY_SHAPES)
     if _is_out_of_memory(error):
         used, others = _memory_of(opened)
         return OutOfMemory(reason=told.partition("\n")[0][:MOST_CHARACTERS], used_bytes=used, others_bytes=others)
-    return Failed(outcome=Outcome.crashed, reason=f"{type(error).__name__}: {told[:MOST_CHARACTERS]}")
+    return ChildFailed(outcome=Outcome.crashed, reason=f"{type(error).__name__}: {told[:MOST_CHARACTERS]}")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

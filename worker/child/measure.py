@@ -20,12 +20,12 @@ from worker.child import arrange, curve, evaluation_time, probe, steps
 from worker.child.build import Bundle, build, parameter_counts, unmatched_modules
 from worker.child.data import Data, work_unit
 from worker.child.lacking import lacking, lacking_kernels
-from worker.child.size_search import Found, Known, Tell
+from worker.child.size_search import EarlierProbes, Found, Tell
 from worker.devices import Device
 
 CHECK_SAMPLES = 8  # of the step that is compared with the baseline's
 CHECKED_AT = 4  # the micro batch of that step at most
-UNIFORM = 0.9  # times the longest row: what rows have on average that count as uniform
+UNIFORM = 0.9  # rows count as uniform if their mean length is at least this share of the longest
 MOST_UNIFORM_TOKENS = 65_536  # of a unit of rows of one length: long rows would take a large model minutes a pass
 SEARCHED_BATCH = 64  # samples of a step, for the unit's size, where the job leaves the effective batch to the search
 MOST_SAMPLES = 1024  # of a work unit, where the least number of steps does not ask for more
@@ -100,7 +100,7 @@ def run_trial(
     bundle, facts = _loaded(spec, request, device, workplace, tell, spent)
     started += bundle.prepare_seconds  # the time limit does not count what only the first process does
     notes, unit = unmatched_modules(spec, bundle.model), unit_of(spec, bundle.data, spec.training.seed)
-    learnt = Known(known, request.memory_line)
+    learnt = EarlierProbes(known, request.memory_line)
     found, evaluation, apart = _probed(bundle, request, learnt, tell)
     assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"
     steps.reset_optimizer(bundle)
@@ -177,7 +177,7 @@ def _loaded(
     return bundle, facts
 
 
-def _probed(bundle: Bundle, request: TrialRequest, known: Known, tell: Tell) -> tuple[Found, int, bool]:
+def _probed(bundle: Bundle, request: TrialRequest, known: EarlierProbes, tell: Tell) -> tuple[Found, int, bool]:
     """(what the search for the largest micro batch found, the evaluation's batch, whether that was probed apart).
 
     An evaluation may need memory that training does not: a head that trains without logits evaluates with them, and an
@@ -205,7 +205,9 @@ def _timed_evaluation(bundle: Bundle, size: int, tell: Tell) -> float | None:
     return evaluation_time.evaluation_seconds(bundle, size)
 
 
-def _compiled(bundle: Bundle, request: TrialRequest, found: Found, known: Known, tell: Tell) -> tuple[Found, float]:
+def _compiled(
+    bundle: Bundle, request: TrialRequest, found: Found, known: EarlierProbes, tell: Tell
+) -> tuple[Found, float]:
     """(what the memory probe finds once the model is compiled, the seconds that compiling it took)."""
     tell(Progress(text="compiling"))
     bundle.compile()

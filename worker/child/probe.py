@@ -26,7 +26,7 @@ from training.recipe import apply
 from training.step import autocast
 from worker.child import steps
 from worker.child.build import Bundle
-from worker.child.size_search import Found, Known, Peaks, Search, Tell
+from worker.child.size_search import EarlierProbes, Found, Search, StepPeaks, Tell
 from worker.child.worst import evaluation_batch, worst_case
 from worker.devices import Device
 
@@ -80,7 +80,7 @@ def _begin(device: Device, from_empty: bool) -> None:
     device.reset_peak()
 
 
-def full_step(bundle: Bundle, micro: int, from_empty: bool = True) -> Peaks:
+def full_step(bundle: Bundle, micro: int, from_empty: bool = True) -> StepPeaks:
     """The peaks of one step on the worst-case batch.
 
     Without `from_empty` the allocator's cache is as the step before has left it, as it is in a run.
@@ -99,11 +99,11 @@ def full_step(bundle: Bundle, micro: int, from_empty: bool = True) -> Peaks:
     _begin(device, from_empty)
     steps.update(bundle)
     device.synchronize()
-    return Peaks(step, device.peak(), unfreeable)
+    return StepPeaks(step, device.peak(), unfreeable)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def evaluation_step(bundle: Bundle, size: int, from_empty: bool = True) -> Peaks:
+def evaluation_step(bundle: Bundle, size: int, from_empty: bool = True) -> StepPeaks:
     """The peak of one worst-case evaluation batch, with generation and its KV cache where the recipe generates."""
     _begin(bundle.device, from_empty)
     recipe, device = bundle.recipe, bundle.device.torch
@@ -115,7 +115,7 @@ def evaluation_step(bundle: Bundle, size: int, from_empty: bool = True) -> Peaks
             longest = min(LONGEST_GENERATED, batch["input_ids"].shape[1] // 2)
             generated_ids(bundle.model, batch["input_ids"][:, :-longest].tolist(), longest, bundle.pad, longest)
     bundle.device.synchronize()
-    return Peaks(bundle.device.peak())
+    return StepPeaks(bundle.device.peak())
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def _exact_memory(device: Device) -> Iterator[None]:
         device.exact_memory(False)
 
 
-def largest(bundle: Bundle, tell: Tell, confirm: bool = True, known: Known | None = None) -> Found:
+def largest(bundle: Bundle, tell: Tell, confirm: bool = True, known: EarlierProbes | None = None) -> Found:
     """Search for the largest micro batch of the bundle, not compiled; an out-of-memory error passes through.
 
     Sizes that fit only because the allocator frees its cache are searched for where an adapter trains. Gradients and
@@ -136,12 +136,12 @@ def largest(bundle: Bundle, tell: Tell, confirm: bool = True, known: Known | Non
     of these from being freed. A model that will be compiled is searched again as such.
     """
     beyond = bundle.configuration.method != "full" and not bundle.compiled
-    search = Search(bundle, ProbePhase.training, full_step, bound(bundle), tell, known or Known(), beyond)
+    search = Search(bundle, ProbePhase.training, full_step, bound(bundle), tell, known or EarlierProbes(), beyond)
     with _exact_memory(bundle.device), without_learning(bundle):
         return search.search(confirm)
 
 
-def recompiled(bundle: Bundle, tell: Tell, eager: Found, known: Known) -> Found:
+def recompiled(bundle: Bundle, tell: Tell, eager: Found, known: EarlierProbes) -> Found:
     """Search again with the compiled model, which often needs less memory; the eager probes stay in the result."""
     search = Search(bundle, ProbePhase.compiled, full_step, bound(bundle), tell, known)
     with _exact_memory(bundle.device), without_learning(bundle):
@@ -168,17 +168,19 @@ def evaluated_rows(bundle: Bundle, largest: int, known: Sequence[Probe] = ()) ->
     return found
 
 
-def evaluation(bundle: Bundle, tell: Tell, trained: int, known: Known | None = None, confirm: bool = True) -> int:
+def evaluation(
+    bundle: Bundle, tell: Tell, trained: int, known: EarlierProbes | None = None, confirm: bool = True
+) -> int:
     """A batch size to evaluate with: half of the largest that was run, or the training's largest if that is larger.
 
     Without `confirm` few sizes are run, so a quarter of the predicted largest counts as well. The training's largest
     does not count where it, or a smaller size, ran out of memory when an earlier child evaluated with it.
     """
-    seen = [probe for probe in (known or Known()).probes if probe.phase == ProbePhase.evaluation]
+    seen = [probe for probe in (known or EarlierProbes()).probes if probe.phase == ProbePhase.evaluation]
     least = 1 if any(not probe.fits and probe.micro_batch_size <= trained for probe in seen) else max(1, trained)
     rows = bundle.data.facts.validation_rows
     limit = min((rows, "dataset size"), (MOST_EVALUATED, "no gain past it"))
-    search = Search(bundle, ProbePhase.evaluation, evaluation_step, limit, tell, known or Known())
+    search = Search(bundle, ProbePhase.evaluation, evaluation_step, limit, tell, known or EarlierProbes())
     bundle.model.eval()
     try:
         with _exact_memory(bundle.device):

@@ -162,13 +162,15 @@ def _beside(way: torch.Tensor, first: torch.Tensor) -> float:
 class Arrived:
     """The norms of the gradients with which the optimizer is called, and some values of step 0's.
 
-    None of an optimizer without hooks, or one that steps in the backward pass: it has dropped the gradients by then.
+    Both stay empty for an optimizer without hooks, and for one that steps in the backward pass, which has dropped the
+    gradients by then.
     """
 
     bundle: Bundle
     norms: list[float | None] = field(default_factory=list)
     gradients: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    first_is_over: bool = False  # of the steps: the next call is a later one's, even where a scaler skipped the first
+    # Whether step 0 is over: later calls belong to later steps, even if a gradient scaler skipped step 0.
+    first_is_over: bool = False
     _hook: Any = None
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ Tell = Callable[[ChildMessage], None]  # sends a message to the worker, which ou
 
 
 @dataclass(frozen=True)
-class Peaks:
+class StepPeaks:
     """What a step needed, in bytes: the most that was held in forward and backward, and in the update.
 
     `unfreeable` is the part of the first that a caching allocator could not have given back by freeing its cache.
@@ -56,11 +56,11 @@ class Peaks:
         return max(self.step, self.update)
 
 
-FullStep = Callable[[Bundle, int, bool], Peaks]
+FullStep = Callable[[Bundle, int, bool], StepPeaks]
 
 
 @dataclass(frozen=True)
-class Known:
+class EarlierProbes:
     """What is known before a child begins: the probes of the trial's earlier children, and earlier trials' line."""
 
     probes: tuple[Probe, ...] = ()
@@ -94,7 +94,7 @@ class Search:
         step: FullStep,
         limit: tuple[int, str],
         tell: Tell,
-        known: Known,
+        known: EarlierProbes,
         beyond: bool = False,
     ):
         self._device: Device = bundle.device

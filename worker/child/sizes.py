@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from training.samples import Step
-from worker.child.arrange import padded_tokens
+from worker.child.arrange import padded_shape
 
 Shape = tuple[int, int, float]  # rows, tokens of the longest row, seconds
 
@@ -40,5 +40,5 @@ def predicted(model: np.ndarray, shapes: list[Shape]) -> list[float]:
 
 def predict(model: np.ndarray, plan: list[Step], lengths: list[int]) -> float:
     """The seconds that the model predicts for all micro batches of a plan together."""
-    shapes = [padded_tokens(micro, lengths) for step in plan for micro in step]
+    shapes = [padded_shape(micro, lengths) for step in plan for micro in step]
     return float(sum(np.dot(model, _terms(rows, length)) for rows, length in shapes))

@@ -164,7 +164,7 @@ class Unit:
                     window = Window([(0, device.neighbours())], time.perf_counter())
                     if number + 1 < len(self.chosen) and self._is_hopeless():
                         return True
-                    if number + 1 < len(self.chosen) and self._is_enough():
+                    if number + 1 < len(self.chosen) and self._rest_is_predicted():
                         self.timed_steps = number + 1
                         break
         self._settle(window, before)
@@ -231,23 +231,23 @@ class Unit:
 
     def _is_hopeless(self) -> bool:
         """Whether enough of the first pass is timed to expect that the unit takes longer than is worth timing it."""
-        if self.most_seconds is None or not self._tells_enough(LEAST_SECONDS):
+        if self.most_seconds is None or not self._predicts_after(LEAST_SECONDS):
             return False
         return sum(map(statistics.median, self._pieces().values())) > self.most_seconds
 
-    def _is_enough(self) -> bool:
+    def _rest_is_predicted(self) -> bool:
         """Whether so much of the first pass is timed that the rest of the unit is as well predicted."""
-        return self.enough_seconds is not None and self._tells_enough(self.enough_seconds)
+        return self.enough_seconds is not None and self._predicts_after(self.enough_seconds)
 
-    def _tells_enough(self, seconds: float) -> bool:
+    def _predicts_after(self, seconds: float) -> bool:
         """Whether so many seconds of the first pass are timed, none disturbed, and predict the other steps' shapes."""
         if self.passes or self.pieces.seconds() < seconds:
             return False
         if self.pieces.dirty:  # what others used of the device may be all that makes it slow
             return False
-        return self.tells(len(self.shapes_of))
+        return self.first_steps_predict_rest(len(self.shapes_of))
 
-    def tells(self, count: int) -> bool:
+    def first_steps_predict_rest(self, count: int) -> bool:
         """Whether the timings of the plan's first steps tell what the others take.
 
         What is left must be of shapes that are timed, or no longer than these where there are enough to tell how
@@ -374,24 +374,24 @@ def piece_count(plan: list[Step]) -> int:
     return sum(len(step) + 1 for step in plan)
 
 
-def is_enough(seconds: float, steps_timed: int) -> bool:
+def timed_enough(seconds: float, steps_timed: int) -> bool:
     """Whether so much timing tells of a unit: LEAST_SECONDS and LEAST_STEPS, or ENOUGH_SECONDS."""
     return seconds >= ENOUGH_SECONDS or (seconds >= LEAST_SECONDS and steps_timed >= LEAST_STEPS)
 
 
-def is_long_enough(unit: Unit) -> bool:
+def unit_timed_enough(unit: Unit) -> bool:
     """Whether enough of a unit is timed; where the host does not run ahead, one pass always is."""
-    return not unit.bundle.device.runs_ahead or is_enough(unit.pieces.seconds(), unit.passes * len(unit.chosen))
+    return not unit.bundle.device.runs_ahead or timed_enough(unit.pieces.seconds(), unit.passes * len(unit.chosen))
 
 
 def time_unit(unit: Unit, passes: int, extra: int = 2, deadline: float | None = None) -> None:
     """Train `passes` passes over the unit, and up to `extra` more while some piece has too few clean timings.
 
-    A device that is fast enough to be through with the unit in no time trains it until that `is_long_enough`.
+    A device that is fast enough to be through with the unit in no time trains it until that `unit_timed_enough`.
     """
     while unit.passes < MOST_PASSES:
         is_clean = unit.passes >= passes and not unit.pieces.short(piece_count(unit.chosen), passes)
-        if is_long_enough(unit) and (is_clean or unit.passes >= passes + extra):
+        if unit_timed_enough(unit) and (is_clean or unit.passes >= passes + extra):
             return
         if not unit.run(deadline):
             return

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from service.contract.child import Paused, Turn
 from training.samples import Step
-from worker.child.arrange import padded_tokens
+from worker.child.arrange import padded_shape
 
 NEARLY = 1e-9  # of a pass: what rounding may leave of a turn
 
@@ -28,7 +28,7 @@ class Turns:
         self._tokens: dict[tuple[int, int], int] = {}  # (step, micro batches of it that are trained) -> padded tokens
         for number, step in enumerate(plan):
             for at, micro in enumerate(step):
-                total += math.prod(padded_tokens(micro, lengths))
+                total += math.prod(padded_shape(micro, lengths))
                 self._tokens[number, at + 1] = total
         self._total, self._passes, self._done = total, 0, 0.0
         self.number, self._turn = -1, Turn(passes=1)

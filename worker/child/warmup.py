@@ -46,7 +46,7 @@ def _run(unit: Unit, deadline: float | None) -> None:
             if deadline is not None and time.perf_counter() > deadline:
                 return
         enough = unit.enough_seconds is not None and unit.warm_seconds / runs >= unit.enough_seconds
-        if enough and count < len(unit.plan) and unit.tells(count):
+        if enough and count < len(unit.plan) and unit.first_steps_predict_rest(count):
             unit.timed_steps = count
             return
 

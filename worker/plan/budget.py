@@ -21,16 +21,16 @@ VERIFY_SHARE, MOST_SHARE = 0.25, 0.5
 LEAST_BLOCKS = 2  # for which a verification is given time; where trials took longer than expected, it may have one
 FINALISTS, FEWER = 3, 2  # of a verification, and where a block of more takes longer than LONG_BLOCK
 LONG_BLOCK = 120.0  # seconds
-# Processes that a proof and a soak start: fewer for an adapter without a new head, whose reference keeps its process
+# Processes that prove and soak a candidate: fewer for an adapter without a new head, whose reference keeps its process
 # (docs/decisions/0028).
-HELD_PROCESSES, HELD_WITH_ADAPTER = 5, 3
-REFERENCES = 2.0  # times what is replayed is trained by references, which are as slow as the slowest candidate
+STABILITY_PROCESSES, STABILITY_WITH_ADAPTER = 5, 3
+REFERENCES = 2.0  # references train this many times the replayed samples, at the slowest candidate's pace
 BEGIN_SECONDS = 3.0  # of a process, before it loads the model
 GRACE_SHARE = 0.1  # of the job's minutes, by which a verification may go past them where trials took longer
 LEAST_VERIFY = 1.0  # seconds: a block, a proof and a soak run however little time is left
 COMPILES = 2  # of a configuration: in its trial, and in the first process of the verification
 HOST_CORES = 8.0  # that compile a host's kernels in the time that the catalogue says
-PATIENCE = 3.0  # times the longest trial so far: the time limit of a trial
+LIMIT_FACTOR = 3.0  # times the longest trial so far: the time limit of a trial
 LEAST_LIMIT = 45.0  # seconds
 
 
@@ -132,7 +132,7 @@ class Budget:
         """
         if origin is Origin.baseline or not self._longest:
             return max(LEAST_LIMIT, self._seconds)
-        return max(LEAST_LIMIT, min(PATIENCE * self.expected(configuration), self._seconds))
+        return max(LEAST_LIMIT, min(LIMIT_FACTOR * self.expected(configuration), self._seconds))
 
     def verify_seconds(self, methods: int) -> float:
         """Seconds for the next verification, when that many methods are still to be verified."""
@@ -156,7 +156,7 @@ def verification_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequen
     replayed = STEPS[spec.search.verify] * samples_a_step(candidates[-1])
     held = replayed * (min(paces, default=0.0) + REFERENCES * max(paces, default=0.0))
     keeps = candidates[-1].configuration.method != "full" and not TASKS[spec.task].heads
-    held += (HELD_WITH_ADAPTER if keeps else HELD_PROCESSES) * statistics.median(starts) + LEAST_SOAK_SECONDS
+    held += (STABILITY_WITH_ADAPTER if keeps else STABILITY_PROCESSES) * statistics.median(starts) + LEAST_SOAK_SECONDS
     compiling = sum(one.compile_seconds for one in candidates)
     return compiling + _blocks_seconds(spec, facts, candidates) + held
 

@@ -23,7 +23,7 @@ from service.contract.measurement import Measurement, Outcome
 from worker.plan.culprits import Culprits
 from worker.plan.grid import Floats, Grid, Rows
 from worker.plan.memory_needs import coordinates, memory_tables, saved, scaled
-from worker.plan.peaks import Peaks
+from worker.plan.peaks import PeakModel
 from worker.plan.surrogate import cumulative
 from worker.plan.view import View, is_lacked, was_given_too_much
 
@@ -122,11 +122,11 @@ class Feasibility:
         found: Floats = ran_out * over / np.maximum(over + pair, TINY)
         return found
 
-    def _learnt_from(self, ran_out: list[Measurement]) -> Peaks | None:
+    def _learnt_from(self, ran_out: list[Measurement]) -> PeakModel | None:
         """What trials tell of peaks, where some ran out of memory, and lines are known or the factors are wrong."""
         if not self.learns and not (ran_out and self._lined):
             return None
-        return Peaks(self._grid, self._tables, self._ok, ran_out, self._capacity)
+        return PeakModel(self._grid, self._tables, self._ok, ran_out, self._capacity)
 
     def _explained(self, hopeless: list[Configuration]) -> Floats:
         """The coordinates of those that did not fit for want of memory: none that needs as much has run."""

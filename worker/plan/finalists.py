@@ -24,7 +24,9 @@ RESERVES = 3  # candidates that are verified if no finalist is stable
 
 
 def finalists(view: View) -> list[Measurement]:
-    """The fastest configurations, with one that is simpler and one of another size if they are about as fast; then the
+    """The configurations to verify, best first.
+
+    These are the fastest ones, with one that is simpler and one of another size if they are about as fast; then the
     fastest of other batchings; then others that are near the fastest.
 
     Trials are minutes apart, and a shared machine changes its pace in that time. So trials tell little about which

@@ -81,7 +81,7 @@ class PeakPrior:
         return np.log(np.maximum(np.maximum(rest, LEAST_REST * line.rest_bytes) + samples, line.update_bytes))
 
 
-class Peaks:
+class PeakModel:
     """How likely rows fit into `capacity` bytes, by the trials that `ran` and those that `ran_out`, in their order."""
 
     def __init__(
@@ -141,7 +141,11 @@ def _known(lines: list[tuple[Rows, MemoryLine, Measurement]]) -> Reference | Non
 
 
 def _assumed(grid: Grid, tables: list[Floats], ran_out: Sequence[Measurement], capacity: float) -> Reference | None:
-    """That of a trial that ran out: what it holds follows from the model's size, and the rest are activations."""
+    """The reference from the first trial that ran out of memory and had built its model, or None.
+
+    Its bytes at rest follow from the model's size. Activations are assumed to take what the capacity times exp(OVER)
+    leaves, and at least LEAST_ACTIVATIONS of the capacity.
+    """
     built = next((one for one in ran_out if one.parameters is not None), None)
     if built is None:
         return None

@@ -155,7 +155,10 @@ def _differences(ours: Replay, theirs: Replay) -> list[float]:
 
 
 def _movement(ours: Replay, theirs: Replay) -> float:
-    """The total way of the weights that both train, as a share of theirs."""
+    """How far our replay moved the tensors that both replays train, over how far theirs moved them.
+
+    How far is the 2-norm of `Replay.moved` over these tensors; the result is 1.0 if theirs moved none.
+    """
     both = ours.moved.keys() & theirs.moved.keys()
     mine, other = (sum(one.moved[name] ** 2 for name in both) ** 0.5 for one in (ours, theirs))
     return mine / other if other else 1.0

@@ -20,7 +20,7 @@ import numpy as np
 from worker.plan.grid import Floats, Rows, look_up
 
 LEVEL = 1.0  # standard deviation of the level that all configurations share
-UNIT = 0.15  # spread of a choice whose pairs with one of the same spread have a spread of `pairs` x UNIT
+UNIT = 0.15  # unit of `pairs`: two choices of spread UNIT have a pair of spread `pairs` x UNIT
 LEAST_SHARE = 0.01  # of an assumption that is kept
 # Least spread of a choice in pairs and triples: what does nothing by itself may still do something with another.
 INTERACTING = 0.1
@@ -46,7 +46,7 @@ ASSUMPTIONS = tuple(
 )
 
 
-class Prior(Protocol):
+class HasPrior(Protocol):
     """What is expected before anything is measured: `spread` and `families` are tables of the grid."""
 
     spread: Floats
@@ -112,7 +112,7 @@ def _pairs_and_triples(variances: Floats) -> tuple[Floats, Floats]:
 class Surrogate:
     """Predicts the logarithm of the seconds of any row, with a standard deviation, from measured rows."""
 
-    def __init__(self, prior: Prior, rows: Rows, values: Floats, noise: Floats) -> None:
+    def __init__(self, prior: HasPrior, rows: Rows, values: Floats, noise: Floats) -> None:
         self._prior, self._rows = prior, rows
         self._level = float(np.mean(values - prior.expected(rows)))
         residuals = values - self._expected(rows)

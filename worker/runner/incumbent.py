@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 # more than FAR times. What is slower can be a finalist for its batching only (WITHIN in worker/plan/view.py); what is
 # that much faster is faster at any pace.
 CLOSE, FAR = 1.15, 0.8
-READY_SECONDS, PATIENCE = 60.0, 4.0  # until a child has to be ready for a turn: so long, and so many times its unit
+# A child has to be ready for a turn within READY_SECONDS and READY_FACTOR times the seconds of its unit.
+READY_SECONDS, READY_FACTOR = 60.0, 4.0
 
 
 @dataclass(frozen=True)
 class Contender:
     """A good trial's child that stays, what ends it, its job, and what the trial measured.
 
-    `best_seconds` is what the fastest unit of the search took before it, None before all others.
+    `best_seconds` are the seconds of the fastest work unit before this trial; None for the search's first.
     """
 
     job_id: str
@@ -143,12 +144,12 @@ class Incumbent:
             RunBlock(workplace=place, spec=spec, candidate=one.measured, block=0, seed=seed, in_turns=True, stays=True)
             for one in (old, new)
         ]
-        limits = [READY_SECONDS + PATIENCE * _seconds(one.measured) for one in (old, new)]
+        limits = [READY_SECONDS + READY_FACTOR * _seconds(one.measured) for one in (old, new)]
         return take_turns(start, asked, limits, ended, self._bench.host_cap(spec), passes=1)
 
 
 def in_turns(best: Measurement, measured: Measurement, of_best: Block, own: Block) -> Measurement:
-    """The measurement with the best one's seconds, times the ratio of the seconds that both took in turns.
+    """The new trial's measurement, its seconds replaced by the best trial's times the ratio of both in turns.
 
     Its interval is that of the ratio. As a trial's own does, it leaves out how processes differ.
     """
@@ -190,7 +191,11 @@ def _scaled(measured: Measurement, factor: float, note: str, told: dict[str, Any
 
 
 def _is_best(measured: Measurement, best: Measurement | None, best_seconds: float | None) -> bool:
-    """Whether a trial is faster than the best one; where no process of that stays, about as fast as it was."""
+    """Whether a trial is the fastest so far: faster than `best`, or within CLOSE times `best_seconds`.
+
+    The latter if no process of the best trial is alive (`best` is None). The search's first trial always is, and one of
+    which only a part of the work unit was timed never.
+    """
     if measured.timing is None or measured.timing.timed_share < 1.0:
         return False
     if best is not None:

@@ -89,7 +89,7 @@ class Keeper:
 
 
 def _base(request: Request) -> Request:
-    """The request without what `Again` may change of it: equal ones train the same model."""
+    """The request without what `RunAgain` may change of it: equal ones train the same model."""
     configuration = request.candidate.configuration.model_copy(update={"learning_rate": 1.0})
     changes: dict[str, Any] = {"candidate": request.candidate.model_copy(update={"configuration": configuration})}
     if isinstance(request, RunBlock):

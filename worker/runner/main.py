@@ -189,7 +189,7 @@ def serve(
     from service import logs, tracing
     from service.broker import connect
     from service.contract.child import Workplace
-    from service.ownkey import own_key
+    from service.ownkey import api_key
     from service.patience import Patience
     from service.settings import Settings
     from worker.runner.lock import DeviceLock
@@ -200,7 +200,7 @@ def serve(
     settings = Settings.from_environment()
     logs.show(settings.log, settings.log_level)
     tracing.start("worker")
-    broker = connect(server or settings.database_url, lease, own_key())
+    broker = connect(server or settings.database_url, lease, api_key())
     for name in SECRETS:  # a model may bring code of its own, which runs in the children of this process
         os.environ.pop(name, None)
     sandbox = Sandbox(facts.has_own_memory, entry, log=settings.home / "worker.log", capability=facts.capability)

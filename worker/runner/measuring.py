@@ -13,8 +13,8 @@ from typing import Any
 
 from service.contract.child import (
     Built,
+    ChildFailed,
     EndingKind,
-    Failed,
     OutOfMemory,
     ProbeDone,
     ProbeStarted,
@@ -78,7 +78,9 @@ def measure(
     only_probe: bool = False,
     incumbent: Incumbent | None = None,
 ) -> tuple[Measurement | None, str]:
-    """(measurement, log); the measurement is None when `ended` stopped the trial. JobFailed when none of a job can run.
+    """(measurement, log); the measurement is None when `ended` stopped the trial.
+
+    Raises JobFailed if no trial of the job can run.
 
     With `only_probe` the trial finds its largest micro batch and times nothing. With an `incumbent` a good trial takes
     turns with the best one so far.
@@ -90,7 +92,7 @@ def measure(
     began, before, prepared = time.monotonic(), 0.0, 0.0
 
     def spent(measured: Measurement) -> Measurement:
-        """With the seconds of its children that failed, which its own phases do not hold."""
+        """The measurement, with this trial's failed children and the job's preparation added to `time_spent`."""
         phases = measured.time_spent | ({FAILED: round(max(0.0, before - prepared), 3)} if before else {})
         phases |= {PREPARE: round(prepared, 3)} if prepared else {}
         return measured.model_copy(update={"time_spent": phases})
@@ -165,7 +167,7 @@ def memory_sentence(ending: Ending) -> str:
 
 def outcome_of(ending: Ending) -> Outcome:
     """The outcome of a trial or block whose child ended with neither a result nor an out-of-memory error."""
-    if isinstance(ending.last, Failed):
+    if isinstance(ending.last, ChildFailed):
         return ending.last.outcome
     return Outcome.timed_out if ending.kind is EndingKind.timed_out else Outcome.crashed
 
@@ -192,10 +194,10 @@ def _conclude(ending: Ending, seen: Measurement) -> Measurement:
         return last.measurement.model_copy(update={"probes": seen.probes})
     if ending.kind is EndingKind.out_of_memory:
         return _with_reason(seen, f"memory ran out while it was built{memory_sentence(ending)}")
-    if isinstance(last, Failed) and last.whole_job:
+    if isinstance(last, ChildFailed) and last.whole_job:
         raise JobFailed(ending.reason, ending.log)
     reason = ending.reason or "its process answered another question"
-    lacks = seen.lacks | (last.lacks if isinstance(last, Failed) else {})
+    lacks = seen.lacks | (last.lacks if isinstance(last, ChildFailed) else {})
     return seen.model_copy(update={"outcome": outcome_of(ending), "reason": reason, "lacks": lacks})
 
 

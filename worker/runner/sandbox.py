@@ -33,16 +33,16 @@ from service.contract.base import Contract
 from service.contract.child import (
     MESSAGE,
     OUTPUT,
-    Again,
+    ChildFailed,
     ChildMessage,
     EndingKind,
-    Failed,
     Order,
     OutOfMemory,
     Paused,
     Prepared,
     Preparing,
     Result,
+    RunAgain,
     RunBlock,
     RunReplay,
     doing,
@@ -86,7 +86,7 @@ class Ending:
 
     kind: EndingKind
     reason: str = ""
-    last: Result | OutOfMemory | Failed | None = None
+    last: Result | OutOfMemory | ChildFailed | None = None
     seen: list[ChildMessage] = field(default_factory=list)
     log: str = ""
 
@@ -110,7 +110,7 @@ class Child:
         """Have a child that stays carry out another request, which is then watched as the one before was."""
         self._seen, self._ending = [], None
         self._printed = (self._scratch / OUTPUT).stat().st_size
-        self.order(Again(request=request))
+        self.order(RunAgain(request=request))
 
     def until_paused(self, seconds: float, ended: Callable[[], bool], cap_bytes: int | None = None) -> Ending | None:
         """Like `watch`, but return None as soon as a child that trains in turns waits for the next one."""
@@ -287,7 +287,7 @@ class Sandbox:
         return _tail(self._output) if self._output is not None else ""
 
     def forget_output(self) -> None:
-        """Count what a child that stays prints as nobody's until another is started."""
+        """From now on `printed` returns nothing, until another child is started."""
         self._output = None
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from service.deaths import DEATHS_SECONDS, MAX_DEATHS, Deaths
+from service.deaths import DEATHS_SECONDS, MOST_DEATHS_OF_A_PROCESS, Deaths
 
 
 class Processes:
@@ -53,7 +53,9 @@ class Processes:
         """Start a process that died again, or end the others where it dies again and again."""
         said = f"dynotune worker: the process of {name} ended with exit code {code}"
         if (pause := self._deaths[name].pause()) is None:
-            sys.stderr.write(f"{said}, for the {MAX_DEATHS}th time within {DEATHS_SECONDS:.0f} s, so all end.\n")
+            sys.stderr.write(
+                f"{said}, for the {MOST_DEATHS_OF_A_PROCESS}th time within {DEATHS_SECONDS:.0f} s, so all end.\n"
+            )
             self._end()
             return False
         sys.stderr.write(f"{said}; it is started again in {pause:g} s.\n")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
-from service.contract.child import EndingKind, Failed, Result, RunBlock, RunReplay, RunSoak
+from service.contract.child import ChildFailed, EndingKind, Result, RunBlock, RunReplay, RunSoak
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Verification
@@ -264,7 +264,10 @@ class Verifier:
         self._halfway = []
 
     def judged(self) -> Verification:
-        """What has run so far comes to; once something is proved and soaked, only that may be first."""
+        """The verification by the blocks, proofs and soaks that have run so far.
+
+        Once some candidate is proved and soaked, only such a candidate may be first in the ranking.
+        """
         held = {key for key, soak in self._soaks.items() if isinstance(soak, Soak)}
         found = self._judged(self._tentative - held)
         if held and held.isdisjoint(found.ranking[:1]):
@@ -311,7 +314,7 @@ class Verifier:
             state=state,
         )
         ending = self._run(asked)
-        unsafe = isinstance(ending.last, Failed) and ending.last.unsafe
+        unsafe = isinstance(ending.last, ChildFailed) and ending.last.unsafe
         self._unsafe = ending.kind is EndingKind.out_of_memory or unsafe
         if isinstance(ending.last, Result) and ending.last.soak is not None:
             return ending.last.soak
@@ -345,7 +348,7 @@ class Verifier:
         self.log += ending.log
         if ending.kind is EndingKind.ended:
             raise _Ended
-        if isinstance(ending.last, Failed) and ending.last.whole_job:
+        if isinstance(ending.last, ChildFailed) and ending.last.whole_job:
             raise JobFailed(ending.reason, self.log)
 
 
