@@ -122,29 +122,29 @@ def steps_of(spec: JobSpec, candidate: Measurement) -> int:
 
 
 def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[Step], int]:
-    """(the optimizer steps, the number of the step before which the evaluation and the save come)."""
+    """(the optimizer steps, the number of the step before which the evaluation and the save come).
+
+    The longest and the shortest are micro batches with the most and the fewest tokens, padding included: some batchings
+    shuffle a step's micro batches, so that the longest sample may be in any.
+    """
     lengths, effective = bundle.data.lengths, bundle.configuration.effective_batch_size
     by_length = sorted(range(len(lengths)), key=lambda one: (-lengths[one], one))
-    # Two micro batches are as bad as a whole step: the second one runs with the gradients of the first in place.
-    longest = [_by_size(bundle, by_length[:effective], micro)[-2:]]
-    shortest = [_by_size(bundle, by_length[-effective:], micro)[:2]]
     rng = random.Random(seed)
     ordinary: list[int] = []
     while len(ordinary) < steps * effective:
         ordinary += rng.sample(range(len(lengths)), len(lengths))
     plan = plan_of(bundle, ordinary[: max(0, steps - 3) * effective], micro)
+    ends = plan_of(bundle, by_length[:effective], micro) + plan_of(bundle, by_length[-effective:], micro)
+    by_size = sorted(
+        (one for step in ends + plan for one in step),
+        key=lambda one: math.prod(shape_of(one, lengths, bundle.recipe)),
+    )
+    # Two micro batches are as bad as a whole step: the second one runs with the gradients of the first in place.
+    most = 1 if bundle.recipe.steps_in_backward else 2
+    longest, shortest = [by_size[-most:]], [by_size[:most]]
     middle = len(plan) // 2
     before = longest + plan[:middle] + shortest
     return (before + longest + plan[middle:])[:steps], min(len(before), steps - 1)
-
-
-def _by_size(bundle: Bundle, samples: list[int], micro: int) -> Step:
-    """The micro batches that the samples of a step make, from the one with the fewest tokens, padding included, on.
-
-    Some batchings shuffle them, so that the longest sample may be in any.
-    """
-    made = [one for step in plan_of(bundle, samples, micro) for one in step]
-    return sorted(made, key=lambda one: math.prod(shape_of(one, bundle.data.lengths, bundle.recipe)))
 
 
 def run_soak(asked: RunSoak, device: Device, tell: Callable[[ChildMessage], None] = lambda _: None) -> Soak:
