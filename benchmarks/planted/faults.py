@@ -188,6 +188,32 @@ def positions_go_on(patch: Patch) -> None:
     patch.setattr(batches, "collate", collate)
 
 
+def later_rows_go_on(patch: Patch) -> None:
+    """Only the first of a micro batch's packed rows restarts its positions."""
+    real = batches.collate
+
+    def collate(*given: Any) -> Any:
+        batch = real(*given)
+        rows, width = batch["input_ids"].shape
+        positions = torch.arange(width).repeat(rows, 1)
+        positions[0] = batch["position_ids"][0]
+        return batch | {"position_ids": positions}
+
+    patch.setattr(batches, "collate", collate)
+
+
+def the_last_micro_batch_alone(patch: Patch) -> None:
+    """As CUDA graphs that write each micro batch's gradients over those of the one before."""
+    real = step.forward_backward
+
+    def overwrite(model: Any, *rest: Any) -> torch.Tensor:
+        for one in model.parameters():
+            one.grad = None
+        return real(model, *rest)
+
+    patch.setattr(step, "forward_backward", overwrite)
+
+
 class InPlace(torch.autograd.Function):  # type: ignore[misc]
     """A rotary embedding that writes into the memory of its inputs [rows, heads, tokens, size], unseen by autograd.
 

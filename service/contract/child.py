@@ -94,8 +94,9 @@ class RunSoak(Contract):
 class RunReplay(Contract):
     """Train `count` optimizer steps from the first weights on, of `samples_a_step` samples or of those in `steps`.
 
-    The steps of a candidate's replay are given to the reference, which trains them one sample a row. Short rows share a
-    micro batch, up to the tokens of as many longest samples as the configuration's micro batch has.
+    Step 0 has `first_samples` where that is more, in micro batches of two rows at most. The steps of a
+    candidate's replay are given to the reference, which trains them one sample a row. Short rows share a micro batch,
+    up to the tokens of as many longest samples as the configuration's micro batch has.
     """
 
     kind: Literal["replay"] = "replay"
@@ -105,6 +106,7 @@ class RunReplay(Contract):
     seed: int
     count: int
     samples_a_step: int
+    first_samples: int = Field(default=0, description="Of step 0, where it has more than the others; else 0.")
     steps: tuple[tuple[int, ...], ...] = ()
     stays: bool = STAYS
 

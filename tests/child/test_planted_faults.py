@@ -35,7 +35,7 @@ def replayed(
         return replays.replay(bundle, plan, given)
     size = proof.samples_a_step(candidate)
     count, micro = proof.STEPS[spec.search.verify], candidate.micro_batch_size or 1
-    given, plan = replays.arranged(bundle, count, size, micro, seed)
+    given, plan = replays.arranged(bundle, count, size, micro, seed, proof.first_samples(spec, candidate))
     return replays.replay(bundle, plan, given)
 
 
@@ -45,13 +45,14 @@ def proved(
 ) -> Callable[..., Proof]:
     """Proves a configuration, with a fault planted into the candidate's replay only."""
     data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(120, most=50))
-    training = {"effective_batch_size": 8, "learning_rate": 1e-3, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    training = {"effective_batch_size": 32, "learning_rate": 1e-3, "weight_decay": 0.01, "max_grad_norm": 1.0}
     job = tiny.job(llama, data, training=training, search={"verify": "quick"})
+    dataset = tiny.bundle(job).data.facts
 
     def prove(plant: Plant | None = None, method: str = "lora", **levers: str) -> Proof:
-        plain = configuration(method, 8).model_copy(update={"learning_rate": 1e-3})
+        plain = configuration(method, 32).model_copy(update={"learning_rate": 1e-3})
         made = plain.model_copy(update={"levers": plain.levers | {"precision": "fp32"} | levers})
-        candidate = measured(made, micro_batch_size=2, check_grad_norm=1.0)
+        candidate = measured(made, micro_batch_size=2, check_grad_norm=1.0, dataset=dataset)
         spec, reference = proof.exposed(job, candidate), proof.references_of(candidate, facts())[0][1]
         with monkeypatch.context() as patch:
             if plant:
@@ -94,6 +95,14 @@ def test_what_is_right_passes(proved: Callable[..., Proof], method: str, levers:
 
 FAULTS: list[tuple[str, Plant, str, dict[str, str], str]] = [
     ("positions that are not restarted", faults.positions_go_on, "lora", {"batching": "packed"}, "step 0's"),
+    *(
+        ("positions of later rows", faults.later_rows_go_on, "lora", {"batching": batching}, "step 0's")
+        for batching in ("packed", "packed-global")
+    ),
+    *(
+        ("the last alone", faults.the_last_micro_batch_alone, "lora", {"batching": batching}, "step 0's")
+        for batching in ("padded", "packed", "packed-global", "token-budget", "padding-free")
+    ),
     ("every second step skipped", wrapped_optimizer(stepping(lambda at: at % 2 == 0)), "lora", {}, "no trained weight"),
     ("one step and no more", wrapped_optimizer(stepping(lambda at: at == 0)), "lora", {}, "no trained weight changed"),
     ("half the rate", wrapped_optimizer(faults.half_rate), "lora", {}, "at the learning rate"),
@@ -115,7 +124,9 @@ FAULTS: list[tuple[str, Plant, str, dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "plant", "method", "levers", "said"), FAULTS, ids=[f"{one[0]}-{one[2]}" for one in FAULTS]
+    ("name", "plant", "method", "levers", "said"),
+    FAULTS,
+    ids=["-".join((one[0], one[2], *one[3].values())) for one in FAULTS],
 )
 def test_what_is_wrong_is_named(
     proved: Callable[..., Proof], name: str, plant: Plant, method: str, levers: dict[str, str], said: str

@@ -27,6 +27,7 @@ Steps = tuple[tuple[int, ...], ...]  # the samples of each
 
 WATCHED = 4096  # weights of each trained tensor, spread over it: a copy of all weights might not fit
 COMPARED = 48  # values of the gradient of each trained matrix, spread over it
+ROWS_AT_FIRST = 2  # most rows of a micro batch of a step 0 that has samples of its own
 LONGEST = 0.1  # of the samples are the longest of the data, because faults often show on long rows only
 
 
@@ -38,7 +39,7 @@ def run_replay(request: RunReplay, bundle: Bundle) -> Replay:
     else:
         size = request.samples_a_step
         whole = size if bundle.recipe.steps_in_backward else micro
-        given, plan = arranged(bundle, request.count, size, whole, request.seed)
+        given, plan = arranged(bundle, request.count, size, whole, request.seed, request.first_samples)
     return replay(bundle, plan, given)
 
 
@@ -51,12 +52,19 @@ def followed(given: Steps, lengths: list[int], micro: int) -> tuple[list[int], l
     return [sample for samples in given for sample in samples], plan
 
 
-def arranged(bundle: Bundle, count: int, size: int, micro: int, seed: int) -> tuple[list[int], list[Step]]:
+def arranged(
+    bundle: Bundle, count: int, size: int, micro: int, seed: int, first: int = 0
+) -> tuple[list[int], list[Step]]:
     """(samples, the candidate's steps of `size` samples each that they make): `count` steps, unless it loses some.
 
-    Where the data has fewer samples, it begins again with them, as the epochs of a run do: one step would prove little.
+    If `first` is more than `size`, step 0 has so many samples. Where the data has fewer samples, it begins again with
+    them, as the epochs of a run do: one step would prove little.
     """
     lengths, given, plan = bundle.data.lengths, list[int](), list[Step]()
+    if first > size:
+        given = samples(lengths, first, seed - 1, first)
+        plan = plan_of(bundle, given, min(micro, ROWS_AT_FIRST), effective=first)
+        count -= 1
     epoch = len(lengths) // size * size
     for start in range(0, count * size, epoch):
         drawn = samples(lengths, min(epoch, count * size - start), seed + start, size)

@@ -17,11 +17,13 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.replay import Proof, Replay
 from service.levers import LEVERS, chosen
+from service.levers.batching import BUDGETED, PACKED, ROWS
 from service.levers.optimizer import WHOLE_STEP
 from service.levers.precision import FULL_PRECISION
 
 STEPS = {"quick": 10, "standard": 20, "strict": 50}
 LEAST_SAMPLES = 4  # a step
+ROWS_AT_FIRST = 2  # most rows of a micro batch of step 0, where rows are packed
 MOST_IN_FP32 = 2e9  # parameters of a model whose reference computes in fp32
 RATE_CHANGE = 1.02  # of the learning rate, by which a candidate's losses may be judged
 SHRINKAGE = 0.02  # by which the replay's weight decay makes the weights smaller over all its steps
@@ -105,6 +107,22 @@ def samples_a_step(candidate: Measurement) -> int:
     return min(most, max(2 * micro, LEAST_SAMPLES // micro * micro))
 
 
+def first_samples(spec: JobSpec, candidate: Measurement) -> int:
+    """How many samples step 0 has where a micro batch holds more samples than its size says; 0 where it does not.
+
+    Where rows are packed, or micro batches have a number of tokens, one row may hold all of a step's samples. Then no
+    step would add the gradients of micro batches up, or have a second row. So step 0, which is compared most exactly,
+    has samples for three micro batches of two rows, as far as effective batch and data hold them.
+    """
+    levers, facts = candidate.configuration.levers, candidate.dataset
+    if levers["batching"] not in (*PACKED, *BUDGETED) or levers["optimizer"] in WHOLE_STEP or facts is None:
+        return 0
+    rows = 3 * min(candidate.micro_batch_size or 1, ROWS_AT_FIRST)
+    length = spec.dataset.max_length if levers["batching"] in ROWS else facts.longest
+    wanted = math.ceil(rows * length * facts.rows / facts.tokens)
+    return min(wanted, facts.rows, candidate.configuration.effective_batch_size)
+
+
 def noise(reference: Replay, faster: Replay, other_seed: Replay) -> Noise:
     """How much the reference's own losses and movement differ where nothing is wrong.
 
@@ -126,7 +144,7 @@ def prove(
     allowed_movement = min(max(LEAST_MOVEMENT[rounds], SEEDS * noise.movement), MOST_MOVEMENT)
     largest, movement = max(_differences(ours, reference), default=0.0), _movement(ours, reference)
     learns_otherwise = any(choice.changes_learning for choice in chosen(candidate.configuration.levers))
-    reasons = _counted(candidate, ours, reference) or _stood_still(ours, reference)
+    reasons = _counted(spec, candidate, ours, reference) or _stood_still(ours, reference)
     reasons = reasons or _first_step(ours, reference, rounds, learns_otherwise)
     if learns_otherwise:
         reasons = reasons or _not_higher(ours, reference, allowed_loss)
@@ -164,13 +182,14 @@ def _movement(ours: Replay, theirs: Replay) -> float:
     return mine / other if other else 1.0
 
 
-def _counted(candidate: Measurement, ours: Replay, reference: Replay) -> list[str]:
+def _counted(spec: JobSpec, candidate: Measurement, ours: Replay, reference: Replay) -> list[str]:
     """What is wrong with the samples, steps and labels: every sample has to be there once, with all its labels."""
     given, trained = Counter(ours.given), Counter(sample for step in ours.steps for sample in step)
     left_out, twice = (given - trained).total(), (trained - given).total()
     if left_out or twice:
         return [f"its batching leaves out {left_out} of {given.total()} samples and trains {twice} too often"]
-    wanted = -(-given.total() // samples_a_step(candidate))
+    first, size = first_samples(spec, candidate), samples_a_step(candidate)
+    wanted = 1 + -(-(given.total() - first) // size) if first > size else -(-given.total() // size)
     if len(ours.steps) != wanted:
         return [f"it takes {len(ours.steps)} optimizer steps for {given.total()} samples, not {wanted}"]
     wrong = [at for at, (one, other) in enumerate(zip(ours.terms, reference.terms, strict=True)) if one != other]

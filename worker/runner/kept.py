@@ -95,5 +95,5 @@ def _base(request: Request) -> Request:
     if isinstance(request, RunBlock):
         changes |= {"seed": 0, "block": 0, "in_turns": False, "stays": False}
     elif isinstance(request, RunReplay):
-        changes |= {"seed": 0, "count": 0, "steps": (), "samples_a_step": 1, "stays": False}
+        changes |= {"seed": 0, "count": 0, "steps": (), "samples_a_step": 1, "first_samples": 0, "stays": False}
     return request.model_copy(update=changes)

@@ -44,6 +44,7 @@ class Prover:
             seed=spec.training.seed + 201,
             count=judged.STEPS[spec.search.verify],
             samples_a_step=judged.samples_a_step(candidate),
+            first_samples=judged.first_samples(spec, candidate),
         )
         ours = self._replay(asked, "candidate")
         if not isinstance(ours, Replay):
