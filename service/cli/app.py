@@ -10,7 +10,7 @@ import sys
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,11 +22,6 @@ from service.cli.pace import be_short
 from service.contract.states import JobStatus
 from service.errors import DynotuneError, Refused, Unauthorized, Unreachable
 from service.worker_command import WORKER
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from service.contract.recommendation import Recommendation
 
 app = typer.Typer(
     help="Measure every finetuning speed-up and get the fastest stable configuration.",
@@ -201,6 +196,7 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
         emit(found)
         return
     from service.cli import display
+    from service.cli.exporting import show_next
     from service.cli.output import one_line
 
     console = screen()
@@ -211,15 +207,6 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     if best:
         console.print(display.result_table(best))
         show_next(console, best, job)
-
-
-def show_next(console: Console, best: Recommendation, place: str) -> None:
-    """Print what to do with a recommendation: the exports, and the commands for them."""
-    from service.cli.exporting import next_steps, table
-
-    console.print(table(best))
-    for line in next_steps(place):
-        console.print(line, soft_wrap=True)
 
 
 @app.command()

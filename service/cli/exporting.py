@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from service.contract.recommendation import Recommendation
@@ -103,6 +104,13 @@ def next_steps(place: str) -> list[str]:
         f"Write one: dynotune export {place} -f EXPORT -o FILE",
         f"What each loses, in sentences, and what that costs: dynotune export {place}",
     ]
+
+
+def show_next(console: Console, best: Recommendation, place: str) -> None:
+    """Print what to do with a recommendation: the exports, and the commands for them."""
+    console.print(table(best))
+    for line in next_steps(place):
+        console.print(line, soft_wrap=True)
 
 
 def written(path: Path, name: str) -> str:

@@ -163,9 +163,7 @@ def _conclude(console: Console, best: Recommendation, output: Path, written: lis
             console.print(note, soft_wrap=True)
     console.print(display.whole_run(best.evidence), soft_wrap=True)
     console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
-    console.print(exporting.table(best))
-    for line in exporting.next_steps(str(output / FILES["json"])):
-        console.print(line, soft_wrap=True)
+    exporting.show_next(console, best, str(output / FILES["json"]))
 
 
 @contextlib.contextmanager

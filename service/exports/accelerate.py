@@ -10,7 +10,7 @@ import yaml
 
 from service.contract.recommendation import Recommendation
 from service.exports.base import Export
-from service.exports.hugging_face import ALLOCATOR, NO_ACCUMULATION
+from service.exports.hugging_face import ALLOCATOR, CAST_KEPT, NO_ACCUMULATION
 from service.exports.job_settings import on_cpu
 from service.exports.layout import WIDTH, commented, yaml_file
 from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
@@ -21,7 +21,7 @@ OTHERS = (
     "does it itself: accelerate would do it a second time."
 )
 SCRIPT = cannot("the script that accelerate starts decides on it; the exports train.py and trainer are such scripts")
-MIXED = nearest("autocast keeps the weights that it has cast, which takes memory", mixed_precision="bf16")
+MIXED = nearest(CAST_KEPT, mixed_precision="bf16")
 FP8 = says(mixed_precision="fp8", fp8_config={"backend": "AO", "pad_inner_dim": True})
 REGIONAL = {"dynamo_use_dynamic": True, "dynamo_use_fullgraph": False, "dynamo_use_regional_compilation": True}
 WHOLE = REGIONAL | {"dynamo_use_regional_compilation": False}

@@ -6,6 +6,7 @@ from typing import Any
 
 from service.contract.job import JobSpec
 from service.contract.recommendation import RecommendedConfiguration
+from service.exports.job_settings import largest_divisor
 from service.exports.merging import merged
 from service.levers import LEVERS
 from service.levers.batching import BUDGETED
@@ -70,8 +71,8 @@ def arguments(
 
 def _counted(configuration: RecommendedConfiguration) -> dict[str, int]:
     """A batch in samples that holds the effective batch and fits, for a trainer that counts samples."""
-    effective, most = configuration.effective_batch_size, configuration.micro_batch_size
-    micro = max(size for size in range(1, min(most, effective) + 1) if effective % size == 0)
+    effective = configuration.effective_batch_size
+    micro = largest_divisor(effective, configuration.micro_batch_size)
     return {"per_device_train_batch_size": micro, "gradient_accumulation_steps": effective // micro}
 
 

@@ -35,21 +35,16 @@ KEYS_OF = {
     ),
     CUT: ("cut_cross_entropy",),
 }
-KEPT: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-EVERY = nearest("every layer is checkpointed, not every second or fourth", **KEPT)
-HALF_MASTERS = "full finetuning keeps its weights in 16 bits, without fp32 master weights"
+EVERY = nearest(hf.EVERY_LAYER, **hf.KEPT)
 FP16_WEIGHTS = "full finetuning would load weights in fp16, whose gradients the scaler refuses, so that all is in fp32"
-BY_LENGTH = nearest("samples are grouped by length over many batches, which changes their order", group_by_length=True)
+BY_LENGTH = nearest(hf.GROUPED_BY_LENGTH, group_by_length=True)
 PACKS = {"sample_packing": True, "eval_sample_packing": False}
-EPOCHS = nearest(
-    "an epoch's samples are packed, not a step's, so that a step's samples only nearly number the effective batch",
-    **PACKS,
-)
+EPOCHS = nearest(hf.EPOCH_PACKED, **PACKS)
 
 
 def bf16_mixed(frozen: Word) -> Word:
     """Autocast; where nothing is frozen the weights themselves have 16 bits."""
-    return frozen.only({"method": hf.ADAPTERS}, nearest(HALF_MASTERS, **frozen.keys))
+    return frozen.only({"method": hf.ADAPTERS}, nearest(hf.HALF_MASTERS, **frozen.keys))
 
 
 def in_32_bits(word: Word) -> Word:
@@ -94,9 +89,7 @@ WORDS: Words = {
         "tf32": in_32_bits(says(float32=True, tf32=True)),
         "fp32-medium": in_32_bits(nearest("TF32 in place of bf16 pieces", float32=True, tf32=True)),
         "bf16-mixed": bf16_mixed(says(bf16=True)),
-        "bf16-mixed-uncached": bf16_mixed(
-            nearest("autocast keeps the weights that it has cast, which takes memory", bf16=True)
-        ),
+        "bf16-mixed-uncached": bf16_mixed(nearest(hf.CAST_KEPT, bf16=True)),
         "fp16-mixed": says(fp16=True).only(
             {"method": hf.ADAPTERS},
             cannot(FP16_WEIGHTS, float32=True),
@@ -154,19 +147,19 @@ WORDS: Words = {
     ),
     "checkpointing": {
         "off": says(gradient_checkpointing=False),
-        "full": says(**KEPT),
+        "full": says(**hf.KEPT),
         **alike(EVERY, "every-2", "every-4"),
         "selective": says(
-            **KEPT, selective_checkpointing={"save": ["attention", "aten::mm", "aten::addmm", "aten::bmm"]}
+            **hf.KEPT, selective_checkpointing={"save": ["attention", "aten::mm", "aten::addmm", "aten::bmm"]}
         ).only(
             {"method": ("full",)},
             nearest(
                 "with adapters it keeps what attention computed, and computes matmuls again",
-                **KEPT,
+                **hf.KEPT,
                 selective_checkpointing={"save": ["attention"]},
             ),
         ),
-        "offloaded": says(**KEPT, activation_offloading="hidden_states"),
+        "offloaded": says(**hf.KEPT, activation_offloading="hidden_states"),
     },
     "compile": {
         **hf.COMPILE,
@@ -191,11 +184,7 @@ WORDS: Words = {
         "nf4-double": four_bits(True),
         "nf4": four_bits(False),
         "int8": says(load_in_8bit=True),
-        **alike(
-            nearest("bitsandbytes' int8 in place of torchao's formats", load_in_8bit=True),
-            "torchao-int8",
-            "torchao-float8",
-        ),
+        **alike(nearest(hf.INT8_INSTEAD, load_in_8bit=True), "torchao-int8", "torchao-float8"),
     },
     "adapter": {
         "as-asked": says(),

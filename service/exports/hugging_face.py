@@ -6,9 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from service.exports.words import Word, Words, alike, cannot, nearest, says
-from service.levers import LEVERS
+from service.levers import LEVERS, checkpointing
 
 ADAPTERS = ("lora", "qlora")
+# Sentences on what trainers do another way, where several do the same.
+CAST_KEPT = "autocast keeps the weights that it has cast, which takes memory"
+HALF_MASTERS = "full finetuning keeps its weights in 16 bits, without fp32 master weights"
+ALL_OF_LIGER = "all kernels that Liger has for the model, the fused cross-entropy among them"
+EVERY_LAYER = "every layer is checkpointed, not every second or fourth"
+GROUPED_BY_LENGTH = "samples are grouped by length over 50 batches, which changes their order"
+EPOCH_PACKED = (
+    "an epoch's samples are packed, not a step's, so that a step's samples only nearly number the effective batch"
+)
+INT8_INSTEAD = "bitsandbytes' int8 in place of torchao's formats"
 
 FOREACH = "torch chooses foreach or a loop by itself, by the device"
 IN_32_BITS = "the 8-bit states of trained embeddings are kept in 32 bits"
@@ -53,6 +63,15 @@ def optimizers(key: str = "optim", **better: Word) -> dict[str, Word]:
         keys = {key: name, **beside_the_name(choice)}
         found[choice] = nearest(note, **keys) if note else says(**keys)
     return found | {choice.replace("_", "-"): word for choice, word in better.items()}
+
+
+# Non-reentrant checkpointing by its older names, which trainers with keys of their own still have.
+KEPT: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+
+
+def checkpointed(**options: Any) -> Word:
+    """Non-reentrant checkpointing with these options."""
+    return says(**checkpointing.kept(**options))
 
 
 LIGER = {
@@ -173,9 +192,7 @@ def precision(key: str) -> dict[str, Word]:
         "tf32": says(**{key: "float32", "tf32": True}),
         "fp32-medium": nearest("TF32 in place of bf16 pieces", **{key: "float32", "tf32": True}),
         "bf16-mixed": mixed("bf16", "bfloat16"),
-        "bf16-mixed-uncached": mixed(
-            "bf16", "bfloat16", "autocast keeps the weights that it has cast, which takes memory"
-        ),
+        "bf16-mixed-uncached": mixed("bf16", "bfloat16", CAST_KEPT),
         "fp16-mixed": mixed("fp16", "float16"),
         "bf16": says(**{key: "bfloat16"}),
         "fp16": says(**{key: "float16"}),

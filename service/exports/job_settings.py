@@ -54,6 +54,11 @@ def was_packed(recommendation: Recommendation) -> bool:
     return recommendation.configuration.levers["batching"] in PACKED
 
 
+def largest_divisor(effective: int, most: int) -> int:
+    """The largest micro batch up to `most` samples that divides the step, so that the effective batch holds."""
+    return max(size for size in range(1, min(most, effective) + 1) if effective % size == 0)
+
+
 def batch(recommendation: Recommendation, packs: bool = False, row_by_row: bool = False) -> Batch:
     """The measured batch for a trainer that counts samples, or packed rows if it `packs` (one a time if `row_by_row`).
 
@@ -67,7 +72,7 @@ def batch(recommendation: Recommendation, packs: bool = False, row_by_row: bool 
         most = most if chosen.rows_are_packed else max(1, (chosen.token_budget or 0) // length)
         rows = max(1, round(effective * data.tokens / max(1, data.rows) / length))
         return Batch(*split(rows, 1 if row_by_row else most), chosen.evaluation_batch_size)
-    micro = max(size for size in range(1, min(most, effective) + 1) if effective % size == 0)
+    micro = largest_divisor(effective, most)
     return Batch(micro, effective // micro, chosen.evaluation_batch_size)
 
 

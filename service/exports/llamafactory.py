@@ -28,14 +28,9 @@ from service.exports.words import Target, Word, Words, alike, cannot, nearest, s
 from service.levers.attention import FLASH
 
 KEPT: dict[str, Any] = {"disable_gradient_checkpointing": False, "use_reentrant_gc": False}
-LIGER = nearest(
-    "all kernels that Liger has for the model, the fused cross-entropy among them", enable_liger_kernel=True
-)
+LIGER = nearest(hf.ALL_OF_LIGER, enable_liger_kernel=True)
 OWN_DTYPE = "frozen weights and matmuls have 16 bits where the device has them; only what is trained is in fp32"
-BY_LENGTH = nearest(
-    "samples are grouped by length over 50 batches, which changes their order",
-    train_sampling_strategy="group_by_length",
-)
+BY_LENGTH = nearest(hf.GROUPED_BY_LENGTH, train_sampling_strategy="group_by_length")
 THOUSANDS = (
     "samples are packed a thousand at a time, not a step's, so that a step's samples only nearly number the effective "
     "batch"
@@ -70,7 +65,7 @@ WORDS: Words = {
         "tf32": nearest(OWN_DTYPE, tf32=True),
         "fp32-medium": nearest(OWN_DTYPE, tf32=True),
         "bf16-mixed": mixed("bf16"),
-        "bf16-mixed-uncached": mixed("bf16", "autocast keeps the weights that it has cast, which takes memory"),
+        "bf16-mixed-uncached": mixed("bf16", hf.CAST_KEPT),
         "fp16-mixed": mixed("fp16"),
         "bf16": says(pure_bf16=True),
         "fp16": nearest("a gradient scaler, and fp32 for what is trained", fp16=True),
@@ -106,7 +101,7 @@ WORDS: Words = {
     "checkpointing": {
         "off": says(disable_gradient_checkpointing=True),
         "full": says(**KEPT),
-        **alike(nearest("every layer is checkpointed, not every second or fourth", **KEPT), "every-2", "every-4"),
+        **alike(nearest(hf.EVERY_LAYER, **KEPT), "every-2", "every-4"),
         "selective": nearest("matmuls and attention are computed again too", **KEPT),
         "offloaded": nearest("by its own reentrant function", **KEPT, use_unsloth_gc=True),
     },
@@ -126,8 +121,7 @@ WORDS: Words = {
         "nf4": four_bits(False),
         "int8": says(quantization_bit=8, quantization_method="bnb"),
         **alike(
-            nearest("bitsandbytes' int8 in place of torchao's formats", quantization_bit=8, quantization_method="bnb"),
-            *("torchao-int8", "torchao-float8"),
+            nearest(hf.INT8_INSTEAD, quantization_bit=8, quantization_method="bnb"), "torchao-int8", "torchao-float8"
         ),
     },
     "adapter": {

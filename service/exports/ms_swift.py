@@ -24,15 +24,11 @@ from service.exports.layout import yaml_file
 from service.exports.words import Target, Words, alike, cannot, nearest, says
 from service.levers.attention import FLASH
 
-KEPT: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-LIGER = nearest("all kernels that Liger has for the model, the fused cross-entropy among them", use_liger_kernel=True)
-BY_LENGTH = nearest("samples are grouped by length over many batches, which changes their order", group_by_length=True)
+LIGER = nearest(hf.ALL_OF_LIGER, use_liger_kernel=True)
+BY_LENGTH = nearest(hf.GROUPED_BY_LENGTH, group_by_length=True)
 BY_FLASH = cannot("it packs with FlashAttention only")
 PACKS = {"packing": True, "padding_free": True, "packing_strategy": "binpack"}
-PACKING = nearest(
-    "an epoch's samples are packed, not a step's, so that a step's samples only nearly number the effective batch",
-    **PACKS,
-).only({"attention": FLASH}, BY_FLASH)
+PACKING = nearest(hf.EPOCH_PACKED, **PACKS).only({"attention": FLASH}, BY_FLASH)
 PADS = nearest("its collator pads to the longest row of a micro batch")
 
 
@@ -69,10 +65,10 @@ WORDS: Words = {
     "optimizer": hf.optimizers(),
     "checkpointing": {
         "off": says(gradient_checkpointing=False),
-        "full": says(**KEPT),
-        **alike(nearest("every layer is checkpointed, not every second or fourth", **KEPT), "every-2", "every-4"),
-        "selective": nearest("matmuls and attention are computed again too", **KEPT),
-        "offloaded": nearest("layers' inputs stay on the device", **KEPT),
+        "full": says(**hf.KEPT),
+        **alike(nearest(hf.EVERY_LAYER, **hf.KEPT), "every-2", "every-4"),
+        "selective": nearest("matmuls and attention are computed again too", **hf.KEPT),
+        "offloaded": nearest("layers' inputs stay on the device", **hf.KEPT),
     },
     "compile": hf.COMPILE,
     "batching": {
@@ -89,10 +85,7 @@ WORDS: Words = {
         "nf4-double": says(**four_bits(True)),
         "nf4": says(**four_bits(False)),
         "int8": says(quant_method="bnb", quant_bits=8),
-        **alike(
-            nearest("bitsandbytes' int8 in place of torchao's formats", quant_method="bnb", quant_bits=8),
-            *("torchao-int8", "torchao-float8"),
-        ),
+        **alike(nearest(hf.INT8_INSTEAD, quant_method="bnb", quant_bits=8), "torchao-int8", "torchao-float8"),
     },
     "adapter": {
         "as-asked": says(lora_dtype="float32"),

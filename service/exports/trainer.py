@@ -10,26 +10,19 @@ from service.exports.base import Export
 from service.exports.job_settings import batch, trainer_arguments
 from service.exports.layout import by_lever, head
 from service.exports.printing import MODULES, assigned, fields_of, script
-from service.exports.words import Target, Word, Words, alike, nearest, says
+from service.exports.words import Target, Words, alike, nearest, says
 from service.levers import LEVERS
 from service.levers.kernels import switched_on
 
 CODE = says("by the code of train.py, which the script holds")
 SORTED = "its micro batches are of equally many samples; the samples of a step are sorted by length"
 PACKS_NOT = nearest(f"Trainer packs nothing: {SORTED}")
-
-
-def kept(**options: Any) -> Word:
-    """Non-reentrant checkpointing with these options."""
-    return says(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False, **options})
-
-
 WORDS: Words = {
     "precision": {
         # The code sets it after TrainingArguments are made, which would set it back.
         **alike(says("by the code of train.py, which the script holds", tf32=None), "tf32", "fp32-medium"),
         "bf16-mixed": says(bf16=True),
-        "bf16-mixed-uncached": nearest("autocast keeps the weights that it has cast, which takes memory", bf16=True),
+        "bf16-mixed-uncached": nearest(hf.CAST_KEPT, bf16=True),
         "fp16-mixed": says(fp16=True),
     },
     "kernels": {
@@ -42,9 +35,9 @@ WORDS: Words = {
     },
     "checkpointing": {
         "off": says(activation_checkpointing=False),
-        "full": kept(),
-        "every-2": kept(every_n_layers=2),
-        "every-4": kept(every_n_layers=4),
+        "full": hf.checkpointed(),
+        "every-2": hf.checkpointed(every_n_layers=2),
+        "every-4": hf.checkpointed(every_n_layers=4),
     },
     # What compiles does so by the code, which keeps inductor from wrong gradients; Trainer would not.
     "compile": {"off": hf.COMPILE["off"]},

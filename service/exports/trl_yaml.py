@@ -24,14 +24,8 @@ from service.exports.job_settings import (
     whole,
 )
 from service.exports.layout import yaml_file
-from service.exports.words import Target, Word, Words, alike, cannot, nearest, says
+from service.exports.words import Target, Words, alike, cannot, nearest, says
 from service.levers.attention import FLASH
-
-
-def kept(**options: Any) -> Word:
-    """Non-reentrant checkpointing with these options."""
-    return says(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False, **options})
-
 
 # The figure is of `python -m benchmarks.export_speed` at commit b13c83d, where TRL's script had TRL's own loss.
 FUSED_HEAD = nearest(
@@ -39,21 +33,14 @@ FUSED_HEAD = nearest(
     "accuracy beside it (on a CPU, a model of 13 million parameters trained with TRL at 0.55 of its speed)"
 )
 BF16_ADAPTERS = nearest("TRL casts the adapters of a quantised base to bf16")
-EPOCHS = nearest(
-    "an epoch's samples are packed, not a step's, so that a step's samples only nearly number the effective batch",
-    packing=True,
-    packing_strategy="bfd",
-)
+EPOCHS = nearest(hf.EPOCH_PACKED, packing=True, packing_strategy="bfd")
 ROW_BY_ROW = nearest(
     "an epoch's samples are packed, not a step's, and a micro batch is one row: TRL lays rows side by side, and the "
     "mask of this attention grows with the square of what is side by side",
     packing=True,
     packing_strategy="bfd",
 )
-BY_LENGTH = nearest(
-    "samples are grouped by length over 50 batches, which changes their order",
-    train_sampling_strategy="group_by_length",
-)
+BY_LENGTH = nearest(hf.GROUPED_BY_LENGTH, train_sampling_strategy="group_by_length")
 PACKING = EPOCHS.only({"attention": FLASH}, ROW_BY_ROW)
 ATTENTION = hf.attention(
     "attn_implementation", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
@@ -76,13 +63,13 @@ SHARED: Words = {
     "optimizer": hf.optimizers(),
     "checkpointing": {
         "off": says(activation_checkpointing=False),
-        "full": kept(),
-        "every-2": kept(every_n_layers=2),
-        "every-4": kept(every_n_layers=4),
+        "full": hf.checkpointed(),
+        "every-2": hf.checkpointed(every_n_layers=2),
+        "every-4": hf.checkpointed(every_n_layers=4),
         "selective": nearest(
-            "it keeps what attention computed, and computes matmuls again", **kept(selective=True).keys
+            "it keeps what attention computed, and computes matmuls again", **hf.checkpointed(selective=True).keys
         ),
-        "offloaded": nearest("it computes nothing while it copies", **kept(offload=True).keys),
+        "offloaded": nearest("it computes nothing while it copies", **hf.checkpointed(offload=True).keys),
     },
     "padding": {
         "longest": says(pad_to_multiple_of=None),
@@ -115,11 +102,7 @@ WORDS: Words = {
         "nf4-double": says(load_in_4bit=True, bnb_4bit_quant_type="nf4", use_bnb_nested_quant=True),
         "nf4": says(load_in_4bit=True, bnb_4bit_quant_type="nf4", use_bnb_nested_quant=False),
         "int8": says(load_in_8bit=True),
-        **alike(
-            nearest("bitsandbytes' int8 in place of torchao's formats", load_in_8bit=True),
-            "torchao-int8",
-            "torchao-float8",
-        ),
+        **alike(nearest(hf.INT8_INSTEAD, load_in_8bit=True), "torchao-int8", "torchao-float8"),
     },
     "adapter": {
         "as-asked": says().only({"method": ("lora", "full")}, BF16_ADAPTERS),

@@ -32,10 +32,7 @@ OWN = "Unsloth computes the model by kernels of its own"
 OWN_KERNELS = nearest(f"{OWN}, whatever is asked for")
 OWN_ATTENTION = nearest(f"{OWN}: it takes FlashAttention where that is installed, else xformers or sdpa")
 CHECKPOINTS = "every layer is checkpointed by Unsloth's own code"
-PACKED = nearest(
-    "an epoch's samples are packed, not a step's, so that a step's samples only nearly number the effective batch",
-    **{"train.packing": True},
-)
+PACKED = nearest(hf.EPOCH_PACKED, **{"train.packing": True})
 
 
 def under(section: str, words: dict[str, Word]) -> dict[str, Word]:
@@ -63,12 +60,9 @@ def dtype(name: str, note: str = "", **flags: bool) -> Word:
     return nearest(note, **keys) if note else says(**keys)
 
 
-HALF_MASTERS = "full finetuning keeps its weights in 16 bits, without fp32 master weights"
-
-
 def mixed(name: str, flag: str, note: str = "") -> Word:
     """Autocast over frozen weights of 16 bits."""
-    return dtype(name, note, **{flag: True}).only({"method": hf.ADAPTERS}, dtype(name, HALF_MASTERS, **{flag: True}))
+    return dtype(name, note, **{flag: True}).only({"method": hf.ADAPTERS}, dtype(name, hf.HALF_MASTERS, **{flag: True}))
 
 
 WORDS: Words = {
@@ -80,9 +74,7 @@ WORDS: Words = {
         **alike(dtype("float32", "float32 matmuls are as torch's own settings leave them"), "tf32", "fp32-medium"),
         "fp64": dtype("float32", "32 bits"),
         "bf16-mixed": mixed("bfloat16", "bf16"),
-        "bf16-mixed-uncached": mixed(
-            "bfloat16", "bf16", "autocast keeps the weights that it has cast, which takes memory"
-        ),
+        "bf16-mixed-uncached": mixed("bfloat16", "bf16", hf.CAST_KEPT),
         "fp16-mixed": mixed("float16", "fp16"),
         "bf16": dtype("bfloat16", "under autocast, adapters in fp32", bf16=True),
         "fp16": dtype("float16", "under autocast with a gradient scaler, adapters in fp32", fp16=True),
@@ -121,10 +113,7 @@ WORDS: Words = {
             **{"train.packing": False, "train.padding_free": False, "train.train_sampling_strategy": "random"}
         ),
         **alike(
-            nearest(
-                "samples are grouped by length over 50 batches, which changes their order",
-                **{"train.train_sampling_strategy": "group_by_length"},
-            ),
+            nearest(hf.GROUPED_BY_LENGTH, **{"train.train_sampling_strategy": "group_by_length"}),
             *("sorted", "token-budget", "grouped"),
         ),
         **alike(PACKED, "packed", "padding-free"),
@@ -140,10 +129,7 @@ WORDS: Words = {
         "nf4-double": says(**{"load.load_in_4bit": True}),
         "nf4": nearest("scales are quantised again", **{"load.load_in_4bit": True}),
         "int8": says(**{"load.load_in_8bit": True}),
-        **alike(
-            nearest("bitsandbytes' int8 in place of torchao's formats", **{"load.load_in_8bit": True}),
-            *("torchao-int8", "torchao-float8"),
-        ),
+        **alike(nearest(hf.INT8_INSTEAD, **{"load.load_in_8bit": True}), "torchao-int8", "torchao-float8"),
     },
     "adapter": {
         "as-asked": says(),

@@ -17,6 +17,7 @@ from tests.factory import configuration
 from worker.child import evaluation_time, probe
 from worker.child.measure import run_trial
 
+ROUNDING = 0.001  # seconds, of what a trial spent
 TRAINING = {"effective_batch_size": 8, "learning_rate": 1e-3}
 
 
@@ -30,7 +31,10 @@ def test_evaluations_are_timed_where_they_count(llama: Path, tmp_path: Path, eve
     asked = TrialRequest(configuration=configuration(effective=8), origin=Origin.search, number=2)
     found, _ = run_trial(job, asked, tiny.device(), tiny.workplace(llama, tmp_path), lambda _: None)
     assert (found.evaluation_seconds is not None) is timed
-    assert found.evaluation_seconds is None or found.evaluation_seconds > 0
+    assert ("evaluation" in found.time_spent) is timed
+    if found.evaluation_seconds is not None:
+        # All of its few batches are timed, so that the trial spent at least as long on it.
+        assert 0 < found.evaluation_seconds <= found.time_spent["evaluation"] + ROUNDING
 
 
 def test_longer_validation_samples_than_any_trained_have_smaller_batches(llama: Path, tmp_path: Path) -> None:

@@ -12,8 +12,13 @@ from worker.child.patterns import check_pattern
 NAMES = [f"model.layers.{number}.self_attn.q_proj" for number in range(32)]
 
 
-def test_an_ordinary_pattern_passes() -> None:
-    check_pattern(r".*\.(q|v)_proj", NAMES)
+def test_an_ordinary_pattern_passes_and_leaves_no_alarm() -> None:
+    """With a bracket that is left open it does not pass."""
+    pattern, before = r".*\.(q|v)_proj", signal.getsignal(signal.SIGALRM)
+    check_pattern(pattern, NAMES)
+    assert signal.getsignal(signal.SIGALRM) is before
+    with pytest.raises(TrainingError, match="is no regular expression"):
+        check_pattern(f"{pattern}(", NAMES)
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,8 @@ def test_the_strong_decay_is_within_what_a_job_may_say(llama: Path, tmp_path: Pa
     made = configuration("lora", 8).model_copy(update={"learning_rate": rate})
     exposed = proof.exposed(job, measured(made, micro_batch_size=2, check_grad_norm=1.0))
     assert JobSpec.model_validate_json(exposed.model_dump_json()) == exposed
-    assert exposed.training.weight_decay > 1.0 or rate == 1e-2
+    over_all_steps = exposed.training.weight_decay * rate * proof.STEPS[verify]
+    assert over_all_steps == pytest.approx(proof.SHRINKAGE)
 
 
 def test_a_rotary_kernel_that_writes_in_place_is_right_beside_all_else(proved: Callable[..., Proof]) -> None:

@@ -173,10 +173,21 @@ def test_growth_counts_where_nothing_new_is_run(bundle: Bundle, monkeypatch: pyt
         assert ran == 40 + soak.LEAST_REPEATS
 
 
-def test_a_step_can_be_repeated(bundle: Bundle) -> None:
+def test_a_step_can_be_repeated(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real step holds no more memory when it is repeated; the same step with 2 MiB that it keeps does."""
     plan, _ = soak.soak_plan(bundle, 2, 1, seed=0)
-    prepared = next(steps.prepared(bundle, plan))
-    soak.confirm_growth(bundle, prepared, 0, pace=1 << 20)  # a real step holds no more when it is repeated
+    prepared, step = next(steps.prepared(bundle, plan)), steps.optimizer_step
+    kept: list[torch.Tensor] = []
+
+    def leaking(*arguments: Any) -> Any:
+        kept.append(torch.ones(2 << 20, dtype=torch.uint8, device=bundle.device.torch))
+        return step(*arguments)
+
+    soak.confirm_growth(bundle, prepared, 0, pace=1 << 20)
+    monkeypatch.setattr(steps, "optimizer_step", leaking)
+    with pytest.raises(TrainingError, match=r"by (1\.9|2\.0)\d MiB a step while one step is repeated"):
+        soak.confirm_growth(bundle, prepared, 0, pace=1 << 20)
+    assert len(kept) == soak.LEAST_REPEATS
 
 
 def test_steps_that_seem_to_become_slower() -> None:

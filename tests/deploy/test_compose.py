@@ -98,6 +98,7 @@ def test_is_healthchecked_unprivileged_and_restarted(service: dict[str, Any]) ->
 @every_service
 def test_healthcheck_programs_compile(service: dict[str, Any]) -> None:
     program, *arguments = service["healthcheck"]["test"][1:]
+    assert program in ("python", "pg_isready")
     if program == "python":
         assert arguments[0] == "-c"
         compile(arguments[1], "healthcheck", "exec")

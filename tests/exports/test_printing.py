@@ -113,6 +113,24 @@ def test_what_has_no_use_is_taken_out() -> None:
     ]
 
 
+def test_keywords_that_a_function_only_swallows_are_taken_out() -> None:
+    before = [
+        "SIZE = 2",
+        "SPAN = 8",
+        "def f(a, *, b, **_):\n    return g(a, b)",
+        "def h(a, **rest):\n    return g(a, **rest)",
+        "def kept(a, **_):\n    return a",
+        "def main():\n    f(1, b=SIZE, span=SPAN)\n    h(1, span=2)\n    k(kept)\n    kept(1, span=2)",
+    ]
+    assert tidied(before) == [
+        "SIZE = 2",
+        "def f(a, *, b):\n    return g(a, b)",
+        "def h(a, **rest):\n    return g(a, **rest)",
+        "def kept(a, **_):\n    return a",
+        "def main():\n    f(1, b=SIZE)\n    h(1, span=2)\n    k(kept)\n    kept(1, span=2)",
+    ]
+
+
 def names_of(path: Path) -> set[str]:
     """The functions, classes and constants of a file."""
     found = set()

@@ -1,4 +1,4 @@
-"""Takes out of a printed script what specialising has left without a use: parameters, variables, empty contexts."""
+"""Takes out of a printed script what has no use there: parameters, keywords, values, and contexts that do nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN = (ast.Constant, ast.Name, ast.Dict, ast.List, ast.Tuple, ast.UnaryOp, ast
 
 
 def tidied(statements: list[str]) -> list[str]:
-    """A script's statements without unused parameters, variables that nothing reads, and contexts that do nothing."""
+    """A script's statements without unused parameters, values that nothing reads, and contexts that do nothing."""
     before: list[str] = []
     while before != statements:
         before, unused = statements, _unused_parameters(statements)
@@ -28,8 +28,18 @@ def tidied(statements: list[str]) -> list[str]:
         statements = [
             _tidied(one, tuple((name, unused[name]) for name in unused if name in _named(one)), _named(one) - read)
             for one in statements
+            if _constants(one) <= read
         ]
     return statements
+
+
+@lru_cache(maxsize=4096)
+def _constants(statement: str) -> frozenset[str]:
+    """The name of the constant that a statement defines, if it is such a statement."""
+    match ast.parse(statement).body:
+        case [ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name))]:
+            return frozenset({name})
+    return frozenset()
 
 
 @lru_cache(maxsize=4096)
@@ -66,10 +76,14 @@ class _NoContexts(cst.CSTTransformer):
 
 @dataclass(frozen=True)
 class _Parameter:
-    """A parameter by its name and its place among the positional ones."""
+    """A parameter by its name and its place among the positional ones.
+
+    One like `**_` has no place. It takes all keywords but those that are `known`, which have parameters of their own.
+    """
 
     name: str
-    place: int
+    place: int = -1
+    known: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,8 +113,11 @@ def _seen(statement: str) -> _Seen:
     if not isinstance(first, ast.FunctionDef) or first.args.defaults or first.name == "main":
         return _Seen(read, passed_on, "", ())
     named = {node.id for part in first.body for node in ast.walk(part) if isinstance(node, ast.Name)}
-    unused = tuple(_Parameter(one.arg, at) for at, one in enumerate(first.args.args) if one.arg not in named)
-    return _Seen(read, passed_on, first.name, unused)
+    unused = [_Parameter(one.arg, at) for at, one in enumerate(first.args.args) if one.arg not in named]
+    if (rest := first.args.kwarg) and rest.arg not in named:
+        known = frozenset(one.arg for one in (*first.args.args, *first.args.kwonlyargs))
+        unused.append(_Parameter(rest.arg, known=known))
+    return _Seen(read, passed_on, first.name, tuple(unused))
 
 
 def _unused_parameters(statements: Sequence[str]) -> dict[str, tuple[_Parameter, ...]]:
@@ -122,13 +139,18 @@ class _WithoutParameters(cst.CSTTransformer):
         super().__init__()
         self._function = function
         self._places, self._names = {one.place for one in unused}, {one.name for one in unused}
+        self._known = next((one.known for one in unused if one.known is not None), None)
 
     def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
         """The function without them."""
         if original_node.name.value != self._function:
             return updated_node
-        kept = [one for one in updated_node.params.params if one.name.value not in self._names]
-        return updated_node.with_changes(params=updated_node.params.with_changes(params=_no_last_comma(kept)))
+        parameters = updated_node.params
+        kept = [one for one in parameters.params if one.name.value not in self._names]
+        named = _no_last_comma(list(parameters.kwonly_params))
+        rest = parameters.star_kwarg if self._known is None else None
+        parameters = parameters.with_changes(params=_no_last_comma(kept), kwonly_params=named, star_kwarg=rest)
+        return updated_node.with_changes(params=parameters)
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.Call:
         """The call without them."""
@@ -137,9 +159,13 @@ class _WithoutParameters(cst.CSTTransformer):
         kept = [
             one
             for at, one in enumerate(updated_node.args)
-            if (one.keyword.value not in self._names if one.keyword else at not in self._places)
+            if (self._takes(one.keyword.value) if one.keyword else at not in self._places)
         ]
         return updated_node.with_changes(args=_no_last_comma(kept))
+
+    def _takes(self, keyword: str) -> bool:
+        """Whether the function makes anything of this keyword."""
+        return keyword not in self._names and (self._known is None or keyword in self._known)
 
 
 def _no_last_comma(nodes: list[Any]) -> list[Any]:
