@@ -134,6 +134,11 @@ class Timing(Contract):
     passes: int = Field(
         description="Passes over what was timed of the unit; none where a clearly slower trial was given up."
     )
+    token_factor: float = Field(
+        default=1.0,
+        description="How much longer a token takes in a run than in the unit, as all its batches are shaped otherwise: "
+        "the seconds are those that were measured times this.",
+    )
     timed_share: float = Field(
         default=1.0, description="Share of the unit that was timed; the rest of `seconds` is predicted by its shapes."
     )

@@ -19,7 +19,7 @@ from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRequest
 from tests.child import tiny
 from training.errors import TrainingError
-from worker.child import curve, probe, soak, timing
+from worker.child import curve, probe, soak, timing, typical
 from worker.child.arrange import plan_of, widest_first
 from worker.child.build import Bundle
 from worker.child.size_search import MOST_SIZES, EarlierProbes
@@ -113,13 +113,15 @@ def test_a_device_that_waits_for_the_host_is_timed_as_it_is(unit: Make, running:
     made.run()
     began = device.host
     made.run()
-    assert made.timing().seconds == pytest.approx(device.host - began, rel=0.02)
+    found = made.timing()
+    assert found.seconds == pytest.approx(found.token_factor * (device.host - began), rel=0.02)
 
 
 def test_what_is_clearly_slower_is_given_up_and_the_rest_is_predicted(
     unit: Make, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A unit of 20 micro batches of other lengths, of which a quarter is timed before it may be given up."""
+    monkeypatch.setattr(typical, "token_factor", lambda *_: 1.0)
 
     def timed(most_seconds: float | None) -> Unit:
         made = unit(PLAIN)

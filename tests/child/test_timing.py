@@ -18,10 +18,11 @@ import torch
 from service.levers import LEVERS
 from tests.child import tiny
 from training import batches
-from worker.child import steps, timing, windows
+from worker.child import steps, windows
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle
-from worker.child.timing import Pieces, Unit, interval, piece_count, time_unit
+from worker.child.pieces import MOST_OTHERS, Pieces, interval
+from worker.child.timing import Unit, piece_count, time_unit
 from worker.devices.cpu import Cpu
 
 SAMPLES = list(range(16))
@@ -52,9 +53,9 @@ def test_clean_timings_replace_the_others_and_are_counted() -> None:
     pieces = Pieces()
     pieces.add((0, 0), 9.0, 0.5)
     assert pieces.best() == {(0, 0): [9.0]} and pieces.clean_share() == 0 and pieces.short(1, 1)
-    pieces.add((0, 0), 2.0, timing.MOST_OTHERS)
+    pieces.add((0, 0), 2.0, MOST_OTHERS)
     assert pieces.best() == {(0, 0): [2.0]} and pieces.clean_share() == 0.5 and not pieces.short(1, 1)
-    pieces.add((0, 1), 7.0, timing.MOST_OTHERS + 0.001)
+    pieces.add((0, 1), 7.0, MOST_OTHERS + 0.001)
     assert pieces.best() == {(0, 0): [2.0], (0, 1): [7.0]} and pieces.worst_share == 0.5
     assert pieces.short(2, 1), "the second piece has no clean timing"
     pieces.add((0, 1), 3.0, 0.0)
@@ -216,7 +217,8 @@ def test_the_device_is_waited_for_once_a_window_and_a_short_rest_is_judged_with_
     assert unit.run()
     # Three steps of a first mark, three pieces, and the end of the wait for data: a second each.
     assert device.seen == [("waited", 2.0), (0.0, 2.0), ("waited", 3.0), (0.0, 3.0)]
-    assert unit.timing().seconds == pytest.approx(3 * (3 + 1) * 0.2) and len(unit.losses) == 3
+    found = unit.timing()
+    assert found.seconds == pytest.approx(found.token_factor * 3 * (3 + 1) * 0.2) and len(unit.losses) == 3
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")  # on 2 cores
@@ -260,4 +262,5 @@ def test_what_the_device_waits_for_data_is_counted(
     unit = Unit(bundle, 2, plan_of(bundle, list(range(12)), micro=2, effective=4))
     assert unit.run()
     seen = unit.timing()
-    assert (seen.waiting_seconds, seen.seconds) == (3.0, 7.5), "three steps, a wait and three pieces each"
+    found = (seen.waiting_seconds / seen.token_factor, seen.seconds / seen.token_factor)
+    assert found == pytest.approx((3.0, 7.5)), "three steps, a wait and three pieces each"

@@ -31,7 +31,7 @@ from worker.child import probe
 from worker.child import steps as optimizer_steps
 from worker.child.arrange import plan_of, shape_of
 from worker.child.build import Bundle, build
-from worker.child.timing import MOST_OTHERS
+from worker.child.pieces import MOST_OTHERS
 from worker.devices import Device
 
 STEPS = {"quick": 40, "standard": 200, "strict": 1000}  # where the job does not set search.soak_steps

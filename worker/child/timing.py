@@ -9,97 +9,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import random
 import statistics
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from service.contract.measurement import Slice, Timing
 from training.batches import Prepared
 from training.samples import Step
-from worker.child import sizes, steps
+from worker.child import sizes, steps, typical
 from worker.child.arrange import shape_of
 from worker.child.build import Bundle
+from worker.child.pieces import Pieces, interval
 from worker.child.turns import Turns
 from worker.child.windows import Mark, Window
 
-# The share of the device that other processes may use while a timing counts as clean: chosen, not measured. What is
-# disturbed is repeated and verified in turns; `python -m benchmarks.noise` tells how answers fare beside a neighbour.
-MOST_OTHERS = 0.10
-BOOTSTRAP = 1000  # draws
 LEAST_SECONDS, LEAST_STEPS = 3.0, 10  # that a fast device is timed for, in several passes where one is shorter
 MOST_PASSES = 50
 ENOUGH_SHAPES = 4  # for the three numbers of the cost model, with one to spare
 ENOUGH_SECONDS = 5.0  # of a trial's unit on a fast device: the rest is predicted (docs/decisions/0032)
-
-
-@dataclass
-class Pieces:
-    """Timings of the unit's pieces: each micro batch, and each update with the wait for the next step's batches.
-
-    A piece is (step, place in the step). `clean` timings had the device to themselves, `dirty` ones did not; `unknown`
-    counts the clean ones for which the device could not tell.
-    """
-
-    clean: dict[tuple[int, int], list[float]] = field(default_factory=dict)
-    dirty: dict[tuple[int, int], list[float]] = field(default_factory=dict)
-    worst_share: float | None = None
-    unknown: int = 0
-
-    def add(self, piece: tuple[int, int], seconds: float, share: float | None) -> None:
-        """Add a timing and the share of the device that other processes used, None where the device cannot tell."""
-        if share is None:
-            self.unknown += 1
-        else:
-            self.worst_share = max(self.worst_share or 0.0, share)
-        (self.clean if share is None or share <= MOST_OTHERS else self.dirty).setdefault(piece, []).append(seconds)
-
-    def short(self, pieces: int, wanted: int) -> bool:
-        """Whether some piece has fewer clean timings than wanted."""
-        return len(self.clean) < pieces or any(len(times) < wanted for times in self.clean.values())
-
-    def seconds(self) -> float:
-        """All that was timed."""
-        return sum(sum(times) for times in (*self.clean.values(), *self.dirty.values()))
-
-    def best(self) -> dict[tuple[int, int], list[float]]:
-        """Each piece's clean timings, or its disturbed timings where it has no clean one."""
-        return {piece: times for piece, times in self.dirty.items() if piece not in self.clean} | self.clean
-
-    def clean_share(self) -> float | None:
-        """The share of timings that are known to be clean, or None where nothing is known of any."""
-        clean = sum(map(len, self.clean.values()))
-        count = clean + sum(map(len, self.dirty.values()))
-        return None if count and self.unknown == count else (clean - self.unknown) / max(1, count)
-
-
-def interval(pieces: dict[tuple[int, int], list[float]], away: list[float] | None = None) -> tuple[float, float, float]:
-    """(sum of the pieces' medians, low, high): the 95% interval of that sum by a bootstrap.
-
-    Each piece has few timings, so the relative residuals around the medians are pooled over all pieces that have more
-    than one timing, widened by sqrt(n / (n - 1)) because residuals of n timings understate the spread, and drawn with
-    replacement. Where most pieces have a single timing, `away` replaces the residuals: the relative distances of the
-    timings from what their shapes predict.
-    """
-    medians = [statistics.median(times) for times in pieces.values()]
-    total = sum(medians)
-    residuals = [
-        (value / median - 1) * (len(times) / (len(times) - 1)) ** 0.5
-        for times, median in zip(pieces.values(), medians, strict=True)
-        for value in times
-        if median and len(times) > 1
-    ]
-    if len(residuals) <= len(medians):
-        residuals = away or residuals or [0.0]
-    rng = random.Random(0)
-    counts = [len(times) for times in pieces.values()]
-    # One draw stands for the mean of a piece's timings, so its spread shrinks with their number.
-    sums = sorted(
-        sum(median * (1 + rng.choice(residuals) / count**0.5) for median, count in zip(medians, counts, strict=True))
-        for _ in range(BOOTSTRAP)
-    )
-    return total, min(total, sums[int(0.025 * BOOTSTRAP)]), max(total, sums[int(0.975 * BOOTSTRAP)])
 
 
 @dataclass
@@ -233,7 +162,8 @@ class Unit:
         """Whether enough of the first pass is timed to expect that the unit takes longer than is worth timing it."""
         if self.most_seconds is None or not self._predicts_after(LEAST_SECONDS):
             return False
-        return sum(map(statistics.median, self._pieces().values())) > self.most_seconds
+        seconds = sum(map(statistics.median, self._pieces().values()))
+        return self.token_factor() * seconds > self.most_seconds
 
     def _rest_is_predicted(self) -> bool:
         """Whether so much of the first pass is timed that the rest of the unit is as well predicted."""
@@ -288,12 +218,14 @@ class Unit:
 
     def timing(self) -> Timing:
         """The timing of the unit from the passes so far."""
-        seconds, low, high = interval(self._pieces(), self._away())
+        factor = self.token_factor()
+        seconds, low, high = (factor * one for one in interval(self._pieces(), self._away()))
         lengths = self.bundle.data.lengths
         samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
         shapes = [shape for number in range(len(self.plan)) for shape in self.shapes_in(number)]
         clocks = [clock for clock, _ in self.clocks]
         waited = statistics.fmean(statistics.median(waits) for waits in self.waits.values()) * len(self.plan)
+        updates = max(0.0, self.updates_seconds() - waited)
         return Timing(
             micro_batch_size=self.micro,
             seconds=seconds,
@@ -305,8 +237,9 @@ class Unit:
             steps=len(self.plan),
             passes=self.passes,
             timed_share=self.timed_share,
-            waiting_seconds=waited,
-            update_seconds=max(0.0, self.updates_seconds() - waited),
+            token_factor=factor,
+            waiting_seconds=factor * waited,
+            update_seconds=factor * updates,
             peak_bytes=self.peak_bytes,
             reserved_bytes=self.reserved_bytes,
             retries=self.retries,
@@ -315,6 +248,15 @@ class Unit:
             clock_mhz=(min(clocks), max(clocks)) if clocks else None,
             slowed_by=tuple(sorted({reason for _, reasons in self.clocks for reason in reasons})),
         )
+
+    def token_factor(self) -> float:
+        """How much longer a token takes in a run than in this unit (worker/child/typical.py)."""
+        unit = typical.Shapes(self.plan, self.bundle.data.lengths, self.bundle)
+        return typical.token_factor(unit, self._run_shapes, self.shapes(), statistics.fmean(self._updates()))
+
+    @cached_property
+    def _run_shapes(self) -> typical.Shapes:
+        return typical.of_run(self.bundle, self.micro)
 
     def updates_seconds(self) -> float:
         """The seconds of all the unit's updates with the waits for the next steps' batches."""
