@@ -15,7 +15,6 @@ from service.contract.measurement import (
     NORMAL,
     PROCESS_SPREAD,
     Measurement,
-    Outcome,
     Verdict,
     Verification,
     timings_of,
@@ -36,8 +35,6 @@ from service.contract.recommendation import (
     Evidence,
     Recommendation,
     RecommendedConfiguration,
-    Rejected,
-    Stability,
     Winner,
 )
 from service.contract.states import Origin
@@ -47,6 +44,7 @@ from service.headline import figure
 from service.levers import as_fixed
 from service.levers.batching import BUDGETED, ROWS
 from service.remarks import remarks
+from service.stability import rejected, stability
 
 MANY_ALTERNATIVES = 5
 NO_TASKS: Mapping[str, float] = {}
@@ -98,7 +96,7 @@ def recommend(
             spec, best.evidence.measurement, best.evidence.baseline, history, best.verdicts
         ).contributions,
         instead=instead(spec, verified, sound, baselines),
-        rejected=_rejected(spec, history, verifications, best.evidence.peak_bytes),
+        rejected=rejected(spec, history, verifications, best.evidence.peak_bytes),
         time_spent=_time_spent(history, verifications, spent),
         spec=_pinned(spec, best.evidence.measurement).model_dump(mode="json"),
         reproduce="dynotune tune recommendation.json",
@@ -161,7 +159,7 @@ def _build(
         configuration=recommended,
         **arguments(spec, recommended, on_host, measurement.weights_dtype),
         evidence=evidence.model_copy(update={"objective": figure(spec, evidence, verdicts)}),
-        stability=_stability(spec, verdict, verification),
+        stability=stability(spec, verdict, verification),
         verdicts=verdicts,
     )
 
@@ -282,75 +280,6 @@ def _speedup(
     ratio = counted_seconds(spec, baseline) / counted_seconds(spec, measurement)
     width = math.exp(NORMAL * math.hypot(PROCESS_SPREAD, ours.log_error, theirs.log_error))
     return ratio, ratio / width, ratio * width, "single trials, one after the other (not verified)"
-
-
-def _stability(spec: JobSpec, verdict: Verdict | None, verification: Verification | None) -> Stability:
-    if verdict is None or verification is None:
-        return Stability(
-            stable=None,
-            statement="Not verified: loss, gradients and memory held in its own trial only.",
-        )
-    soak, proof = verdict.soak, verdict.proof
-    stable: bool | None = verdict.stable
-    itself = verdict.key == verification.baseline_key
-    ran = "it is the baseline itself" if itself else "it was not compared with a reference"
-    if proof:
-        ran = f"{proof.steps} optimizer steps of the same {proof.samples} samples compared with a reference "
-        ran += f"({proof.reference}): losses at most {proof.largest_loss_difference or 0:.2%} away, the weights moved "
-        ran += f"{proof.movement or 0:.2f} times as far"
-    elif verification.baseline_key is None:
-        stable = None if verdict.stable else False
-        ran = "it was compared with nothing, as no baseline ran to its end; so whether it is stable is not known"
-    elif verdict.stable and soak is None:
-        stable = None
-        ran += "; it was not soaked, so that whether it is stable is not known"
-    if soak:
-        ran += f"; then a soak of {soak.steps} of {soak.wanted_steps} steps at micro batch {soak.micro_batch_size}"
-        ran += f" (interrupted, so in {soak.segments} processes)" if soak.segments > 1 else ""
-        save = " and a save" if soak.saved_bytes != 0 else " (no save: the disk for temporary files had no room)"
-        ran += f", the longest samples first ({soak.worst_case_steps} times), an evaluation{save} in the middle"
-        if soak.growth_bytes is not None:
-            ran += f"; memory held between steps grew by {soak.growth_bytes / 2**20:.1f} MiB"
-        if verdict.micro_batch_size:
-            ran += "; the micro batch first measured did not hold, so this is the next smaller one"
-    kind = spec.search.verify.capitalize()
-    note = f" {verification.note}" if verification.note else ""
-    return Stability(
-        stable=stable, reasons=verdict.reasons, verdict=verdict, statement=f"{kind} verification: {ran}.{note}"
-    )
-
-
-def _rejected(
-    spec: JobSpec,
-    history: tuple[TrialRecord, ...],
-    verifications: dict[str, Verification | None],
-    peak: int | None,
-) -> tuple[Rejected, ...]:
-    fits = f"; the recommended configuration took {peak / 2**30:.2f} GiB" if peak else ""
-    rejected = [
-        Rejected(
-            method=record.measurement.configuration.method,
-            levers=record.measurement.configuration.levers,
-            outcome=record.measurement.outcome,
-            reason=record.measurement.reason + (fits if record.measurement.outcome is Outcome.infeasible else ""),
-        )
-        for record in history
-        if record.measurement.outcome is not Outcome.ok
-    ]
-    by_key = {record.measurement.configuration.key: record.measurement.configuration for record in history}
-    for verification in verifications.values():
-        for verdict in verification.verdicts if verification else ():
-            if not verdict.stable and verdict.key in by_key:
-                reason = "; ".join(verdict.reasons)
-                made = by_key[verdict.key]
-                rejected.append(
-                    Rejected(method=made.method, levers=made.levers, outcome=Outcome.unstable, reason=reason)
-                )
-            elif minimises_memory(spec) and is_too_slow(verdict.speedup) and verdict.key in by_key:
-                made = by_key[verdict.key]
-                reason = f"it runs at {verdict.speedup:.2f} of the baseline's speed, which objective memory rules out"
-                rejected.append(Rejected(method=made.method, levers=made.levers, outcome="slower", reason=reason))
-    return tuple(rejected)
 
 
 def _time_spent(
