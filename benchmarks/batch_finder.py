@@ -33,7 +33,8 @@ from benchmarks.finders.cases import CASES, QUICK, ROOT, Case, prepare
 from benchmarks.finders.ours import MALLOC, Machine, dynotune, peer, truth, warm
 from benchmarks.finders.soaks import LONG, LONG_STEPS, QUICK_STEPS, SOAKED, STEPS, sizes, soak
 from benchmarks.store import Row, Store, say
-from worker.runner.main import discover, environment
+from service.devices import device_facts
+from worker.runner.main import environment
 
 FINDERS = ("dynotune", "accelerate", "lightning-power", "lightning-binsearch")
 SECONDS, QUICK_SECONDS = 150.0, 60.0
@@ -230,7 +231,7 @@ def main() -> None:
     os.environ.update(environment() | MALLOC)
     cases = [case for case in CASES if case.name in options.case] if options.case else QUICK if options.quick else CASES
     prepare(options.home)
-    facts = discover()[-1]
+    facts = device_facts()[-1]
     machine = Machine(facts, options.home.resolve(), QUICK_SECONDS if options.quick else SECONDS, options.at_once)
     runs = Runs(machine, Store(options.home / "results.json", options.fresh))
     result: dict[str, Any] = {

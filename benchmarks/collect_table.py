@@ -32,9 +32,10 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
+from service.devices import device_facts
 from service.levers import LEVERS
 from worker.runner.kept import Keeper
-from worker.runner.main import discover, environment
+from worker.runner.main import environment
 from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Sandbox
 
@@ -144,7 +145,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.update(environment())
     home = options.home.resolve()
-    facts = next(one for one in discover() if not one.has_own_memory)
+    facts = next(one for one in device_facts() if not one.has_own_memory)
     models(home)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     table = Table(options.json, JobSpec.model_validate(JOBS[options.job]()), recorded_facts(facts))

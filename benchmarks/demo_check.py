@@ -31,12 +31,13 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome
 from service.contract.recommendation import Recommendation
+from service.devices import device_facts
 from service.exports import EXPORTS
 from service.settings import Settings
 from worker.plan.ratios import ratio
 from worker.runner.kept import Keeper
 from worker.runner.lock import DeviceLock
-from worker.runner.main import discover, environment
+from worker.runner.main import environment
 from worker.runner.measuring import Bench
 from worker.runner.sandbox import Sandbox
 
@@ -94,7 +95,7 @@ def opened(facts: HardwareFacts) -> tuple[Bench, DeviceLock]:
 def run(found: Recommendation, blocks: int, exports: list[str], only_scripts: bool) -> dict[str, Any]:
     """All blocks; the result as JSON."""
     spec = JobSpec.model_validate(found.spec)
-    facts = discover()[0]
+    facts = device_facts()[0]
     bench, lock = opened(facts)
     ours, others = found.evidence.measurement, {} if only_scripts else candidates(found, facts)
     scripts = {name: bench.home / EXPORTS[name].file for name in exports}

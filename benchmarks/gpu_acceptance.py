@@ -38,7 +38,8 @@ from benchmarks.acceptance import (
 from benchmarks.acceptance.place import ROOT, Failed, Part, Place, Step
 from benchmarks.finders.ours import MALLOC
 from benchmarks.store import Row, Store, say
-from worker.runner.main import discover, environment, read_facts
+from service.devices import device_facts
+from worker.runner.main import environment, read_facts
 
 PARTS = {
     part.name: part
@@ -143,7 +144,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     deadline = time.monotonic() + options.minutes * 60
     os.environ.update(environment())
-    device = read_facts(options.facts) if options.facts else discover()[0]
+    device = read_facts(options.facts) if options.facts else device_facts()[0]
     if device.device != "cuda" and not options.dry_run:
         sys.exit("gpu_acceptance: this machine has no NVIDIA GPU that torch sees; --dry-run walks the code without one")
     if not device.has_own_memory:  # before the first child, whose fork server all others share

@@ -25,12 +25,12 @@ from service.contract.child import Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
 from service.contract.replay import Replay
+from service.devices import device_facts
 from tests.factory import configuration, measured
 from worker.child import replay as replays
 from worker.child.build import build
 from worker.devices import open_device
 from worker.plan import proof
-from worker.runner.main import discover
 
 ROOT = Path(__file__).parent.parent
 MODEL, DATA = ROOT / "examples" / "llama-13m", ROOT / "examples" / "data" / "functions.jsonl"
@@ -87,7 +87,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         }
     )
     candidate = measured(configuration(method, EFFECTIVE, None, **levers), micro_batch_size=MICRO)
-    reference = proof.references_of(candidate, discover()[0])[0][1]
+    reference = proof.references_of(candidate, device_facts()[0])[0][1]
     rotary = modeling_llama.apply_rotary_pos_emb
     try:
         if name == FAULT:

@@ -32,10 +32,11 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Verification
 from service.contract.recommendation import Recommendation
 from service.contract.task import VerifyRequest
+from service.devices import device_facts
 from worker.plan.finalists import BLOCKS
 from worker.plan.ratios import TIED_WITHIN, ratio
 from worker.runner.lock import DeviceLock
-from worker.runner.main import discover, environment
+from worker.runner.main import environment
 from worker.runner.measuring import Bench
 from worker.runner.verifying import Verifier
 
@@ -122,7 +123,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.update(environment())
     found = recommendation(options.recommendation)
-    spec, facts = JobSpec.model_validate(found.spec), discover()[0]
+    spec, facts = JobSpec.model_validate(found.spec), device_facts()[0]
     three = top_three(found)
     bench, lock = opened(facts)
     most = BLOCKS[spec.search.verify]

@@ -26,9 +26,10 @@ from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
+from service.devices import device_facts
 from service.levers import LEVERS
 from worker.child.sources import CHATML
-from worker.runner.main import discover, environment
+from worker.runner.main import environment
 from worker.runner.measuring import Bench
 from worker.runner.sandbox import Sandbox
 
@@ -145,7 +146,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ.update(environment())
-    facts = discover()[0]
+    facts = device_facts()[0]
     result: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"name": facts.name, "cores": facts.cores, "os": platform.platform(), "versions": facts.versions},

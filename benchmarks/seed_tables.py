@@ -32,8 +32,9 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
+from service.devices import device_facts
 from service.levers import LEVERS, circumstances, excluded
-from worker.runner.main import discover, environment, read_facts
+from worker.runner.main import environment, read_facts
 from worker.runner.measuring import Bench, measure
 from worker.runner.sandbox import Sandbox
 
@@ -178,7 +179,7 @@ def main() -> None:
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     os.environ.update(environment())
-    facts = read_facts(options.facts) if options.facts else discover()[0]
+    facts = read_facts(options.facts) if options.facts else device_facts()[0]
     size = SIZES["tiny" if options.quick else options.size]
     home = (options.home / options.size).resolve()
     prepare(home, size, options.data)

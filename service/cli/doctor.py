@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from typing import Any
 
 import psutil
@@ -14,6 +13,8 @@ from rich.text import Text
 
 from service import __version__
 from service.contract.hardware import HardwareFacts
+from service.devices import device_facts
+from service.errors import Misconfigured
 from service.levers import LEVERS, packages
 from service.settings import Settings
 
@@ -24,7 +25,11 @@ BESIDES = {"accelerate": "loading straight to the device", "triton": "compile on
 def report(console: Console, as_json: bool) -> int:
     """Print the report; 0 when something can be measured here, else 1."""
     settings = Settings.from_environment()
-    found, problem = _facts()
+    found, problem = list[HardwareFacts](), None
+    try:
+        found = device_facts()
+    except Misconfigured as error:
+        problem = f"Nothing can be measured here: {error.detail}"
     disk = shutil.disk_usage(settings.home).free
     if as_json:
         data: dict[str, Any] = {
@@ -100,14 +105,3 @@ def _users(facts: HardwareFacts) -> list[str]:
                 owner = "an unknown user"
             found.append(f"process {pid} of {owner} uses {memory}: {name}")
     return found
-
-
-def _facts() -> tuple[list[HardwareFacts], str | None]:
-    """The devices, or why there are none. A process of its own asks, because that imports torch."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "worker.devices.facts"], capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return [], f"Nothing can be measured here: {last}. What a worker needs comes with dynotune's extra `worker`."
-    return [HardwareFacts.model_validate(one) for one in json.loads(done.stdout.splitlines()[-1])], None

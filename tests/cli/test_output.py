@@ -66,7 +66,7 @@ def test_doctor(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: Callable[..., HardwareFacts]
 ) -> None:
     found = facts(name="CPU [/x]", others=(NASTY,), packages={"peft": Package(problem=NASTY)}, topology=NASTY)
-    monkeypatch.setattr(doctor, "_facts", lambda: ([found], None))
+    monkeypatch.setattr(doctor, "device_facts", lambda: [found])
     assert doctor.report(console(), as_json=False) == 0
     said = capsys.readouterr().out
     assert said.count(NASTY) == 3 and "CPU [/x]: 16.0 GiB" in said
@@ -78,7 +78,7 @@ def test_doctor_says_what_each_package_brings(
     """It names the methods and choices that need a package, and never calls one of the catalogue's no lever."""
     names = ("flash_attn", "liger_kernel", "torchao", "apex", "bitsandbytes", "peft", "accelerate", "unheard_of")
     found = facts(packages=dict.fromkeys(names, Package(problem="not installed")))
-    monkeypatch.setattr(doctor, "_facts", lambda: ([found], None))
+    monkeypatch.setattr(doctor, "device_facts", lambda: [found])
     doctor.report(console(), as_json=False)
     lines = [line for line in capsys.readouterr().out.splitlines() if ": not installed" in line]
     said = {line.split(":")[0].strip(): line for line in lines}
@@ -110,7 +110,7 @@ def test_doctor_says_who_is_on_a_gpu(
 ) -> None:
     said = f"GPU-ab-12, {os.getpid()}, python, 300 MiB\nGPU-cd-34, 1, other, 1 MiB\nnonsense\n"
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, said, ""))
-    monkeypatch.setattr(doctor, "_facts", lambda: ([facts(device="cuda", has_own_memory=True, uuid="ab-12")], None))
+    monkeypatch.setattr(doctor, "device_facts", lambda: [facts(device="cuda", has_own_memory=True, uuid="ab-12")])
     doctor.report(console(), as_json=False)
     out = capsys.readouterr().out
     assert f"process {os.getpid()} of {psutil.Process().username()} uses 300 MiB: python" in out and "other" not in out

@@ -20,6 +20,7 @@ from service.contract.job import JobSpec, Method
 from service.contract.recommendation import RecommendedConfiguration
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
+from service.devices import device_facts
 from service.exports.arguments import arguments
 from service.levers import LEVERS, METHOD_NEEDS, excluded, exclusions
 from service.levers.adapter import ATTENTION
@@ -32,7 +33,6 @@ from worker.child import probe, steps
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle
 from worker.child.measure import LEARNS_OTHERWISE, check_reference
-from worker.runner.main import discover
 
 METHODS = tuple(METHOD_NEEDS)
 SAMPLES = list(range(8))
@@ -47,7 +47,7 @@ CPU = HardwareFacts(
     # torchao is here under `make test-torchao` only.
     packages={name: Package(version="1") for name in ("peft", "bitsandbytes", "torchao") if find_spec(name)},
 )
-HERE = CPU if tiny.DEVICE == "cpu" else discover()[0]
+HERE = CPU if tiny.DEVICE == "cpu" else device_facts()[0]
 EVERY = [(lever.name, choice.name) for lever in LEVERS.values() for choice in lever.choices]
 
 

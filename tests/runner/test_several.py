@@ -119,7 +119,7 @@ def test_each_is_told_its_device_s_facts(monkeypatch: pytest.MonkeyPatch, facts:
             return 0
 
     found = [facts(device="cuda", has_own_memory=True, index=number) for number in (0, 1)]
-    monkeypatch.setattr(main, "discover", lambda: found)
+    monkeypatch.setattr("service.devices.device_facts", lambda: found)
     monkeypatch.setattr(main, "Processes", Told)
     with pytest.raises(SystemExit) as ended:
         main.start("all", None, "worker.child.entry:main", 60.0, None, None, Terms())

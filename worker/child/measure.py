@@ -21,6 +21,7 @@ from worker.child.build import Bundle, build, parameter_counts, unmatched_module
 from worker.child.data import Data, work_unit
 from worker.child.lacking import lacking, lacking_kernels
 from worker.child.size_search import EarlierProbes, Found, Tell
+from worker.child.timing import Unit
 from worker.devices import Device
 
 CHECK_SAMPLES = 8  # of the step that is compared with the baseline's
@@ -130,33 +131,40 @@ def run_trial(
     spent.phases |= {"warm-up": times.warm_seconds, "timing": spent.phases["timing"] - times.warm_seconds}
     if steps.trained_sum(bundle.model) == weights:
         raise TrainingError("the trained weights did not change", "numbers")
-    timing = best.timing()
-    micro, batching = timing.micro_batch_size, request.configuration.levers["batching"]
     measured = Measurement(
         **base,
         **limits_of(found),
-        micro_batch_size=micro,
-        largest_micro_batch=max(found.largest, *(one.micro_batch_size for one in times.timings())),
-        gradient_accumulation_steps=arrange.accumulation(batching, best.plan, micro, effective),
-        timing=timing,
-        curve=times.timings(),
-        peak_bytes=timing.peak_bytes,
-        reserved_bytes=timing.reserved_bytes,
-        evaluation_batch_size=_evaluation_batch(spec, evaluation, micro, apart),
+        **_timed(bundle, times, best, found.largest),
+        evaluation_batch_size=_evaluation_batch(spec, evaluation, best.micro, apart),
         evaluation_seconds=one_evaluation,
         compile_seconds=compile_seconds,
-        first_call_seconds=best.first_calls(),
         check_loss=reference.loss,
         check_grad_norm=reference.grad_norm,
         pickled_weights=bundle.recipe.pickled_weights,
         remote_code=workplace.allow_remote_code and hasattr(bundle.model.config, "auto_map"),
         **beside_the_adapter(bundle),
-        losses=times.losses,
-        grad_norms=times.grad_norms,
-        notes=(*notes, *times.notes, *_notes_on(timing)),
+        notes=(*notes, *times.notes, *_notes_on(best.timing())),
         time_spent={name: round(seconds, 3) for name, seconds in spent.phases.items()},
     )
     return measured, bundle
+
+
+def _timed(bundle: Bundle, times: curve.Curve, best: Unit, largest: int) -> dict[str, Any]:
+    """The fields of a measurement that follow from its timings, and from `largest`, the largest probed micro batch."""
+    configuration, timing, timings = bundle.configuration, best.timing(), times.timings()
+    batching, effective = configuration.levers["batching"], configuration.effective_batch_size
+    return {
+        "micro_batch_size": best.micro,
+        "largest_micro_batch": max(largest, *(one.micro_batch_size for one in timings)),
+        "gradient_accumulation_steps": arrange.accumulation(batching, best.plan, best.micro, effective),
+        "timing": timing,
+        "curve": timings,
+        "peak_bytes": timing.peak_bytes,
+        "reserved_bytes": timing.reserved_bytes,
+        "first_call_seconds": best.first_calls(),
+        "losses": times.losses,
+        "grad_norms": times.grad_norms,
+    }
 
 
 def _loaded(

@@ -6,11 +6,9 @@ Modules that take long to import are imported where they are used, so that a mis
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -99,21 +97,6 @@ def work(
         sys.exit(f"dynotune worker: {error.detail}")
 
 
-def discover() -> list[HardwareFacts]:
-    """The facts of this machine's devices, read in another process, because reading them imports torch."""
-    from service.contract.hardware import HardwareFacts
-
-    # Nothing is compiled there, and without dynamo bitsandbytes imports no compiler, which takes a second.
-    around = environment() | {"TORCHDYNAMO_DISABLE": "1"}
-    command = [sys.executable, "-m", "worker.devices.facts"]
-    done = subprocess.run(command, capture_output=True, text=True, env=around)
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        sys.exit(f"dynotune worker: the devices could not be read ({last}); is dynotune's extra `worker` installed?")
-    sys.stderr.writelines(f"{line}\n" for line in done.stderr.splitlines() if line.startswith("dynotune worker:"))
-    return [HardwareFacts.model_validate(one) for one in json.loads(done.stdout.splitlines()[-1])]
-
-
 def read_facts(file: Path) -> HardwareFacts:
     """The facts of a device from a file."""
     from service.contract.hardware import HardwareFacts
@@ -158,8 +141,10 @@ def start(
     devices: str, file: Path | None, entry: str, lease: float, lifeline: int | None, server: str | None, terms: Terms
 ) -> None:
     """Serve a single device in this process, or start a process for each of several devices."""
+    from service.devices import device_facts
+
     os.environ.update(environment())
-    served = chosen([read_facts(file)] if file else discover(), devices)
+    served = chosen([read_facts(file)] if file else device_facts(), devices)
     if len(served) == 1:
         serve(served[0], entry, lease, lifeline, server, terms)
         return

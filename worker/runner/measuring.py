@@ -88,23 +88,14 @@ def measure(
     stays = incumbent is not None and incumbent.wanted(spec)
     trial = incumbent.at_pace(trial) if incumbent is not None else trial
     trial = trial.model_copy(update={"configuration": whole(trial.configuration)})  # planned by an older version
-    probes: list[Probe] = []
-    began, before, prepared = time.monotonic(), 0.0, 0.0
-
-    def spent(measured: Measurement) -> Measurement:
-        """The measurement, with this trial's failed children and the job's preparation added to `time_spent`."""
-        phases = measured.time_spent | ({FAILED: round(max(0.0, before - prepared), 3)} if before else {})
-        phases |= {PREPARE: round(prepared, 3)} if prepared else {}
-        return measured.model_copy(update={"time_spent": phases})
-
-    log, seen = "", Measurement(configuration=trial.configuration, outcome=Outcome.infeasible)
+    attempts = _Attempts(trial)
     for _ in range(MOST_CHILDREN):
-        limit = max(LEAST_SECONDS, trial.seconds_limit - (before - prepared))
+        limit = attempts.seconds_limit
         request = RunTrial(
             workplace=bench.workplace_of(job_id),
             spec=spec,
             trial=trial.model_copy(update={"seconds_limit": limit}),
-            known=tuple(probes),
+            known=tuple(attempts.probes),
             only_probe=only_probe,
             stays=stays,
         )
@@ -116,29 +107,73 @@ def measure(
                 ended,
                 bench.host_cap(spec),
             )
-            log += ending.log
-            begun, done = _probes(ending)
-            probes += done
-            seen = seen.model_copy(update={**_built(ending), "probes": tuple(probes)})
+            begun = attempts.add(ending)
             if incumbent is not None and isinstance(ending.last, Result) and ending.last.stays:
-                contender = Contender(job_id, child, end, spent(_conclude(ending, seen)), trial.best_seconds)
-                return incumbent.meet(contender, spec, on_progress, ended), log
+                contender = Contender(job_id, child, end, attempts.concluded(ending), trial.best_seconds)
+                return incumbent.meet(contender, spec, on_progress, ended), attempts.log
         if ending.kind is EndingKind.ended:
-            return None, log
+            return None, attempts.log
         if isinstance(ending.last, Result):
-            return spent(_conclude(ending, seen)), log
-        before = time.monotonic() - began
-        prepared += sum(one.prepare_seconds for one in ending.seen if isinstance(one, Built))
+            return attempts.concluded(ending), attempts.log
+        attempts.has_failed(ending)
         if ending.kind is not EndingKind.out_of_memory or begun is None:
-            return spent(_conclude(ending, seen)), log
+            return attempts.concluded(ending), attempts.log
         # An out-of-memory error leaves memory behind in its process, so another child goes on from the known probes.
-        probes.append(begun)
-        seen = seen.model_copy(update={"probes": tuple(probes)})
+        attempts.know(begun)
         if begun.micro_batch_size <= 1 and begun.phase is not ProbePhase.evaluation:
-            return spent(_with_reason(seen, _no_room(trial) + memory_sentence(ending))), log
-    sizes = ", ".join(str(probe.micro_batch_size) for probe in probes if probe.peak_bytes is None)
+            return attempts.infeasible(_no_room(trial) + memory_sentence(ending)), attempts.log
+    sizes = ", ".join(str(probe.micro_batch_size) for probe in attempts.probes if probe.peak_bytes is None)
     reason = f"memory ran out {MOST_CHILDREN} times (micro batches {sizes}), so it is not safe at any size tried"
-    return spent(_with_reason(seen, reason)), log
+    return attempts.infeasible(reason), attempts.log
+
+
+class _Attempts:
+    """The children of one trial, one after the other: what they have found, and the seconds of those that failed."""
+
+    def __init__(self, trial: TrialRequest) -> None:
+        self._trial, self._began = trial, time.monotonic()
+        self._seen = Measurement(configuration=trial.configuration, outcome=Outcome.infeasible)
+        self._failed_seconds = self._prepared_seconds = 0.0
+        self.probes: list[Probe] = []
+        self.log = ""
+
+    @property
+    def seconds_limit(self) -> float:
+        """The next child's: what is left of the trial's; what only a job's first process does, does not count."""
+        return max(LEAST_SECONDS, self._trial.seconds_limit - (self._failed_seconds - self._prepared_seconds))
+
+    def add(self, ending: Ending) -> Probe | None:
+        """Add what a child found; the probe that it had begun and not ended."""
+        self.log += ending.log
+        begun, done = _probes(ending)
+        self.probes += done
+        self._seen = self._seen.model_copy(update={**_built(ending), "probes": tuple(self.probes)})
+        return begun
+
+    def know(self, failed: Probe) -> None:
+        """Add a probe that ran out of memory."""
+        self.probes.append(failed)
+        self._seen = self._seen.model_copy(update={"probes": tuple(self.probes)})
+
+    def has_failed(self, ending: Ending) -> None:
+        """Count the seconds up to the end of a child without a result."""
+        self._failed_seconds = time.monotonic() - self._began
+        self._prepared_seconds += sum(one.prepare_seconds for one in ending.seen if isinstance(one, Built))
+
+    def concluded(self, ending: Ending) -> Measurement:
+        """The measurement that a child ended with, or what its end says."""
+        return self._with_seconds(_conclude(ending, self._seen))
+
+    def infeasible(self, reason: str) -> Measurement:
+        """The measurement of a trial that does not fit."""
+        return self._with_seconds(_with_reason(self._seen, reason))
+
+    def _with_seconds(self, measured: Measurement) -> Measurement:
+        """The measurement, with this trial's failed children and the job's preparation added to `time_spent`."""
+        failed, prepared = self._failed_seconds, self._prepared_seconds
+        phases = measured.time_spent | ({FAILED: round(max(0.0, failed - prepared), 3)} if failed else {})
+        phases |= {PREPARE: round(prepared, 3)} if prepared else {}
+        return measured.model_copy(update={"time_spent": phases})
 
 
 def _no_room(trial: TrialRequest) -> str:

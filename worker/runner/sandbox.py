@@ -166,23 +166,29 @@ class Child:
 
     def _next(self, deadline: float, ended: Callable[[], bool], cap_bytes: int | None) -> ChildMessage | None:
         """The next message; None when there is none yet, or when the child has ended, which sets `_ending`."""
-        process, seen = self._process, self._seen
+        self._ending = self._ended_from_outside(deadline, ended, cap_bytes)
+        if self._ending is not None:
+            return None
+        if self._receiving is not None or self._pipe in wait([self._pipe, self._process.sentinel], POLL_SECONDS):
+            return self._read()
+        # A process that ends just after the wait has given up may have sent its last message by now.
+        if self._process.exitcode is not None and not self._pipe.poll():
+            self._ending = _by_exit_code(self._process.exitcode, self._seen)
+        return None
+
+    def _ended_from_outside(self, deadline: float, ended: Callable[[], bool], cap_bytes: int | None) -> Ending | None:
+        """Why the child has to end now: it was told to, or takes too long, too much memory or too much disk."""
+        seen = self._seen
         if ended():
-            self._ending = Ending(EndingKind.ended, seen=seen)
-        elif time.monotonic() > deadline:
+            return Ending(EndingKind.ended, seen=seen)
+        if time.monotonic() > deadline:
             said = next((text for one in reversed(seen) if (text := doing(one))), None)
             reason = "it ran past its time limit and was killed" + (f" while {said}" if said else "")
-            self._ending = Ending(EndingKind.timed_out, reason, seen=seen)
-        elif (too_much := watchdog.too_much(process.pid, cap_bytes)) is not None:
-            self._ending = Ending(EndingKind.out_of_memory, too_much, seen=seen)
-        elif (too_much := watchdog.too_much_disk(self._scratch / OUTPUT)) is not None:
-            self._ending = Ending(EndingKind.out_of_disk, too_much, seen=seen)
-        elif self._receiving is None and self._pipe not in wait([self._pipe, process.sentinel], POLL_SECONDS):
-            # A process that ends just after the wait has given up may have sent its last message by now.
-            if process.exitcode is not None and not self._pipe.poll():
-                self._ending = _by_exit_code(process.exitcode, seen)
-        else:
-            return self._read()
+            return Ending(EndingKind.timed_out, reason, seen=seen)
+        if (too_much := watchdog.too_much(self._process.pid, cap_bytes)) is not None:
+            return Ending(EndingKind.out_of_memory, too_much, seen=seen)
+        if (too_much := watchdog.too_much_disk(self._scratch / OUTPUT)) is not None:
+            return Ending(EndingKind.out_of_disk, too_much, seen=seen)
         return None
 
     def _read(self) -> ChildMessage | None:
