@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -79,13 +80,14 @@ def described(app: FastAPI) -> Callable[[], dict[str, Any]]:
     """
     plain = app.openapi
 
+    @cache
     def document() -> dict[str, Any]:
         found = plain()
         found["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
-        for path, operations in found["paths"].items():
+        for operations in found["paths"].values():
             for method, operation in operations.items():
                 errors: tuple[type[DynotuneError], ...] = (ForeignHost,) if method == "get" else BEFORE_A_CHANGE
-                if path.startswith("/v1"):
+                if "security" in operation:
                     errors += WITH_KEYS
                 for status, response in responses(*errors).items():
                     entry = operation["responses"].get(str(status), {})

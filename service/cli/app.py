@@ -196,7 +196,6 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
         emit(found)
         return
     from service.cli import display
-    from service.cli.exporting import show_next
     from service.cli.output import one_line
 
     console = screen()
@@ -205,6 +204,8 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
         if line:
             console.print(one_line(line), soft_wrap=True)
     if best:
+        from service.cli.exporting import show_next  # imported here, as it imports all exports
+
         console.print(display.result_table(best))
         show_next(console, best, job)
 
