@@ -18,7 +18,6 @@ def plant(model: Any, name: str) -> None:
     others = {
         "positions": faults.positions_go_on,
         "later-rows": faults.later_rows_go_on,
-        "last-alone": faults.the_last_micro_batch_alone,
         "no-clipping": faults.no_clipping,
         "half-labels": faults.half_of_the_labels,
         "one-adapter": faults.one_adapter_alone,
