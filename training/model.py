@@ -40,12 +40,13 @@ def before_loading(recipe: Recipe) -> None:
 
     oneDNN, and torch's layer over it, each keep the kernels of the last 1,024 shapes that they met in 16 bits. Batches
     of many lengths bring new shapes at every step, and what is kept fragments the heap: a run takes twice the memory.
-    128 serve all layers of a micro batch (oneDNN's developer guide, "Primitive Cache"; pytorch issue 29893).
+    128 serve all layers of a micro batch (oneDNN's developer guide, "Primitive Cache"; pytorch issue 29893). Matmuls'
+    precision is set also where it is torch's own default, as NVIDIA's containers begin with another.
     """
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(cache, "128")
     if recipe.matmul:
-        torch.set_float32_matmul_precision(recipe.matmul)  # "highest" too: NVIDIA's containers begin with "high"
+        torch.set_float32_matmul_precision(recipe.matmul)
     if not recipe.masked:
         if recipe.packed:
             know_packed_rows()

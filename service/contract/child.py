@@ -91,10 +91,13 @@ class RunSoak(Contract):
     state: Path | None = None
 
 
+FIRST_ROWS = 2  # most rows of a micro batch of a replay's step 0, where it has samples of its own
+
+
 class RunReplay(Contract):
     """Train `count` optimizer steps from the first weights on, of `samples_a_step` samples or of those in `steps`.
 
-    Step 0 has `first_samples` where that is more, in micro batches of two rows at most. The steps of a
+    Step 0 has `first_samples` where that is more, in micro batches of FIRST_ROWS rows at most. The steps of a
     candidate's replay are given to the reference, which trains them one sample a row. Short rows share a micro batch,
     up to the tokens of as many longest samples as the configuration's micro batch has.
     """

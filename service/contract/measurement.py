@@ -136,8 +136,8 @@ class Timing(Contract):
     )
     token_factor: float = Field(
         default=1.0,
-        description="How much longer a token takes in a run than in the unit, as all its batches are shaped otherwise: "
-        "the seconds are those that were measured times this.",
+        description="How much longer a token takes in a run than in the unit, whose few samples make other batches. "
+        "The seconds contain it.",
     )
     timed_share: float = Field(
         default=1.0, description="Share of the unit that was timed; the rest of `seconds` is predicted by its shapes."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,14 +151,14 @@ def test_a_quick_search_times_another_size_for_a_fifth_only(
 ) -> None:
     timed = SimpleNamespace(
         peak_bytes=GIB,
+        plan=[[[0]]],
         timing=lambda: SimpleNamespace(seconds=8.0),  # what the model has seen slower: its own words are compared
         updates_seconds=lambda: 0.0,
     )
     curve._timed, curve._shapes, curve._samples, curve._candidates = {4: timed}, [], [], [1, 2, 4]
     curve._request, curve._bundle.data = SimpleNamespace(curve=whole), SimpleNamespace(lengths=[])
     monkeypatch.setattr(sizes, "cost_model", lambda _: None)
-    monkeypatch.setattr(sizes, "predict", lambda _, size, __: {4: 10.0, 2: promised, 1: 0.1}[size])
-    monkeypatch.setattr("worker.child.curve.plan_of", lambda _, __, size: size)
+    monkeypatch.setattr(curve, "_promise", lambda size, *_: {4: 10.0, 2: promised, 1: 0.1}[size])
     assert curve._promising() == (2 if tried else None), "1 is too far from what was timed"
 
 
@@ -219,10 +220,22 @@ def test_a_device_that_gains_nothing_from_large_batches_begins_with_the_smallest
     [("memory", False, 4), ("memory", True, 2)] + [("wall-clock", False, 16), ("wall-clock", True, 2)],
 )
 def test_a_search_for_memory_evaluates_no_more_than_a_micro_batch(
-    spec: Callable[..., JobSpec], objective: str, apart: bool, size: int
+    spec: Callable[..., JobSpec], monkeypatch: pytest.MonkeyPatch, objective: str, apart: bool, size: int
 ) -> None:
     """Of a micro batch of 4, and an evaluation that was found to fit at 16, or in a probe of its own at 2."""
-    assert _evaluation_batch(spec(search={"objective": objective}), 2 if apart else 16, 4, apart) == size
+    monkeypatch.setattr(probe, "evaluated_rows", lambda _, largest, __: largest)
+    bundle: Any = SimpleNamespace(spec=spec(search={"objective": objective}))
+    probed: Any = SimpleNamespace(largest=16, probes=())
+    assert _evaluation_batch(bundle, probed, 2, 4, apart) == size
+
+
+def test_a_fixed_micro_batch_is_evaluated_with_as_many_tokens(llama: Path, tmp_path: Path) -> None:
+    """Where validation samples are four times as long as any that is trained, a quarter of its rows."""
+    bundle = tiny.bundle(tiny.job(llama, tiny.write(tmp_path / "rows.jsonl", tiny.pairs(60))), "lora")
+    ids, labels = max(bundle.data.train, key=lambda one: len(one[0]))
+    bundle.data = replace(bundle.data, validation=[(ids * 4, labels * 4)])
+    probed: Any = SimpleNamespace(largest=16, probes=())
+    assert _evaluation_batch(bundle, probed, 4, 16, apart=False) == 4
 
 
 @pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing:FutureWarning")

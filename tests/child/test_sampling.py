@@ -12,13 +12,22 @@ import pytest
 from service.contract.measurement import DatasetFacts
 from tests.child import tiny
 from tests.factory import configuration
+from training.errors import TrainingError
 from training.recipe import Recipe
 from training.source import ROWS_AT_ONCE, samples_of
 from worker.child import data, evaluation_time, sampling
 from worker.child.build import recipe_of
-from worker.child.sampling import LONGEST, sampled
+from worker.child.sampling import LONGEST, Rows
 
 TEXTS = [{"text": "a" * (1 + at % 97)} for at in range(5000)]
+
+
+def sampled(rows: list[dict[str, Any]], told: Recipe) -> Rows:
+    """The sample, of which no row is there twice."""
+    found = sampling.sampled(rows, told)
+    both = [id(row) for row in (*found.drawn, *found.others)]
+    assert len(set(both)) == len(both)
+    return found
 
 
 def recipe(*columns: str, effective: int = 8) -> Recipe:
@@ -41,15 +50,15 @@ def facts(folder: Path, tokenizer: Any, rows: list[dict[str, Any]], task: str = 
 
 
 def test_few_rows_are_all_taken() -> None:
-    assert sampled(TEXTS, recipe("text")) is TEXTS and sampled([], recipe("text")) == []
+    assert sampled(TEXTS, recipe("text")) == (TEXTS, []) and sampled([], recipe("text")) == ([], [])
 
 
 @pytest.mark.usefixtures("few")
 def test_a_sample_is_the_same_each_time_and_of_all_parts() -> None:
     found = sampled(TEXTS, recipe("text"))
-    assert found == sampled(TEXTS, recipe("text")) and 200 <= len(found) <= 200 + LONGEST
+    assert found == sampled(TEXTS, recipe("text")) and len(found.drawn) == 200 and len(found.others) <= LONGEST
     places = {id(row): at for at, row in enumerate(TEXTS)}
-    drawn = [places[id(row)] for row in found]
+    drawn = [places[id(row)] for row in found.drawn]
     assert drawn == sorted(drawn), "in the order of the rows"
     assert {at // 25 for at in drawn} == set(range(200)), "one of each stretch of 25 rows"
     assert len({at % 25 for at in drawn}) > 15, "and not always the same one, as data may repeat a pattern"
@@ -57,9 +66,9 @@ def test_a_sample_is_the_same_each_time_and_of_all_parts() -> None:
 
 @pytest.mark.usefixtures("few")
 def test_long_rows_are_fewer_and_large_steps_have_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "MOST_CHARACTERS", 100 * 49)  # 100 rows of the mean length
-    assert 100 <= len(sampled(TEXTS, recipe("text"))) <= 100 + LONGEST
-    assert 800 <= len(sampled(TEXTS, recipe("text", effective=100))) <= 800 + LONGEST
+    monkeypatch.setattr(sampling, "MOST_BYTES", 100 * 49)  # 100 rows of the mean length
+    assert len(sampled(TEXTS, recipe("text")).drawn) == 100
+    assert len(sampled(TEXTS, recipe("text", effective=100)).drawn) == 800
 
 
 @pytest.mark.usefixtures("few")
@@ -67,11 +76,13 @@ def test_the_longest_row_and_each_class_are_in_it() -> None:
     rows = [{"text": "a few words", "label": at % 2} for at in range(5000)]
     rows[1234] |= {"text": "many words " * 50}
     rows[4321] |= {"label": 7}
-    found = sampled(rows, recipe("text", "label"))
-    assert rows[1234] in found and rows[4321] in found
+    others = sampled(rows, recipe("text", "label")).others
+    assert rows[1234] in others and rows[4321] in others
     talks = [{"messages": [{"role": "user", "content": "a" * (1 + at % 9)}]} for at in range(5000)]
     talks[77]["messages"].append({"role": "assistant", "content": "b" * 100})
-    assert talks[77] in sampled(talks, recipe("messages"))
+    assert talks[77] in sampled(talks, recipe("messages")).others
+    dense = [{"text": "a" * 90} for _ in range(5000)] + [{"text": "\u6f22" * 40}]
+    assert dense[-1] in sampled(dense, recipe("text")).others, "fewer characters and more bytes, and so more tokens"
 
 
 @pytest.mark.usefixtures("few")
@@ -87,6 +98,20 @@ def test_facts_are_estimates_for_all_rows(tmp_path: Path, tokenizer: Any, monkey
     assert found.tokens == pytest.approx(true.tokens, rel=0.1) and found.longest == true.longest
     assert sum(found.histogram.values()) == pytest.approx(found.rows, abs=2)
     assert any(f"Of {true.rows} training rows a sample of {found.sampled_rows}" in note for note in found.notes)
+
+
+@pytest.mark.usefixtures("few")
+def test_the_longest_rows_do_not_count_as_typical(tmp_path: Path, tokenizer: Any) -> None:
+    """Nor does half of a surrogate pair pass because its row is not drawn."""
+    rows = [{"text": "some words"} for _ in range(5000)]
+    rows[1001] = {"text": "many more words " * 20}
+    job = tiny.job(tmp_path, tiny.write(tmp_path / "rows.jsonl", rows))
+    found = data.load(job, recipe_of(job, configuration()), tokenizer, tiny.workplace(tmp_path))
+    assert found.facts.longest == max(found.lengths) > 20 and max(found.typical) < 20
+    assert found.facts.p99 < 20 and len(found.typical) < len(found.lengths)
+    (tmp_path / "rows.jsonl").write_text('{"text": "some words"}\n' * 3000 + '{"text": "\\ud800"}\n')
+    with pytest.raises(TrainingError, match="row 2851 has half of a surrogate pair"):  # of those that are not held out
+        data.load(job, recipe_of(job, configuration()), tokenizer, tiny.workplace(tmp_path))
 
 
 @pytest.mark.usefixtures("few")

@@ -222,14 +222,15 @@ def test_steps_are_slower_where_the_same_ones_are(bundle: Bundle, monkeypatch: p
 
 
 def test_the_longest_validation_samples_are_evaluated(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They fill a batch, wherever in the validation data they are; a batch of them takes the most memory."""
+    """They fill a batch, wherever in the validation data they are; the scores are those of the first samples."""
     short, long = ((array("q", [1] * length), array("q", [1] * length)) for length in (4, 30))
-    validation, widths = [*[short] * 300, *[long] * 3], list[int]()
+    validation, widths = [*[short] * 300, *[long] * 3], list[list[int]]()
     monkeypatch.setattr(bundle, "data", dataclasses.replace(bundle.data, validation=validation))
 
     def seen(_: Any, samples: list[Any], *__: Any) -> dict[str, float]:
-        widths.extend(len(ids) for ids, _ in samples)
-        return {"loss": 1.0}
+        widths.append([len(ids) for ids, _ in samples])
+        return {"loss": float(len(widths))}
 
     monkeypatch.setattr("training.evaluation.evaluate", seen)
-    assert soak.evaluate(bundle, 2).rows == EVALUATED["quick"] + 2 and widths.count(30) == 2
+    assert soak.evaluate(bundle, 2).loss == 2.0
+    assert widths == [[30, 30], [4] * EVALUATED["quick"]]

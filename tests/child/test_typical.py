@@ -35,7 +35,7 @@ def bundle_of(llama: Any, functions: Any) -> Callable[..., Bundle]:
 
     def make(batching: str, lengths: list[int]) -> Bundle:
         bundle = tiny.bundle(tiny.job(llama, functions, max_length=LONGEST), effective=EFFECTIVE, batching=batching)
-        bundle.data = SimpleNamespace(lengths=lengths)  # type: ignore[assignment]
+        bundle.data = SimpleNamespace(lengths=lengths, typical=lengths)  # type: ignore[assignment]
         return bundle
 
     return make

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
 
 from service.contract.child import ProbeStarted, Progress
@@ -15,8 +16,8 @@ from service.contract.measurement import PROCESS_SPREAD, Timing
 from service.contract.objective import SMALLEST_WITHIN, minimises_memory, training_seconds_of
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
-from service.levers.batching import BUDGETED
-from worker.child import probe, sizes
+from service.levers.batching import BUDGETED, PACKED
+from worker.child import probe, sizes, typical
 from worker.child.arrange import candidates, plan_of, widest_first
 from worker.child.build import Bundle
 from worker.child.size_search import Found, Tell
@@ -228,15 +229,22 @@ class Curve:
         """The untimed size that the cost model predicts to be enough faster than the best timed one, or None."""
         model = sizes.cost_model(self._shapes)
         best = min(self._timed, key=lambda one: self._timed[one].timing().seconds)
-        updates = min(unit.updates_seconds() for unit in self._timed.values())
+        update = min(unit.updates_seconds() / len(unit.plan) for unit in self._timed.values())
         promised: dict[int, float] = {
-            size: sizes.predict(model, plan_of(self._bundle, self._samples, size), self._bundle.data.lengths) + updates
+            size: self._promise(size, model, update)
             for size in self._candidates
             if size == best or (size not in self._timed and self._near(size) and self._has_room(size))
         }
         size = min(promised, key=lambda one: promised[one])
         worth = WORTH_TRYING if self._request.curve else WORTH_TRYING_QUICKLY
         return size if promised[size] < promised[best] * worth else None
+
+    def _promise(self, size: int, model: np.ndarray, update: float) -> float:
+        """The unit's seconds at a micro batch size by the cost model, corrected to the batches of a run."""
+        plan, lengths = plan_of(self._bundle, self._samples, size), self._bundle.data.lengths
+        unit, run = typical.Shapes(plan, lengths, self._bundle), typical.of_run(self._bundle, size)
+        seconds = sizes.predict(model, plan, lengths) + update * len(plan)
+        return seconds * typical.token_factor(unit, run, self._shapes, update)
 
     def _near(self, size: int) -> bool:
         return any(timed <= NEAR * size and size <= NEAR * timed for timed in self._timed)
@@ -258,15 +266,22 @@ class Curve:
 def warm_compiled(bundle: Bundle, largest: int, told: int | None, tell: Tell) -> float:
     """Run the size that is timed first (`first_size`) and the smallest, so that both are compiled.
 
-    Returns the seconds that the first run of the former took more than a second one. Those of the smallest do not
-    count: what is compiled for one row alone, a run needs for what is left of an epoch at most.
+    Returns the seconds that the first run of the former took more than a second one. Those of the smallest count as
+    well where steps end with what is left of rows or tokens; other batchings have one row alone at most at the end of
+    an epoch.
     """
     fitting = candidates(bundle, largest)
     size = first_size(bundle, fitting, told)
+    found = _first_call(bundle, size, tell)
+    of_one = _first_call(bundle, fitting[0], tell) if fitting[0] != size else 0.0
+    return found + of_one * (bundle.configuration.levers["batching"] in (*PACKED, *BUDGETED))
+
+
+def _first_call(bundle: Bundle, size: int, tell: Tell) -> float:
+    """The seconds that a step's first run takes more than a second one."""
     seconds = []
     for _ in range(2):
         started = time.perf_counter()
         probe.fits(bundle, size, tell)
         seconds.append(time.perf_counter() - started)
-    probe.fits(bundle, fitting[0], tell)
     return max(0.0, seconds[0] - seconds[1])

@@ -42,12 +42,22 @@ DRAWS = 200  # of a work unit, of which the most typical one is taken
 
 @dataclass(frozen=True)
 class Data:
-    """Training and validation samples with their lengths in tokens."""
+    """Training and validation samples with the training samples' lengths in tokens.
+
+    `drawn` says how many of each, from the first on, stand for the dataset. Of a large dataset, those after them are
+    there for what only few rows show, such as the greatest length.
+    """
 
     train: list[Sample]
     validation: list[Sample]
     lengths: list[int]
     facts: DatasetFacts
+    drawn: tuple[int, int]
+
+    @property
+    def typical(self) -> list[int]:
+        """The lengths of the training samples that stand for the dataset."""
+        return self.lengths[: self.drawn[0]]
 
     @cached_property
     def most_learnt(self) -> tuple[int, float]:
@@ -96,36 +106,56 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
         and any(_calls(row[recipe.columns["messages"]]) for row in train_rows)
     ):
         notes.append("The chat template says nothing of tool_calls, so calls of tools are neither written nor learnt.")
-    read = sampled(train_rows, recipe), sampled(validation_rows, recipe)
-    train, train_note = _learnable(read[0], "training", tokenizer, recipe)
-    validation, validation_note = _learnable(read[1], "validation", tokenizer, recipe)
-    if not train:
-        raise TrainingError(f"dataset: no training row has anything to learn: {train_note.rstrip('.')}")
-    notes += filter(None, (train_note, validation_note))
-    if not validation or validation_rows[0] is train_rows[0]:
+    train, validation = (
+        _read(rows, part, tokenizer, recipe)
+        for rows, part in ((train_rows, "training"), (validation_rows, "validation"))
+    )
+    if not train.drawn:
+        raise TrainingError(f"dataset: no training row has anything to learn: {train.notes[-1].rstrip('.')}")
+    notes += train.notes + validation.notes
+    if not validation.drawn or validation_rows[0] is train_rows[0]:
         notes.append("No validation row is left, so the evaluation takes a row that is trained on.")
-    if len(read[0]) < len(train_rows):
-        notes.append(
-            f"Of {len(train_rows)} training rows a sample of {len(read[0])} was tokenised and measured; numbers of "
-            "rows and tokens are estimates for all, which the run trains on."
-        )
-    notes += _cut(train, recipe) + _small(train, spec)
-    validation = validation or train[:1]
-    every = len(train_rows) / len(read[0]), len(validation_rows) / len(read[1]) if read[1] else 1.0
-    facts = _facts(train, validation, recipe, notes, every)
-    data = Data(train, validation, [len(ids) for ids, _ in train], facts)
+    notes += _cut(train.drawn, recipe) + _small(train.drawn, spec)
+    if not validation.drawn:
+        validation = replace(validation, drawn=train.drawn[:1], every=1.0)
+    samples, held_out = train.drawn + train.others, validation.drawn + validation.others
+    lengths, drawn = [len(ids) for ids, _ in samples], (len(train.drawn), len(validation.drawn))
+    data = Data(samples, held_out, lengths, _facts(train, validation, recipe, notes), drawn)
     if file:
         _pack(file, data)
     return data
 
 
-def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], str]:
-    """(the rows' samples in which a token or label counts for the loss, a sentence on the others if there are any)."""
+@dataclass(frozen=True)
+class Split:
+    """A split's samples: each one drawn stands for `every` rows. Where not all rows were tokenised, `rows` were."""
+
+    drawn: list[Sample]
+    others: list[Sample]
+    every: float
+    rows: int | None
+    notes: list[str]
+
+
+def _read(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> Split:
+    """The samples of a split's rows, or of a sample of them where there are many."""
     try:
-        samples = samples_of(rows, tokenizer, recipe)
-    except (TypeError, UnicodeEncodeError):  # what tokenizers say of text that cannot be written as UTF-8
+        read = sampled(rows, recipe)
+        drawn, note = _learnable(read.drawn, part, tokenizer, recipe)
+        others, _ = _learnable(read.others, part, tokenizer, recipe)
+    except (TypeError, UnicodeEncodeError):  # what is said of text that cannot be written as UTF-8
         _check_surrogates(rows, part, recipe)
         raise
+    notes, count = [note] if note else [], len(read.drawn)
+    if count == len(rows):
+        return Split(drawn, others, 1.0, None, notes)
+    told = f"Of {len(rows)} {part} rows a sample of {count} was tokenised and measured; numbers of rows and tokens are "
+    return Split(drawn, others, len(rows) / count, count, [f"{told}estimates for all, which the run reads.", *notes])
+
+
+def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], str]:
+    """(the rows' samples in which a token or label counts for the loss, a sentence on the others if there are any)."""
+    samples = samples_of(rows, tokenizer, recipe)
     learnt = [is_learnable(sample, recipe) for sample in samples]
     kept = [sample for sample, counts in zip(samples, learnt, strict=True) if counts]
     left_out = [len(ids) for (ids, _), counts in zip(samples, learnt, strict=True) if not counts]
@@ -182,35 +212,30 @@ def _check_surrogates(rows: list[Record], part: str, recipe: Recipe) -> None:
                 raise TrainingError(f"{where} has half of a surrogate pair (\\ud800 to \\udfff), which is no character")
 
 
-def _facts(
-    train: list[Sample], validation: list[Sample], recipe: Recipe, notes: list[str], every: tuple[float, float]
-) -> DatasetFacts:
-    """The facts about the data that the user is shown, and those that the training code's recipe needs.
-
-    `every` says for how many rows of the dataset each training sample, and each validation sample, stands.
-    """
-    lengths = np.array([len(ids) for ids, _ in train])
+def _facts(train: Split, validation: Split, recipe: Recipe, notes: list[str]) -> DatasetFacts:
+    """The facts about the data that the user is shown, and those that the training code's recipe needs."""
+    lengths = np.array([len(ids) for ids, _ in train.drawn])
     digest = hashlib.sha256()
-    for ids, labels in train:
+    for ids, labels in train.drawn:
         digest.update(np.array([*ids, -1, *labels], dtype=np.int32).tobytes())
     p50, p90, p99 = (int(value) for value in np.percentile(lengths, (50, 90, 99)))
     histogram, low = {}, 0
     for edge in HISTOGRAM_EDGES:
         count = int(((lengths > low) & (lengths <= edge)).sum())
         if count:
-            histogram[str(edge)] = round(every[0] * count)
+            histogram[str(edge)] = round(train.every * count)
         low = edge
     return DatasetFacts(
         fingerprint=digest.hexdigest()[:16],
-        rows=round(every[0] * len(train)),
-        validation_rows=round(every[1] * len(validation)),
-        tokens=round(every[0] * int(lengths.sum())),
-        at_max_length=round(every[0] * int((lengths >= recipe.max_length).sum())),
-        sampled_rows=len(train) if every[0] > 1 else None,
+        rows=round(train.every * len(train.drawn)),
+        validation_rows=round(validation.every * len(validation.drawn)),
+        tokens=round(train.every * int(lengths.sum())),
+        at_max_length=round(train.every * int((lengths >= recipe.max_length).sum())),
+        sampled_rows=train.rows,
         p50=p50,
         p90=p90,
         p99=p99,
-        longest=int(lengths.max()),
+        longest=max(len(ids) for ids, _ in train.drawn + train.others),
         histogram=histogram,
         columns=dict(recipe.columns),
         formats=recipe.formats,
@@ -229,7 +254,7 @@ def _flat(lists: list[array[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 def _pack(file: Path, data: Data) -> None:
     """Write to a file named after this process and rename it, so that another trial never reads half a file."""
-    arrays: dict[str, Any] = {"facts": data.facts.model_dump_json()}
+    arrays: dict[str, Any] = {"facts": data.facts.model_dump_json(), "drawn": np.array(data.drawn)}
     for name, samples in (("train", data.train), ("validation", data.validation)):
         for part, index in (("ids", 0), ("labels", 1)):
             arrays[f"{name}_{part}"], arrays[f"{name}_{part}_ends"] = _flat([sample[index] for sample in samples])
@@ -242,6 +267,7 @@ def _pack(file: Path, data: Data) -> None:
 def _unpack(file: Path) -> Data:
     with np.load(file) as arrays:
         facts = DatasetFacts.model_validate_json(str(arrays["facts"]))
+        drawn = tuple(map(int, arrays["drawn"]))
         parts = {
             name: [array("q", one.tobytes()) for one in np.split(arrays[name].astype(np.int64), ends[:-1])]
             for name in ("train_ids", "train_labels", "validation_ids", "validation_labels")
@@ -249,7 +275,7 @@ def _unpack(file: Path) -> Data:
         }
     train = list(zip(parts["train_ids"], parts["train_labels"], strict=True))
     validation = list(zip(parts["validation_ids"], parts["validation_labels"], strict=True))
-    return Data(train, validation, [len(ids) for ids, _ in train], facts)
+    return Data(train, validation, [len(ids) for ids, _ in train], facts, (drawn[0], drawn[1]))
 
 
 def work_unit(lengths: list[int], size: int, seed: int, effective: int) -> list[int]:

@@ -34,7 +34,7 @@ def evaluation_seconds(bundle: Bundle, size: int) -> float:
     Some of its batches are timed, which are spread evenly over all lengths, after a first one that warms up. The model
     is not compiled yet. A run evaluates the compiled one, which may be faster, and compiles for that: neither counts.
     """
-    ordered = sorted(bundle.data.validation, key=lambda sample: len(sample[0]), reverse=True)
+    ordered = sorted(bundle.data.validation[: bundle.data.drawn[1]], key=lambda sample: len(sample[0]), reverse=True)
     batches = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     step = ceil(len(batches) / BATCHES)
     chosen = batches[step // 2 :: step]

@@ -56,7 +56,7 @@ class Spent:
 
 def unit_of(spec: JobSpec, data: Data, seed: int) -> list[int]:
     """The job's work unit under a seed, as indices of training samples."""
-    return work_unit(data.lengths, unit_size(spec, data.facts), seed, _effective_batch(spec))
+    return work_unit(data.typical, unit_size(spec, data.facts), seed, _effective_batch(spec))
 
 
 def _effective_batch(spec: JobSpec) -> int:
@@ -135,7 +135,7 @@ def run_trial(
         **base,
         **limits_of(found),
         **_timed(bundle, times, best, found.largest),
-        evaluation_batch_size=_evaluation_batch(spec, evaluation, best.micro, apart),
+        evaluation_batch_size=_evaluation_batch(bundle, found, evaluation, best.micro, apart),
         evaluation_seconds=one_evaluation,
         compile_seconds=compile_seconds,
         check_loss=reference.loss,
@@ -244,13 +244,13 @@ def _notes_on(timing: Timing) -> list[str]:
     return notes
 
 
-def _evaluation_batch(spec: JobSpec, largest: int, micro: int, apart: bool) -> int:
-    """The evaluation's batch: the largest that fits, which is at least the micro batch unless it was probed `apart`.
+def _evaluation_batch(bundle: Bundle, probed: Found, largest: int, micro: int, apart: bool) -> int:
+    """The evaluation's batch: the largest that fits; unless it was probed `apart`, by the largest that was trained.
 
     With the objective memory no more than the micro batch, or the evaluation would take what training saves.
     """
-    found = largest if apart else max(largest, micro)
-    return min(found, micro) if minimises_memory(spec) else found
+    found = largest if apart else probe.evaluated_rows(bundle, max(probed.largest, micro), probed.probes)
+    return min(found, micro) if minimises_memory(bundle.spec) else found
 
 
 def built(bundle: Bundle, device: Device, used_before: int, is_first: bool) -> Built:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from service.contract.child import RunReplay
+from service.contract.child import FIRST_ROWS, RunReplay
 from service.contract.replay import Replay
 from training.levers.batching import longest_first, token_budget
 from training.samples import IGNORED, Batch, Step
@@ -27,7 +27,6 @@ Steps = tuple[tuple[int, ...], ...]  # the samples of each
 
 WATCHED = 4096  # weights of each trained tensor, spread over it: a copy of all weights might not fit
 COMPARED = 48  # values of the gradient of each trained matrix, spread over it
-ROWS_AT_FIRST = 2  # most rows of a micro batch of a step 0 that has samples of its own
 LONGEST = 0.1  # of the samples are the longest of the data, because faults often show on long rows only
 
 
@@ -63,7 +62,7 @@ def arranged(
     lengths, given, plan = bundle.data.lengths, list[int](), list[Step]()
     if first > size:
         given = samples(lengths, first, seed - 1, first)
-        plan = plan_of(bundle, given, min(micro, ROWS_AT_FIRST), effective=first)
+        plan = plan_of(bundle, given, min(micro, FIRST_ROWS), effective=first)
         count -= 1
     epoch = len(lengths) // size * size
     for start in range(0, count * size, epoch):

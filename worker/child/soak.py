@@ -50,12 +50,11 @@ LEFT_FREE = 1 << 30  # bytes of disk that a save leaves free
 
 @dataclass
 class Evaluation:
-    """The scores of an evaluation, the seconds that it took, and of how many samples it was."""
+    """The scores of an evaluation, and the seconds that it took."""
 
     loss: float
     accuracy: float | None
     seconds: float
-    rows: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     generating: float | None = None
 
@@ -137,7 +136,7 @@ def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[S
     ends = plan_of(bundle, by_length[:effective], micro) + plan_of(bundle, by_length[-effective:], micro)
     by_size = sorted(
         (one for step in ends + plan for one in step),
-        key=lambda one: math.prod(shape_of(one, lengths, bundle.recipe)),
+        key=lambda one: _size(shape_of(one, lengths, bundle.recipe)),
     )
     # Two micro batches are as bad as a whole step: the second one runs with the gradients of the first in place.
     most = 1 if bundle.recipe.steps_in_backward else 2
@@ -145,6 +144,12 @@ def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[S
     middle = len(plan) // 2
     before = longest + plan[:middle] + shortest
     return (before + longest + plan[middle:])[:steps], min(len(before), steps - 1)
+
+
+def _size(shape: tuple[int, int]) -> tuple[int, int]:
+    """What micro batches are ordered by: their tokens, and of as many tokens the longer rows, for their attention."""
+    rows, width = shape
+    return rows * width, width
 
 
 def run_soak(asked: RunSoak, device: Device, tell: Callable[[ChildMessage], None] = lambda _: None) -> Soak:
@@ -177,13 +182,14 @@ def soak(
                 state.peak = max(state.peak, device.peak())
         before, began, around = device.retries(), time.perf_counter(), device.neighbours()
         step = next(prepared)
+        launched = time.perf_counter()
         _step(bundle, step, number, state)
         share = device.others_share(around, device.neighbours())
         if share is None or share <= MOST_OTHERS:
-            taken = time.perf_counter() - began
-            paces.append(taken / sum(batch["input_ids"].numel() for batch in step[0]))
+            now = time.perf_counter()
+            paces.append((now - began) / sum(batch["input_ids"].numel() for batch in step[0]))
             if number > first and len(early) < REPEATED_EARLY:
-                early.append((step, taken))
+                early.append((step, now - launched))
         rising = rising + 1 if device.retries() > before else 0
         state.retries += device.retries() - before
         if rising >= 2:
@@ -208,7 +214,7 @@ def soak(
         evaluation_loss=seen.loss,
         evaluation_accuracy=seen.accuracy,
         evaluation_scores=seen.scores,
-        evaluation_rows=seen.rows,
+        evaluation_rows=min(len(bundle.data.validation), EVALUATED[bundle.spec.search.verify]),
         evaluation_seconds=seen.seconds,
         generation_seconds=seen.generating,
         saved_bytes=state.saved,
@@ -300,19 +306,20 @@ def confirm_growth(bundle: Bundle, step: Prepared, number: int, pace: float) -> 
 
 
 def evaluate(bundle: Bundle, size: int) -> Evaluation:
-    """Evaluate validation samples, the first and the longest, as the recipe says; TrainingError for a loss of NaN.
+    """Evaluate the first validation samples as the recipe says; TrainingError when the loss is not finite.
 
-    The longest fill a batch, which takes as much memory as any that a run's evaluation has.
+    A batch of the longest comes before, which takes as much memory as any that a run's evaluation has.
     """
-    started, recipe = time.perf_counter(), replace(bundle.recipe, evaluation_batch_size=size)
-    every = bundle.data.validation
-    longest = sorted(range(len(every)), key=lambda one: -len(every[one][0]))[:size]
-    samples = [every[one] for one in sorted({*range(len(every))[: EVALUATED[bundle.spec.search.verify]], *longest})]
+    recipe, every = replace(bundle.recipe, evaluation_batch_size=size), bundle.data.validation
+    longest = sorted(every, key=lambda sample: -len(sample[0]))[:size]
+    plain = replace(recipe, evaluation=None)
+    training_evaluation.evaluate(bundle.model, longest, bundle.tokenizer, bundle.device.torch, plain)
+    started, samples = time.perf_counter(), every[: EVALUATED[bundle.spec.search.verify]]
     scores = training_evaluation.evaluate(bundle.model, samples, bundle.tokenizer, bundle.device.torch, recipe)
     loss, accuracy, generating = (scores.pop(name, None) for name in ("loss", "accuracy", "generation_seconds"))
     if loss is None or not math.isfinite(loss):
         raise TrainingError(f"the evaluation loss is {loss}", "numbers")
-    return Evaluation(loss, accuracy, time.perf_counter() - started, len(samples), scores, generating)
+    return Evaluation(loss, accuracy, time.perf_counter() - started, scores, generating)
 
 
 def save(bundle: Bundle) -> int:

@@ -218,7 +218,7 @@ class Unit:
 
     def timing(self) -> Timing:
         """The timing of the unit from the passes so far."""
-        factor = self.token_factor()
+        factor, of_steps = self.token_factor(), self._run_shapes.steps_a_token / self._unit_shapes.steps_a_token
         seconds, low, high = (factor * one for one in interval(self._pieces(), self._away()))
         lengths = self.bundle.data.lengths
         samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
@@ -238,8 +238,8 @@ class Unit:
             passes=self.passes,
             timed_share=self.timed_share,
             token_factor=factor,
-            waiting_seconds=factor * waited,
-            update_seconds=factor * updates,
+            waiting_seconds=of_steps * waited,
+            update_seconds=of_steps * updates,
             peak_bytes=self.peak_bytes,
             reserved_bytes=self.reserved_bytes,
             retries=self.retries,
@@ -251,8 +251,12 @@ class Unit:
 
     def token_factor(self) -> float:
         """How much longer a token takes in a run than in this unit (worker/child/typical.py)."""
-        unit = typical.Shapes(self.plan, self.bundle.data.lengths, self.bundle)
-        return typical.token_factor(unit, self._run_shapes, self.shapes(), statistics.fmean(self._updates()))
+        update = statistics.fmean(self._updates())
+        return typical.token_factor(self._unit_shapes, self._run_shapes, self.shapes(), update)
+
+    @cached_property
+    def _unit_shapes(self) -> typical.Shapes:
+        return typical.Shapes(self.plan, self.bundle.data.lengths, self.bundle)
 
     @cached_property
     def _run_shapes(self) -> typical.Shapes:

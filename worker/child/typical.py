@@ -18,6 +18,7 @@ from worker.child.arrange import shape_of
 from worker.child.build import Bundle
 
 ENOUGH_SAMPLES = 2000  # that are arranged: of a small dataset, several epochs
+TELLING = 1.5  # times the tokens of the smallest micro batch that the largest has, where they tell of both numbers
 Shape = tuple[int, int]  # rows, tokens of a row with its padding
 
 
@@ -29,6 +30,11 @@ class Shapes:
         self.tokens = sum(lengths[sample] for step in plan for micro in step for row in micro for sample in row)
         self.counts = Counter(shape_of(micro, lengths, bundle.recipe) for step in plan for micro in step)
 
+    @property
+    def steps_a_token(self) -> float:
+        """Optimizer steps for each token without padding."""
+        return self.steps / self.tokens
+
     def seconds(self, a: float, b: float, update: float) -> float:
         """What they take where a micro batch takes `a` + `b` x its tokens, and each step's update `update` seconds."""
         micro = sum(count * (a + b * rows * width) for (rows, width), count in self.counts.items())
@@ -37,7 +43,7 @@ class Shapes:
 
 def of_run(bundle: Bundle, micro: int) -> Shapes:
     """The shapes of a run's epochs at a micro batch size."""
-    lengths, plan = bundle.data.lengths, list[Step]()
+    lengths, plan = bundle.data.typical, list[Step]()
     recipe = replace(
         bundle.recipe,
         micro_batch_size=micro,
@@ -53,11 +59,13 @@ def token_factor(unit: Shapes, run: Shapes, timed: list[tuple[int, int, float]],
     """The seconds of a token in the run over those in the unit, by `timed` micro batches (rows, width, seconds).
 
     Seconds are taken to grow with the tokens of a micro batch and not with the square of a row's, which would say too
-    much of rows that are longer than any that was timed.
+    much of rows that are longer than any that was timed. Where micro batches have about as many tokens each, they do
+    not tell what one takes whatever its tokens: nothing then, so that noise is not taken for it.
     """
     rows = np.array([(1.0, count * width) for count, width, _ in timed])
-    seconds = np.array([taken for _, _, taken in timed])
-    a, b = np.linalg.lstsq(rows / seconds[:, None], np.ones(len(timed)), rcond=None)[0]
-    if a < 0 or b < 0:  # then the shapes that were timed do not tell the two apart
-        a, b = 0.0, float(seconds.sum() / rows[:, 1].sum())
+    tokens, seconds = rows[:, 1], np.array([taken for _, _, taken in timed])
+    a, b = 0.0, float(seconds.sum() / tokens.sum())
+    if tokens.max() >= TELLING * tokens.min():
+        fitted = np.linalg.lstsq(rows / seconds[:, None], np.ones(len(timed)), rcond=None)[0]
+        a, b = map(float, fitted) if min(fitted) >= 0 else (a, b)
     return (run.seconds(a, b, update) / run.tokens) / (unit.seconds(a, b, update) / unit.tokens)

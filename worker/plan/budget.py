@@ -14,7 +14,7 @@ from service.contract.states import Origin
 from service.contract.task import LEAST_SOAK_SECONDS, PlanInput, block_passes, keeps_process
 from service.levers import chosen, is_compiled
 from service.tasks import TASKS
-from worker.plan.proof import STEPS, samples_a_step
+from worker.plan.proof import samples_of_a_replay
 
 # Of the job's minutes (docs/decisions/0008), but as much as the verification will take if that is no more than half.
 VERIFY_SHARE, MOST_SHARE = 0.25, 0.5
@@ -153,7 +153,7 @@ def verification_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequen
     """About how many seconds a verification of these takes: two blocks of all, a proof of the fastest, and a soak."""
     paces = [one.timing.seconds / one.timing.samples for one in candidates if one.timing]
     starts = [process_seconds(one) for one in candidates]
-    replayed = STEPS[spec.search.verify] * samples_a_step(candidates[-1])
+    replayed = samples_of_a_replay(spec, candidates[-1])
     held = replayed * (min(paces, default=0.0) + REFERENCES * max(paces, default=0.0))
     keeps = candidates[-1].configuration.method != "full" and not TASKS[spec.task].heads
     held += (STABILITY_WITH_ADAPTER if keeps else STABILITY_PROCESSES) * statistics.median(starts) + LEAST_SOAK_SECONDS

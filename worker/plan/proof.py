@@ -12,6 +12,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
+from service.contract.child import FIRST_ROWS
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
@@ -23,7 +24,6 @@ from service.levers.precision import FULL_PRECISION
 
 STEPS = {"quick": 10, "standard": 20, "strict": 50}
 LEAST_SAMPLES = 4  # a step
-ROWS_AT_FIRST = 2  # most rows of a micro batch of step 0, where rows are packed
 MOST_IN_FP32 = 2e9  # parameters of a model whose reference computes in fp32
 RATE_CHANGE = 1.02  # of the learning rate, by which a candidate's losses may be judged
 SHRINKAGE = 0.02  # by which the replay's weight decay makes the weights smaller over all its steps
@@ -117,10 +117,16 @@ def first_samples(spec: JobSpec, candidate: Measurement) -> int:
     levers, facts = candidate.configuration.levers, candidate.dataset
     if levers["batching"] not in (*PACKED, *BUDGETED) or levers["optimizer"] in WHOLE_STEP or facts is None:
         return 0
-    rows = 3 * min(candidate.micro_batch_size or 1, ROWS_AT_FIRST)
+    rows = 3 * min(candidate.micro_batch_size or 1, FIRST_ROWS)
     length = spec.dataset.max_length if levers["batching"] in ROWS else facts.longest
     wanted = math.ceil(rows * length * facts.rows / facts.tokens)
     return min(wanted, facts.rows, candidate.configuration.effective_batch_size)
+
+
+def samples_of_a_replay(spec: JobSpec, candidate: Measurement) -> int:
+    """How many samples a replay trains, those that it trains again counted again."""
+    size = samples_a_step(candidate)
+    return STEPS[spec.search.verify] * size + max(0, first_samples(spec, candidate) - size)
 
 
 def noise(reference: Replay, faster: Replay, other_seed: Replay) -> Noise:

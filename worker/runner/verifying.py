@@ -336,11 +336,14 @@ class Verifier:
 
         On top comes what trials do not do: the evaluation of a soak, and a replay by a reference that takes a while.
         """
-        from worker.plan.proof import STEPS, samples_a_step
+        from worker.plan.proof import samples_of_a_replay
 
         pace = candidate.timing.seconds / candidate.timing.samples if candidate.timing else 0.0
         verify = self._spec.search.verify
-        beyond = EVALUATED[verify] + REFERENCE_TIMES * STEPS[verify] * samples_a_step(candidate)
+        facts = candidate.dataset
+        long = facts.longest * facts.rows / facts.tokens if facts else 1.0  # times the mean length
+        longest = (candidate.evaluation_batch_size or 1) * long
+        beyond = EVALUATED[verify] + longest + REFERENCE_TIMES * samples_of_a_replay(self._spec, candidate)
         return 120.0 + 4 * sum(candidate.time_spent.values()) + self._request.seconds_limit * SOAK_SHARE + pace * beyond
 
     def _check(self, ending: Ending) -> None:
