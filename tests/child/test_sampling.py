@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,25 @@ def test_an_evaluation_of_all_validation_rows_is_estimated(
     rows = 10 * bundle.data.facts.validation_rows
     bundle.data = replace(bundle.data, facts=bundle.data.facts.model_copy(update={"validation_rows": rows}))
     assert evaluation_time.evaluation_seconds(bundle, 1) == pytest.approx(10 * once)
+
+
+@pytest.mark.parametrize("before", ["false", None])
+def test_all_cores_tokenise_and_one_from_then_on(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    """A worker's processes are told to use one, and tokenizers look at it in each call."""
+    name, seen = "TOKENIZERS_PARALLELISM", list[str | None]()
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+
+    def looked(*given: Any) -> Any:
+        seen.append(os.environ.get(name))
+        return samples_of(*given)
+
+    monkeypatch.setattr(data, "samples_of", looked)
+    facts(tmp_path, tokenizer, [{"text": "some words"}] * 40)
+    assert set(seen) == {"true"} and os.environ.get(name) == before
 
 
 def test_rows_are_tokenised_few_at_a_time(tokenizer: Any) -> None:

@@ -12,6 +12,8 @@ import os
 import random
 import re
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -141,8 +143,9 @@ def _read(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> Spli
     """The samples of a split's rows, or of a sample of them where there are many."""
     try:
         read = sampled(rows, recipe)
-        drawn, note = _learnable(read.drawn, part, tokenizer, recipe)
-        others, _ = _learnable(read.others, part, tokenizer, recipe)
+        with _all_cores():
+            drawn, note = _learnable(read.drawn, part, tokenizer, recipe)
+            others, _ = _learnable(read.others, part, tokenizer, recipe)
     except (TypeError, UnicodeEncodeError):  # what is said of text that cannot be written as UTF-8
         _check_surrogates(rows, part, recipe)
         raise
@@ -151,6 +154,18 @@ def _read(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> Spli
         return Split(drawn, others, 1.0, None, notes)
     told = f"Of {len(rows)} {part} rows a sample of {count} was tokenised and measured; numbers of rows and tokens are "
     return Split(drawn, others, len(rows) / count, count, [f"{told}estimates for all, which the run reads.", *notes])
+
+
+@contextmanager
+def _all_cores() -> Iterator[None]:
+    """Have tokenizers use all cores. Elsewhere a trial's use one, as loaders' processes are forked from it."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    try:
+        yield
+    finally:
+        os.environ.pop("TOKENIZERS_PARALLELISM")
+        os.environ |= {"TOKENIZERS_PARALLELISM": before} if before is not None else {}
 
 
 def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], str]:
