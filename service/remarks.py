@@ -32,7 +32,14 @@ def remarks(
     if spec.training.effective_batch_size is None:
         found.append(_chosen_batch(spec, best, sound))
     if batching in ACROSS_STEPS:
-        found.append(f"Batching {batching!r} arranges samples across steps: every sample is seen, in another order.")
+        steps = (
+            " A step has the effective batch in the mean: from a few long samples to twice as many short ones."
+            if batching == "packed-global"
+            else ""
+        )
+        found.append(
+            f"Batching {batching!r} arranges samples across steps: every sample is seen, in another order.{steps}"
+        )
     found += [break_even(spec, verified, sound), larger_batch(spec, measurement, best.stability.verdict)]
     found += [_minutes_apart(spec, best, other) for other in winners if other is not best]
     return tuple(one for one in found if one)
