@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.child import tiny
 from tests.child.test_data_mistakes import TALK, load, refused
 from tests.child.test_ordinary_data import TEMPLATE, notes
+from training.tasks.causal_lm import Writer, chat
 
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "path"}}}
 WITH_CALLS = (
@@ -100,3 +102,40 @@ def test_no_calls_are_noted_where_there_are_none(tmp_path: Path, tokenizer: Any)
     rows = [{"messages": talk, "scores": [1, None, "a"]}] * 20
     data = load(tiny.write(tmp_path / "rows.jsonl", rows), tokenizer, chat_template=TEMPLATE)
     assert "tool_calls" not in notes(data)
+
+
+TEMPLATES = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "spaces": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}",
+    "earlier turns otherwise": "{% for m in messages %}<{{ m.role }}>{% if not loop.last %}{{ m.content | length }}"
+    "{% else %}{{ m.content }}{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=list(TEMPLATES))
+def test_what_was_tokenised_once_is_as_if_tokenised_again(tokenizer: Any, template: str) -> None:
+    """Where tokens end when turns do; elsewhere, as where a space and a word are one token, it is tokenised again."""
+    tokenizer.chat_template = template
+    texts = ["path", " path ", "漢字 é", "🙂🙂 ", "\n\nvalue\n", "</s>", "   ", "a", ""]
+    calls = dict.fromkeys((True, False), 0)
+
+    def counted(fast: bool) -> Any:
+        def apply(*given: Any, **options: Any) -> Any:
+            calls[fast] += options["tokenize"]
+            return tokenizer.apply_chat_template(*given, **options)
+
+        return apply
+
+    recipe: Any = SimpleNamespace(turn_weights=False)
+    for first in texts:
+        for second in texts:
+            roles = ("user", "assistant") * 2
+            talk = [
+                {"role": role, "content": text}
+                for role, text in zip(roles, (first, second, second, first), strict=True)
+            ]
+            ours, plain = (chat(talk, Writer(counted(fast), fast), recipe) for fast in (True, False))
+            assert ours == plain
+    assert calls[True] < calls[False] or "length" in template

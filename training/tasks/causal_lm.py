@@ -96,7 +96,7 @@ def of_one_text(turn: Any) -> Any:
     return turn | {"content": "".join(part if isinstance(part, str) else part["text"] for part in parts)}
 
 
-def chat(messages: Any, write: Callable[..., list[int]], recipe: Recipe) -> tuple[list[int], list[bool]]:
+def chat(messages: Any, write: Writer, recipe: Recipe) -> tuple[list[int], list[bool]]:
     """(tokens of a conversation by the chat template, for each whether it is learnt: the assistant's are).
 
     A turn's tokens are those that it adds to the turns before it. Some templates write turns in another way once others
@@ -104,7 +104,7 @@ def chat(messages: Any, write: Callable[..., list[int]], recipe: Recipe) -> tupl
     says nothing and calls no tool is not learnt, not even its end.
     """
     try:
-        everything = write(messages)
+        everything = write.whole(messages) if messages else []
         learnt = [False] * len(everything)
         for at, turn in enumerate(messages):
             if turn["role"] != "assistant" or (recipe.turn_weights and turn.get("weight") == 0):
@@ -131,20 +131,41 @@ def writes_calls(messages: Any, at: int, write: Callable[..., list[int]]) -> boo
     return write([*messages[:at], silent | {"tool_calls": calls}]) != without
 
 
-def writer(row: dict[str, Any], tokenizer: Any, recipe: Recipe) -> Callable[..., list[int]]:
-    """A function from turns to their tokens by the chat template, which is told of the row's tools."""
+def writer(row: dict[str, Any], tokenizer: Any, recipe: Recipe) -> Writer:
+    """What writes the row's turns by the chat template, which is told of the row's tools."""
     if "tools" in recipe.columns:
         tools = row.get(recipe.columns["tools"])
         known = json.loads(tools) if isinstance(tools, str) and tools else tools
-        return partial(ids_of, tokenizer, tools=known or None)
-    return partial(ids_of, tokenizer)
+        return Writer(partial(tokenizer.apply_chat_template, tools=known or None), tokenizer.is_fast)
+    return Writer(tokenizer.apply_chat_template, tokenizer.is_fast)
 
 
-def ids_of(tokenizer: Any, turns: Any, **options: Any) -> list[int]:
-    """The tokens of some turns by the chat template."""
-    if not turns:
-        return []
-    return list(tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False, **options))
+class Writer:
+    """Writes turns by a chat template, as tokens: first a whole conversation, and then parts of it or other turns.
+
+    Turns with which the conversation begins are not tokenised again where one of its tokens ends when they do.
+    """
+
+    def __init__(self, template: Callable[..., Any], tells_offsets: bool) -> None:
+        self.template, self.tells_offsets = template, tells_offsets
+
+    def whole(self, conversation: Any) -> list[int]:
+        """The conversation's tokens."""
+        more = {"tokenizer_kwargs": {"return_offsets_mapping": True}} if self.tells_offsets else {}
+        written = self.template(conversation, tokenize=True, return_dict=True, **more)
+        self.text, self.ids = self.template(conversation, tokenize=False), list(written["input_ids"])
+        # The end of each token in the text -> how many tokens there are up to it.
+        self.counts = {end: at for at, (_, end) in enumerate(written.get("offset_mapping", ()), start=1)}
+        return self.ids
+
+    def __call__(self, turns: Any, **options: Any) -> list[int]:
+        """The tokens of some turns."""
+        if not turns:
+            return []
+        text = self.template(turns, tokenize=False, **options)
+        if len(text) in self.counts and self.text.startswith(text):
+            return self.ids[: self.counts[len(text)]]
+        return list(self.template(turns, tokenize=True, return_dict=False, **options))
 
 
 def turn_in(everything: list[int], messages: Any, at: int, write: Callable[..., list[int]]) -> tuple[int, int]:
