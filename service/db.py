@@ -23,6 +23,7 @@ from sqlalchemy.pool import QueuePool
 
 import migrations
 from service.errors import Misconfigured, OtherVersion, Unavailable
+from service.text import first_line
 
 MIGRATIONS = Path(migrations.__file__).parent
 POOL = {"pool_size": 5, "max_overflow": 20}
@@ -188,7 +189,7 @@ def upgrade(url: str) -> None:
     except DBAPIError as error:
         if damaged(error):
             raise unavailable(error) from error
-        raise Unavailable(f"The database cannot be used: {_first_line(error)}.") from error
+        raise Unavailable(f"The database cannot be used: {_reason(error)}.") from error
     except CommandError as error:
         raise Unavailable(f"The database is not one of this version of dynotune: {error}.") from error
 
@@ -233,12 +234,12 @@ def unavailable(error: DBAPIError) -> Unavailable:
     """The error that a user gets whose request failed with a database error."""
     if damaged(error):
         return Unavailable(
-            f"The database is damaged ({_first_line(error)}); put a copy of it in its place, or move the file away to "
+            f"The database is damaged ({_reason(error)}); put a copy of it in its place, or move the file away to "
             "begin with an empty one."
         )
     if lacks_schema(error):
         return Unavailable("The database has no tables yet, or old ones; `dynotune serve` brings them up to date.")
-    return Unavailable(f"The database does not answer ({_first_line(error)}); try again in a moment.")
+    return Unavailable(f"The database does not answer ({_reason(error)}); try again in a moment.")
 
 
 def damaged(error: BaseException | None) -> bool:
@@ -252,5 +253,6 @@ def lacks_schema(error: DBAPIError) -> bool:
     return getattr(error.orig, "sqlstate", None) in ("42P01", "42703") or any(one in str(error.orig) for one in missing)
 
 
-def _first_line(error: DBAPIError) -> str:
-    return str(error.orig).strip().partition("\n")[0].rstrip(".")
+def _reason(error: DBAPIError) -> str:
+    """What the database says, as a part of a sentence."""
+    return first_line(error.orig).rstrip(".")

@@ -32,13 +32,11 @@ def remarks(
     if spec.training.effective_batch_size is None:
         found.append(_chosen_batch(spec, best, sound))
     if batching in ACROSS_STEPS:
-        steps = (
-            " A step has the effective batch in the mean: from a few long samples to twice as many short ones."
-            if batching == "packed-global"
-            else ""
-        )
+        found.append(f"Batching {batching!r} arranges samples across steps: every sample is seen, in another order.")
+    if batching == "packed-global":
         found.append(
-            f"Batching {batching!r} arranges samples across steps: every sample is seen, in another order.{steps}"
+            "The steps of packed-global have the effective batch in the mean: a few long samples, or up to twice as many "
+            "short ones."
         )
     found += [break_even(spec, verified, sound), larger_batch(spec, measurement, best.stability.verdict)]
     found += [_minutes_apart(spec, best, other) for other in winners if other is not best]

@@ -32,7 +32,7 @@ def is_learnable(sample: Sample, recipe: Recipe) -> bool:
 
 
 def samples_of(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[Sample]:
-    """The rows' samples, few rows at a time: a tokenizer's answer takes ten times the memory of its token ids."""
+    """The rows' samples, few rows at a time: a tokenizer's answer takes far more memory than its token ids."""
     parts = [rows[at : at + ROWS_AT_ONCE] for at in range(0, len(rows), ROWS_AT_ONCE)]
     return [sample for part in parts for sample in task_of(recipe).encode(part, tokenizer, recipe)]
 

@@ -312,7 +312,7 @@ def test_the_cache_gives_back_what_was_tokenised(tmp_path: Path, functions: Path
     source = functions if task == "causal-lm" else reviews
     cache = tmp_path / "cache"
     fresh = load(source, cache, task)
-    assert [path.name for path in cache.iterdir()] == ["tokens.npz"]
+    assert [path.name for path in cache.iterdir()] == ["samples.npz"]
     assert load(source, cache, task) == fresh == load(source, None, task)
 
 

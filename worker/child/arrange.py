@@ -64,7 +64,7 @@ def accumulation(batching: str, plan: Sequence[Step], micro: int, effective: int
 
 
 def padded_shape(batch: MicroBatch, lengths: Sequence[int]) -> tuple[int, int]:
-    """(rows, tokens of the longest row) of a micro batch, before any rounding: the shape that the device computes."""
+    """(rows, tokens of the longest row) of a micro batch: its shape before the recipe rounds the width up."""
     return len(batch), max(sum(lengths[sample] for sample in row) for row in batch)
 
 

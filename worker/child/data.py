@@ -37,7 +37,7 @@ from worker.child.sampling import sampled
 # Upper bounds, in tokens, of the bins of the histogram of lengths.
 HISTOGRAM_EDGES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 30)
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair that UTF-16 writes one character with
-KEPT = "tokens.npz"  # the file of a job's samples in its cache
+KEPT = "samples.npz"  # the file of a job's samples in its cache
 WORTH_A_NOTE = 0.05  # share of the training samples that fill max_length, from which on it is told
 DRAWS = 200  # of a work unit, of which the most typical one is taken
 
@@ -130,7 +130,10 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
 
 @dataclass(frozen=True)
 class Split:
-    """A split's samples: each one drawn stands for `every` rows. Where not all rows were tokenised, `rows` were."""
+    """A split's samples: those drawn, which each stand for `every` rows, and others (worker/child/sampling.py).
+
+    `rows` says how many rows were tokenised; None for all.
+    """
 
     drawn: list[Sample]
     others: list[Sample]
@@ -164,8 +167,10 @@ def _all_cores() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop("TOKENIZERS_PARALLELISM")
-        os.environ |= {"TOKENIZERS_PARALLELISM": before} if before is not None else {}
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], str]:

@@ -12,7 +12,7 @@ from service.contract.form import form_of, unfit
 from service.contract.job import JobSpec
 from service.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, read
 from service.tasks import TASKS
-from service.text import listed
+from service.text import first_line, listed
 from training.errors import TrainingError
 from training.reading import Record, files_by, files_of, files_to_train, read_splits
 from training.recipe import Recipe
@@ -132,7 +132,7 @@ def _explain_parquet(path: Path) -> None:
     try:
         pyarrow.parquet.read_schema(path)
     except pyarrow.ArrowInvalid as error:
-        reason = str(error).splitlines()[0][:200].rstrip(".")
+        reason = first_line(error)[:200].rstrip(".")
         raise TrainingError(f"{path.name} is not a parquet file: {reason}") from error
 
 

@@ -39,7 +39,8 @@ LEAST_FOR_GROWTH = 30  # steps, before memory between steps can be said to grow
 MOST_STEPS = 5000  # of a soak whose steps the job does not give
 # What a soak is judged by. With these, `python -m benchmarks.planted` finds the planted leak, and no sound
 # configuration fails its soak.
-MOST_SLOWING = 1.3  # times the seconds a padded token, in the last third of the steps over those in the first
+# The last third of the steps over the first, in seconds a padded token; and early steps, trained again, over before.
+MOST_SLOWING = 1.3
 LEAST_FOR_PACE = 15  # undisturbed steps, before their pace can be said to change
 REPEATED_EARLY = 7  # steps after the first, which are trained again at the end to tell whether steps became slower
 NOISE_BYTES = 4 << 20  # differences of memory between steps that are not taken for growth
@@ -250,7 +251,7 @@ def slowing(paces: list[float]) -> bool:
     """Whether the last third of the steps seems to have taken clearly longer a padded token than the first third did.
 
     `paces` are those of the steps during which no other process used the device. Short steps take longer a token than
-    long ones, so that the steps of some batchings, which differ much, may seem so by chance.
+    long ones, so that where steps differ much in length, they may seem slower by chance.
     """
     if len(paces) < LEAST_FOR_PACE:
         return False

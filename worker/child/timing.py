@@ -220,7 +220,6 @@ class Unit:
         """The timing of the unit from the passes so far."""
         factor, of_steps = self.token_factor(), self._run_shapes.steps_a_token / self._unit_shapes.steps_a_token
         seconds, low, high = (factor * one for one in interval(self._pieces(), self._away()))
-        lengths = self.bundle.data.lengths
         samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
         shapes = [shape for number in range(len(self.plan)) for shape in self.shapes_in(number)]
         clocks = [clock for clock, _ in self.clocks]
@@ -232,7 +231,7 @@ class Unit:
             low=low,
             high=high,
             samples=len(samples),
-            tokens=sum(lengths[sample] for sample in samples),
+            tokens=self._unit_shapes.tokens,
             padded_tokens=sum(rows * width for rows, width in shapes),
             steps=len(self.plan),
             passes=self.passes,

@@ -19,7 +19,6 @@ from worker.child.build import Bundle
 
 ENOUGH_SAMPLES = 2000  # that are arranged: of a small dataset, several epochs
 TELLING = 1.5  # times the tokens of the smallest micro batch that the largest has, where they tell of both numbers
-Shape = tuple[int, int]  # rows, tokens of a row with its padding
 
 
 class Shapes:
@@ -28,7 +27,7 @@ class Shapes:
     def __init__(self, plan: list[Step], lengths: Sequence[int], bundle: Bundle) -> None:
         self.steps = len(plan)
         self.tokens = sum(lengths[sample] for step in plan for micro in step for row in micro for sample in row)
-        self.counts = Counter(shape_of(micro, lengths, bundle.recipe) for step in plan for micro in step)
+        self.shapes = Counter(shape_of(micro, lengths, bundle.recipe) for step in plan for micro in step)
 
     @property
     def steps_a_token(self) -> float:
@@ -37,7 +36,7 @@ class Shapes:
 
     def seconds(self, a: float, b: float, update: float) -> float:
         """What they take where a micro batch takes `a` + `b` x its tokens, and each step's update `update` seconds."""
-        micro = sum(count * (a + b * rows * width) for (rows, width), count in self.counts.items())
+        micro = sum(count * (a + b * rows * width) for (rows, width), count in self.shapes.items())
         return micro + self.steps * update
 
 
@@ -59,8 +58,8 @@ def token_factor(unit: Shapes, run: Shapes, timed: list[tuple[int, int, float]],
     """The seconds of a token in the run over those in the unit, by `timed` micro batches (rows, width, seconds).
 
     Seconds are taken to grow with the tokens of a micro batch and not with the square of a row's, which would say too
-    much of rows that are longer than any that was timed. Where micro batches have about as many tokens each, they do
-    not tell what one takes whatever its tokens: nothing then, so that noise is not taken for it.
+    much of rows that are longer than any that was timed. Where all micro batches have about as many tokens, a fit could
+    not tell a constant part from noise, and seconds are taken to be proportional to tokens.
     """
     rows = np.array([(1.0, count * width) for count, width, _ in timed])
     tokens, seconds = rows[:, 1], np.array([taken for _, _, taken in timed])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from service.contract.hardware import HardwareFacts
+from service.text import first_line
 from worker.devices.base import Device
 from worker.devices.nvml import Nvml, Reading
 
@@ -40,7 +41,7 @@ class Cuda(Device):
             try:
                 there.append(cls._facts(index, common))
             except RuntimeError as error:
-                failure, reason = error, str(error).partition("\n")[0]
+                failure, reason = error, first_line(error)
                 sys.stderr.write(f"dynotune worker: {cls.kind}:{index} is left out, as it cannot be used ({reason})\n")
         if failure is not None and not there:
             raise failure

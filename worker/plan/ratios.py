@@ -7,6 +7,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
+import numpy as np
+
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, PROCESS_SPREAD, Block, Measurement
 from service.contract.objective import SMALLEST_WITHIN, counted_seconds, minimises_memory, score
@@ -56,15 +58,8 @@ def weighted_median(values: Sequence[float], shares: Sequence[float]) -> float:
 
     Half of a value's share lies on each side of it, and between two values the median is interpolated.
     """
-    below, before = 0.0, None
-    for value, share in sorted(zip(values, shares, strict=True)):
-        at = below + share / 2
-        if at >= 0.5:
-            if before is None:
-                return value
-            return before[0] + (value - before[0]) * (0.5 - before[1]) / (at - before[1])
-        below, before = below + share, (value, at)
-    return max(values)
+    ordered, counts = np.array(sorted(zip(values, shares, strict=True))).T
+    return float(np.interp(0.5, np.cumsum(counts) - counts / 2, ordered))
 
 
 def spread_of_pairs(logs: Sequence[float]) -> float:

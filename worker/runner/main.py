@@ -100,11 +100,12 @@ def work(
 def read_facts(file: Path) -> HardwareFacts:
     """The facts of a device from a file."""
     from service.contract.hardware import HardwareFacts
+    from service.text import first_line
 
     try:
         return HardwareFacts.model_validate_json(file.read_text())
     except (OSError, ValueError) as error:
-        raise Misconfigured(f"--facts: {file} holds no device's facts ({str(error).splitlines()[0]}).") from error
+        raise Misconfigured(f"--facts: {file} holds no device's facts ({first_line(error)}).") from error
 
 
 def environment() -> dict[str, str]:
