@@ -35,8 +35,8 @@ def remarks(
         found.append(f"Batching {batching!r} arranges samples across steps: every sample is seen, in another order.")
     if batching == "packed-global":
         found.append(
-            "The steps of packed-global have the effective batch in the mean: a few long samples, or up to twice as many "
-            "short ones."
+            "The steps of packed-global have the effective batch in the mean: a few long samples, or up to twice as "
+            "many short ones."
         )
     found += [break_even(spec, verified, sound), larger_batch(spec, measurement, best.stability.verdict)]
     found += [_minutes_apart(spec, best, other) for other in winners if other is not best]
