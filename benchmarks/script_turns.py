@@ -32,7 +32,12 @@ class Script:
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process, self._log = process, log
-        self.seconds = 0.0
+        self.seconds, self.warmed = 0.0, 0
+
+    def warm_up(self, steps: int) -> None:
+        """Train so many steps, or a few more, that do not count."""
+        self.turn(steps)
+        self.seconds, self.warmed = 0.0, len(self.lines())
 
     def turn(self, steps: int) -> None:
         """Let it train so many steps more."""
@@ -60,7 +65,7 @@ def running(script: Path, cwd: Path) -> Iterator[Script]:
     """The script, past its first steps and stopped; killed at the end."""
     log = script.with_suffix(".jsonl")
     log.unlink(missing_ok=True)
-    steps = str(WARM_STEPS + TURNS + 2)
+    steps = str(2 * (WARM_STEPS + TURNS))  # more than it comes to: train.py may log several steps at once
     command = [sys.executable, str(script), "--max-steps", steps, "--log", str(log)]
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # as the script's head advises
     with log.with_suffix(".txt").open("wb") as output:
@@ -73,8 +78,7 @@ def running(script: Path, cwd: Path) -> Iterator[Script]:
         )
     try:
         made = Script(process, log)
-        made.turn(WARM_STEPS)
-        made.seconds = 0.0
+        made.warm_up(WARM_STEPS)
         yield made
     finally:
         process.kill()
@@ -101,13 +105,16 @@ def compared(
             child.order(Turn(passes=passes * turn / TURNS, last=turn == TURNS))
             ending = child.until_paused(LIMIT, lambda: False)
         lines = {name: process.lines() for name, process in processes.items()}
+    seen = [0, *(line["tokens"] for line in lines[TRAIN])]  # tokens after each step
     assert ending is not None and isinstance(ending.last, Result) and ending.last.block and ending.last.block.timing
     ours = sum(one.seconds for one in ending.last.block.slices)
-    tokens = lines[TRAIN][WARM_STEPS + TURNS - 1]["tokens"] - lines[TRAIN][WARM_STEPS - 1]["tokens"]
     return {
         "tokens_per_second": {
             "recommended": passes * ending.last.block.timing.tokens / ours,
-            **{name: tokens / process.seconds for name, process in processes.items()},
+            **{
+                name: (seen[len(lines[name])] - seen[process.warmed]) / process.seconds
+                for name, process in processes.items()
+            },
         },
         "first_loss": {name: one[0]["loss"] for name, one in lines.items()},
     }

@@ -82,22 +82,34 @@ def train(
     plan = (step for epoch in itertools.count() for step in epoch_steps(lengths, epoch, recipe))
     steps = prepared(itertools.islice(plan, first, None), samples, pad, recipe)
     batches, terms, tokens = next(steps)
+    unread: list[tuple[int, float, int, tuple[torch.Tensor, torch.Tensor]]] = []  # results that are on the device
     seen, since = 0, time.perf_counter()
-    bar = tqdm(range(first + 1, total + 1), initial=first, total=total)
+    waited, bar = since, tqdm(range(first + 1, total + 1), initial=first, total=total)
     for number in bar:
         rate, seen = float(schedule.get_last_lr()[0]), seen + tokens  # torchao's rates are tensors
         results = optimizer_step(model, optimizer, scaler, batches, terms, device, recipe)
+        unread.append((number, rate, seen, results))
         batches, terms, tokens = next(steps)  # the next step's, made while the device computes
-        loss, norm = map(float, results)  # this waits for the device
-        if recipe.loss_scaling and overflowed(loss, norm, skipped):
-            skipped += 1
-        else:
-            check_numbers(number, loss, norm)
+        pauses = number % args.save_every == 0 or number == total
+        if recipe.evaluation_steps:
+            pauses = pauses or number % recipe.evaluation_steps == 0
+        if not recipe.loss_scaling:
             schedule.step()
-            if recipe.loss_scaling:
-                skipped = 0
-        seconds = time.perf_counter() - since
-        report(step=number, loss=loss, grad_norm=norm, learning_rate=rate, tokens=seen, seconds=seconds)
+            if not pauses and time.perf_counter() - waited < WINDOW:
+                continue  # with the next step: a device that is waited for after each one runs out of work
+        for step, its_rate, seen_by_then, (on_device, norm_on_device) in unread:
+            loss, norm = float(on_device), float(norm_on_device)  # this waits for the device
+            if recipe.loss_scaling and overflowed(loss, norm, skipped):
+                skipped += 1
+            else:
+                check_numbers(step, loss, norm)
+                if recipe.loss_scaling:
+                    schedule.step()
+                    skipped = 0
+            seconds = time.perf_counter() - since
+            report(step=step, loss=loss, grad_norm=norm, learning_rate=its_rate, tokens=seen_by_then, seconds=seconds)
+        unread.clear()
+        waited = time.perf_counter()
         bar.set_postfix_str(f"loss {loss:.4f}, gradient norm {norm:.3g}, {seen / seconds:,.0f} non-padding tokens/s")
         if number % args.save_every == 0:
             save_checkpoint(model, kept, number, args.output / CHECKPOINT)
@@ -109,6 +121,7 @@ def train(
 
 
 CHECKPOINT = "checkpoint.pt"
+WINDOW = 0.3  # seconds of steps that are launched one behind another before the device is waited for
 
 
 def save_checkpoint(model: Any, kept: dict[str, Any], step: int, path: Path) -> None:

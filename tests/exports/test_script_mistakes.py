@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -127,6 +128,33 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_ended(
         ending.setattr(module, "save_checkpoint", save_and_end)
         assert run("ended") == whole[:2]
     assert run("ended", "--resume") == whole and len(whole) == 6
+
+
+def test_the_device_is_not_waited_for_after_each_step(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only once in a while, before a checkpoint and at the end: a GPU that is waited for runs out of work."""
+    module, log, events = script(text, tmp_path), tmp_path / "log.jsonl", []
+    launched, saved = module.optimizer_step, module.save_checkpoint
+
+    def launch(*given: Any) -> Any:
+        events.append("launched")
+        return launched(*given)
+
+    def save(*given: Any) -> None:
+        events.append(f"saved after {len(log.read_text().splitlines())} lines")
+        saved(*given)
+
+    monkeypatch.setattr(module, "WINDOW", float("inf"))
+    monkeypatch.setattr(module, "optimizer_step", launch)
+    monkeypatch.setattr(module, "save_checkpoint", save)
+    to = ["--output", str(tmp_path / "out"), "--log", str(log), "--save-every", "4", "--device", "cpu"]
+    module.main(["--max-steps", "6", *to])
+    assert events == ["launched"] * 4 + ["saved after 4 lines"] + ["launched"] * 2
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [one["step"] for one in lines if "loss" in one] == [1, 2, 3, 4, 5, 6]
+    rates = [one["learning_rate"] for one in lines if "loss" in one]
+    assert rates[0] == 0 and rates[1] == max(rates) and len(set(rates)) == 6
 
 
 def test_a_model_without_a_tokenizer_is_told_in_a_sentence(text: str, tmp_path: Path) -> None:
