@@ -63,9 +63,23 @@ def excluded() -> str:
     return "\n".join(lines) + "\n"
 
 
+def together() -> str:
+    """The table of what choices are expected to do to one another, which orders a search's first trials."""
+    lines = [
+        "## Expected of choices together",
+        "",
+        "| combination | times as long as by themselves | why |",
+        "|---|---|---|",
+    ]
+    for pair in (one for lever in LEVERS.values() for one in lever.together):
+        when = ", ".join(f"{name}: {' / '.join(choices)}" for name, choices in pair.when.items())
+        lines.append(f"| {when} | {pair.factor:g} | {pair.reason} |")
+    return "\n".join(lines) + "\n"
+
+
 def text() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *(table(lever) for lever in LEVERS.values()), excluded()])
+    return "\n".join([HEAD, *(table(lever) for lever in LEVERS.values()), together(), excluded()])
 
 
 if __name__ == "__main__":

@@ -281,7 +281,10 @@ class JobSpec(Asked):
         description="Jobs of higher priority are served first; one step counts as one hour of waiting.",
     )
     model: ModelSpec
-    task: Task = "causal-lm"
+    task: Task = Field(
+        default="causal-lm",
+        description="What is learnt. " + " ".join(f"{name}: {task.summary}" for name, task in TASKS.items()),
+    )
     dataset: DatasetSpec
     method: tuple[Method, ...] = ("lora",)
     lora: LoraSpec = LoraSpec()
