@@ -205,8 +205,9 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
             console.print(one_line(line), soft_wrap=True)
     if best:
         from service.cli.exporting import show_next  # imported here, as it imports all exports
+        from service.cli.result import result_table
 
-        console.print(display.result_table(best))
+        console.print(result_table(best))
         show_next(console, best, job)
 
 
@@ -226,7 +227,9 @@ def watch(job: str, url: Url = LOCAL, json_: Json = False) -> None:
             if ended.error:
                 screen().print(ended.error, soft_wrap=True)
             if ended.best:
-                screen().print(display.result_table(client.recommendation(job)))
+                from service.cli.result import result_table
+
+                screen().print(result_table(client.recommendation(job)))
     raise typer.Exit(0 if ended.status is JobStatus.succeeded else FAILED)
 
 

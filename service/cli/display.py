@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -14,13 +13,9 @@ from rich.text import Text
 
 from service.cli.output import one_line
 from service.contract.configuration import Configuration
-from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, Outcome, Verdict
-from service.contract.objective import run_seconds
-from service.contract.recommendation import Evidence, Recommendation, Winner
+from service.contract.measurement import Outcome
 from service.contract.states import JobStatus, Origin
 from service.contract.views import EventView, JobSummary, JobView, ListedTrial
-from service.text import money
 
 GIB = 2**30
 MOST_LETTERS = 40  # of a lever with its choice, which a table does not break in two
@@ -184,136 +179,3 @@ class Progress:
         if key not in self._said:
             self._said.add(key)
             self._console.print(one_line(text or key), soft_wrap=True)
-
-
-def result_table(recommendation: Recommendation) -> Table:
-    """A recommendation as a table: baselines, winners, alternatives, and what was rejected.
-
-    Where the objective is the cost of the run, that has a column.
-    """
-    price = recommendation.spec["hardware"]["price_per_hour"] if _costs_count(recommendation) else None
-    title = f"{one_line(recommendation.job_name)}: {_device(recommendation)}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("configuration", overflow="fold", min_width=24)
-    for name in ("tokens/s", "samples/s", "step s", "micro", "peak GiB", *(["run costs"] if price else []), "speed-up"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("stable", overflow="fold", min_width=12)
-    for method, winner in recommendation.methods.items():
-        baseline = winner.evidence.baseline
-        if baseline is not None and baseline.configuration != winner.evidence.measurement.configuration:
-            verdict = next((one for one in winner.verdicts if one.key == baseline.configuration.key), None)
-            costs = _costs(price, winner.evidence.baseline_run_cost)
-            table.add_row(f"{method}: baseline", *_measured(baseline, verdict), *costs, "1.00x", "")
-        _add_winner(table, method, winner, _costs(price, winner.evidence.run_cost))
-    baselines = {method: winner.evidence.baseline for method, winner in recommendation.methods.items()}
-    verdicts = {verdict.key: verdict for winner in recommendation.methods.values() for verdict in winner.verdicts}
-    spec = JobSpec.model_validate(recommendation.spec) if price else None
-    for one in recommendation.alternatives:
-        method = one.configuration.method
-        against = baselines.get(method)
-        if one != against:
-            title = one.configuration.title(against.configuration if against else None)
-            verdict = verdicts.get(one.configuration.key)
-            if verdict is None:
-                judged = (_ratio(one, recommendation.methods.get(method)), "not verified")
-            else:
-                ratio = f"{verdict.speedup:.2f}x" if verdict.speedup is not None else "-"
-                held = "yes" if verdict.soak else "timed only"
-                judged = (ratio, "; ".join((held if verdict.stable else "no", *verdict.reasons)))
-            cost = None
-            if price and spec:
-                cost = price * run_seconds(spec, one, verdict.timing if verdict else None) / 3600
-            cells = (*_measured(one, verdict), *_costs(price, cost), *judged)
-            table.add_row(f"{method}: {title}", *cells, style="dim")
-    for rejected in recommendation.rejected:
-        usual = baselines.get(rejected.method)
-        known = usual.configuration.levers if usual else {}
-        levers = " ".join(f"{name}={choice}" for name, choice in rejected.levers.items() if known.get(name) != choice)
-        levers = f"{rejected.method}: {levers or 'as the baseline'}"
-        table.add_row(
-            levers,
-            *[""] * 5,
-            *_costs(price, None),
-            "",
-            f"no: {rejected.outcome}: {rejected.reason}",
-            style="dim",
-        )
-    return table
-
-
-def _costs_count(recommendation: Recommendation) -> bool:
-    """Whether the job's objective is the cost of the run."""
-    objective = recommendation.evidence.objective
-    return objective is not None and objective.name == "cost"
-
-
-def _costs(price: float | None, cost: float | None) -> tuple[str, ...]:
-    """The cell of the costs, where there is a column for it."""
-    return () if price is None else (money(cost) if cost is not None else "",)
-
-
-def whole_run(evidence: Evidence) -> str:
-    """A sentence: how long the user's run takes with the answer, and with the baseline; and what both cost."""
-    text = f"The whole run would take about {duration(evidence.run_seconds)} here"
-    if evidence.baseline_run_seconds is not None:
-        text += f", {duration(evidence.baseline_run_seconds)} with the baseline"
-    if evidence.run_cost is not None and (evidence.objective is None or evidence.objective.name != "cost"):
-        text += f"; it would cost {money(evidence.run_cost)}"
-        text += f" instead of {money(evidence.baseline_run_cost)}" if evidence.baseline_run_cost is not None else ""
-    return text + "."
-
-
-def _device(recommendation: Recommendation) -> str:
-    environment = recommendation.environment
-    return f"{environment['name']}, {environment['cores']} cores, {environment['memory_gib']} GiB"
-
-
-def _add_winner(table: Table, method: str, winner: Winner, costs: tuple[str, ...]) -> None:
-    evidence = winner.evidence
-    measurement = evidence.measurement
-    against = evidence.baseline.configuration if evidence.baseline else None
-    speedup = "-"
-    if evidence.speedup is not None:
-        speedup = f"{evidence.speedup:.2f}x"
-        if evidence.speedup_low is not None and evidence.speedup_high is not None:
-            speedup += f" ({evidence.speedup_low:.2f}-{evidence.speedup_high:.2f})"
-    unknown = "not compared" if winner.stability.verdict else "not verified"
-    stable = {True: "yes", False: "no", None: unknown}[winner.stability.stable]
-    table.add_row(
-        f"{method}: {measurement.configuration.title(against)}",
-        f"{evidence.tokens_per_second:,.0f}",
-        f"{evidence.samples_per_second:.2f}",
-        f"{evidence.step_seconds:.2f}",
-        str(winner.configuration.micro_batch_size),
-        f"{(evidence.peak_bytes or 0) / GIB:.2f}",
-        *costs,
-        speedup,
-        "; ".join((stable, *winner.stability.reasons)),
-        style="bold green",
-    )
-
-
-def _measured(one: Measurement, verdict: Verdict | None) -> tuple[str, str, str, str, str]:
-    """A measurement's cells: of the verification's blocks where it took part in them, else of its own trial."""
-    if verdict is not None and verdict.timing is not None:
-        one = one.model_copy(update={"timing": verdict.timing})
-    if one.outcome is not Outcome.ok or one.timing is None:
-        return "", "", "", "", ""
-    return (
-        f"{one.tokens_per_second:,.0f}",
-        f"{one.samples_per_second:.2f}",
-        f"{one.step_seconds:.2f}",
-        str(one.micro_batch_size),
-        f"{(one.peak_bytes or 0) / GIB:.2f}",
-    )
-
-
-def _ratio(one: Measurement, winner: Winner | None) -> str:
-    """An unverified trial's speed-up, by way of the winner's: trial over trial, times what blocks say of the winner.
-
-    The baseline's trial may have been minutes earlier, on a busier machine than its blocks.
-    """
-    if winner is None or one.timing is None or winner.evidence.speedup is None:
-        return "-"
-    trial = winner.evidence.measurement.timing
-    return f"{winner.evidence.speedup * trial.seconds / one.timing.seconds:.2f}x" if trial else "-"

@@ -54,30 +54,48 @@ def form_of(
         lacking = next((row for row in rows if column not in row), None)
         if lacking is not None and kind not in task.beside:
             raise ValueError(f"dataset.columns.{kind}: a row lacks the column {column!r}: {dict(lacking)!r:.80}")
-        values = [row.get(column) for row in rows]
         try:
-            if kind == "label" and (classes := class_numbers(values)):
-                fields["classes"] = classes
-                notes.append(_numbered(column, classes))
-            elif kind == "messages" and is_sharegpt(values):
-                fields["sharegpt"] = True
-                notes.append(f"Column {column!r} is in ShareGPT's form: human was read as user, gpt as assistant.")
-            elif kind == "messages" and check_turns(values):
-                fields["content_parts"] = True
-                notes.append(f"Turns of column {column!r} with a list of texts were read as these texts in a row.")
-            elif kind == "tools":
-                check_tools(values)
-                notes.append(f"The chat template is told the tools of column {column!r}.")
-            elif kind not in ("label", "messages") and (count := whole_numbers(values, task.null_is_empty_text)):
-                fields["numbers_as_text"] = True
-                notes.append(f"Column {column!r} holds whole numbers in {count} of {len(rows)} rows, read as text.")
-            if kind == "messages" and (weighted := sum(map(_of_no_weight, _turns(values)))):
-                fields["turn_weights"] = True
-                notes.append(f"{weighted} turns of column {column!r} have weight 0, and are not learnt.")
+            found, said = _form_of_column(task, kind, column, [row.get(column) for row in rows])
         except ValueError as error:
             raise ValueError(f"dataset.columns.{kind}: column {column!r} holds {error}") from error
-        if kind == "context":
-            notes.append(f"Column {column!r} (context) was appended to each prompt, on a line of its own.")
+        fields |= found
+        notes += said
+    return fields, notes
+
+
+def _form_of_column(task: Task, kind: str, column: str, values: list[Any]) -> tuple[dict[str, Any], list[str]]:
+    """What `form_of` says of one column; ValueError says what it holds that cannot be read."""
+    if kind == "label":
+        classes = class_numbers(values)
+        return ({"classes": classes}, [_numbered(column, classes)]) if classes else ({}, [])
+    if kind == "messages":
+        return _form_of_conversations(column, values)
+    if kind == "tools":
+        check_tools(values)
+        return {}, [f"The chat template is told the tools of column {column!r}."]
+    fields: dict[str, Any] = {}
+    notes: list[str] = []
+    if count := whole_numbers(values, task.null_is_empty_text):
+        fields["numbers_as_text"] = True
+        notes.append(f"Column {column!r} holds whole numbers in {count} of {len(values)} rows, read as text.")
+    if kind == "context":
+        notes.append(f"Column {column!r} (context) was appended to each prompt, on a line of its own.")
+    return fields, notes
+
+
+def _form_of_conversations(column: str, values: list[Any]) -> tuple[dict[str, Any], list[str]]:
+    """What `form_of` says of a column of conversations."""
+    fields: dict[str, Any] = {}
+    notes: list[str] = []
+    if is_sharegpt(values):
+        fields["sharegpt"] = True
+        notes.append(f"Column {column!r} is in ShareGPT's form: human was read as user, gpt as assistant.")
+    elif check_turns(values):
+        fields["content_parts"] = True
+        notes.append(f"Turns of column {column!r} with a list of texts were read as these texts in a row.")
+    if weighted := sum(map(_of_no_weight, _turns(values))):
+        fields["turn_weights"] = True
+        notes.append(f"{weighted} turns of column {column!r} have weight 0, and are not learnt.")
     return fields, notes
 
 

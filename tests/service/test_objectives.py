@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from service import history, jobs
 from service.aims import instead
 from service.cli import verify
-from service.cli.display import result_table, whole_run
+from service.cli.result import result_table, whole_run
 from service.comparisons import waterfall
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec

@@ -27,7 +27,9 @@ from worker.runner.stay import Stay, Terms, moment
 
 if TYPE_CHECKING:
     from service.contract.hardware import HardwareFacts
+    from service.settings import Settings
     from worker.runner.loop import Loop
+    from worker.runner.measuring import Bench
 
 SECRETS = (
     "DYNOTUNE_DATABASE_URL",
@@ -174,14 +176,11 @@ def serve(
     """
     from service import logs, tracing
     from service.broker import connect
-    from service.contract.child import Workplace
     from service.ownkey import api_key
     from service.patience import Patience
     from service.settings import Settings
     from worker.runner.lock import DeviceLock
     from worker.runner.loop import Loop
-    from worker.runner.measuring import Bench
-    from worker.runner.sandbox import Sandbox
 
     settings = Settings.from_environment()
     logs.show(settings.log, settings.log_level)
@@ -189,22 +188,7 @@ def serve(
     broker = connect(server or settings.database_url, lease, api_key())
     for name in SECRETS:  # a model may bring code of its own, which runs in the children of this process
         os.environ.pop(name, None)
-    sandbox = Sandbox(facts.has_own_memory, entry, log=settings.home / "worker.log", capability=facts.capability)
-    bench = Bench(
-        sandbox=sandbox,
-        facts=facts,
-        home=settings.home,
-        workplace=Workplace(
-            device=facts.device,
-            index=facts.index,
-            data_roots=settings.data_roots,
-            hub_cache=settings.hub_cache,
-            uploads=settings.uploads,
-            quantised_weights=settings.home / "quantised",
-            allow_pickle=settings.allow_pickle,
-            allow_remote_code=settings.allow_remote_code,
-        ),
-    )
+    bench = _bench(facts, entry, settings)
     worker_id = f"{facts.device}{facts.index}-{secrets.token_hex(4)}"
     try:
         lock = DeviceLock(settings.lock_folder, facts.lock_name)
@@ -222,9 +206,29 @@ def serve(
     finally:
         with contextlib.suppress(BrokerUnavailable, DynotuneError):  # the queue forgets silent workers by itself
             broker.leave(worker_id)
-        sandbox.close()
+        bench.sandbox.close()
     if loop.told_to_end and terms.grace_seconds is not None:
         sys.exit(128 + signal.SIGTERM)
+
+
+def _bench(facts: HardwareFacts, entry: str, settings: Settings) -> Bench:
+    """What this worker measures on, and what a trial's process may use there."""
+    from service.contract.child import Workplace
+    from worker.runner.measuring import Bench
+    from worker.runner.sandbox import Sandbox
+
+    workplace = Workplace(
+        device=facts.device,
+        index=facts.index,
+        data_roots=settings.data_roots,
+        hub_cache=settings.hub_cache,
+        uploads=settings.uploads,
+        quantised_weights=settings.home / "quantised",
+        allow_pickle=settings.allow_pickle,
+        allow_remote_code=settings.allow_remote_code,
+    )
+    sandbox = Sandbox(facts.has_own_memory, entry, log=settings.home / "worker.log", capability=facts.capability)
+    return Bench(sandbox=sandbox, facts=facts, home=settings.home, workplace=workplace)
 
 
 def _watch(lifeline: int, loop: Loop) -> None:
