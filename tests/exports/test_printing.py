@@ -170,6 +170,15 @@ def test_batches_are_pinned_for_a_gpu_as_they_were_when_it_was_measured(facts: F
     assert ".pin_memory()" not in EXPORTS["train.py"].write(made(facts))
 
 
+@pytest.mark.parametrize("target", ["train.py", "trainer", "trl"])
+def test_an_evaluation_records_no_cuda_graphs(facts: Facts, target: str) -> None:
+    """It would for each shape of its batches, of which there are many."""
+    gpu = partial(facts, device="cuda", name="NVIDIA H100", has_own_memory=True, capability=(9, 0))
+    for choice, eager in (("whole-reduce-overhead", True), ("whole", False)):
+        text = EXPORTS[target].write(made(gpu, compile=choice, batching="padded", padding="max"))
+        assert ('set_stance("force_eager")' in text) is eager, choice
+
+
 @pytest.mark.parametrize(
     ("quota", "cores"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8), (None, 8)]
 )
