@@ -4,33 +4,59 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import String, bindparam, update
+from sqlalchemy import String, and_, bindparam, delete, or_, select, update
 from sqlalchemy.orm import Session
 
-from service import events, messages
+from service import events, history, messages
 from service.contract.job import HardwareSpec
 from service.contract.states import JobPhase, JobStatus, TaskState
-from service.contract.task import Wish
-from service.enqueue import need_of
+from service.contract.task import TaskKind, Wish
+from service.enqueue import need_of, queue_plan
 from service.errors import OTHER_VERSION, NotYet
-from service.leases import QUEUED, RUNNING
-from service.models import TASKS
-from service.tuples import JobRow, TaskRow, WorkerRow, change
+from service.leases import QUEUED, RUNNING, T
+from service.models import JOBS, TASKS, WORKERS
+from service.tuples import JobRow, TaskRow, WorkerRow, change, columns
 
 OF_JOB = update(TASKS).where(TASKS.c.job_id == bindparam("job"))
 NEEDS = OF_JOB.values(need=bindparam("needed", type_=String))
 CANCEL = OF_JOB.where(QUEUED).values(state=TaskState.cancelled)
+# Tasks that are only cancelled could not be queued again: a job has one of each configuration.
+DISCARD = delete(TASKS).where(T.job_id == bindparam("job"), QUEUED, T.kind != TaskKind.plan)
 
 
 def start(session: Session, job: JobRow, worker: WorkerRow, now: float) -> None:
-    """Bind a queued job to the hardware of the worker that claims first: timings of two machines never mix."""
-    if job.status is not JobStatus.queued:
+    """Bind a job to the hardware of the worker that claims first: timings of two machines never mix."""
+    if job.fingerprint is not None:
         return
-    here = {"fingerprint": worker.fingerprint, "facts": worker.facts}
-    change(session, job.id, status=JobStatus.running, phase=JobPhase.baseline, started_at=now, **here)
-    need = need_of(session, HardwareSpec.model_validate(job.spec["hardware"]), worker.fingerprint)
-    session.execute(NEEDS, {"job": job.id, "needed": need})
+    begun = {} if job.status is JobStatus.running else {"status": JobStatus.running, "started_at": now}
+    change(session, job.id, phase=JobPhase.baseline, **begun)
+    _bind(session, job, worker.fingerprint, worker.facts)
     events.append(session, job.id, "started", now, worker=worker.id, device=worker.facts["name"])
+
+
+def unbind(session: Session, now: float) -> None:
+    """Let jobs go on elsewhere of which nothing is measured yet, and whose hardware has no living worker any more.
+
+    They are planned anew there. A job stays where it is when one of its trials has ended its worker: the trial may do
+    so again, and the next hardware would count its deaths from the beginning.
+    """
+    alive = select(WORKERS.c.id).where(WORKERS.c.fingerprint == JOBS.c.fingerprint, history.alive(now))
+    measuring = select(T.id).where(T.job_id == JOBS.c.id, or_(RUNNING, and_(T.kind != TaskKind.plan, T.deaths > 0)))
+    unmeasured = (JOBS.c.status == JobStatus.running, JOBS.c.fingerprint.is_not(None), JOBS.c.history_version == 0)
+    stranded = select(*columns(JOBS, JobRow)).where(*unmeasured, ~alive.exists(), ~measuring.exists())
+    for row in session.execute(stranded.order_by(JOBS.c.seq).with_for_update(of=JOBS, skip_locked=True)).all():
+        job = JobRow._make(row)
+        session.execute(DISCARD, {"job": job.id})
+        _bind(session, job, None, None)
+        queue_plan(session, job._replace(fingerprint=None), now)
+        events.append(session, job.id, "unbound", now, reason="no worker of its hardware is left")
+
+
+def _bind(session: Session, job: JobRow, fingerprint: str | None, facts: dict[str, Any] | None) -> None:
+    """Have hardware of that fingerprint serve a job's tasks, or any that the job's spec allows."""
+    change(session, job.id, fingerprint=fingerprint, facts=facts)
+    need = need_of(session, HardwareSpec.model_validate(job.spec["hardware"]), fingerprint)
+    session.execute(NEEDS, {"job": job.id, "needed": need})
 
 
 def end(

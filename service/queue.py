@@ -211,9 +211,10 @@ class Queue(Requests):
         """Do nothing: a worker with access to the database finds uploads in the DYNOTUNE_HOME that it shares."""
 
     def reap(self) -> int:
-        """Requeue the tasks whose lease ran out; the third death of a task poisons it."""
+        """Requeue tasks whose lease ran out, the third death of one poisons it; let stranded jobs go on elsewhere."""
         with self.writing() as (session, now):
             session.execute(delete(Worker).where(Worker.seen_at < now - FORGOTTEN_SECONDS))
+            lifecycle.unbind(session, now)
             expired = leases.expired(now)
             tasks = [TaskRow._make(row) for row in session.execute(TASK.where(RUNNING, expired))]
             # An estimate has no job, nor has a task whose job is deleted in this moment.

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, update
 from sqlalchemy.orm import Session
 
-from service import jobs
+from service import events, jobs
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.states import Origin
-from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialRequest
+from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
 from service.db import now
 from service.models import Task, Worker
 from service.queue import Queue
-from tests.factory import configuration
+from tests.factory import configuration, measured
 
 Spec = Callable[..., JobSpec]
 Facts = Callable[..., HardwareFacts]
@@ -77,6 +78,57 @@ def test_a_begun_job_whose_worker_came_back_changed(engine: Engine, queue: Queue
     assert waits(engine, job_id) is None  # until the reaper says so, its task is under way
     queue.cancel(job_id)
     assert waits(engine, job_id) is None
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["released", "planned"])
+def test_a_job_of_which_nothing_is_measured_goes_on_elsewhere(
+    engine: Engine, queue: Queue, spec: Spec, facts: Facts, planned: bool
+) -> None:
+    """The worker that made its plan has left, and nobody of its kind comes back."""
+    job_id = queue.submit(spec())
+    queue.register("old", 1, facts())
+    if planned:
+        begin(queue, "old")
+    else:
+        claim = queue.claim("old", (TaskKind.plan,))
+        assert claim is not None
+        queue.release(claim)
+    queue.register("new", 2, facts(name="Another CPU"))
+    queue.reap()
+    assert queue.claim("new", tuple(TaskKind)) is None, "as long as the old one lives"
+    queue.leave("old")
+    queue.reap()
+    assert begin(queue, "new") == job_id
+    trial = queue.claim("new", (TaskKind.trial,))
+    assert isinstance(trial, TrialClaim) and queue.claim("new", tuple(TaskKind)) is None
+    with Session(engine) as session:
+        job = jobs.get(session, job_id)
+        assert job.facts and job.facts["name"] == "Another CPU"
+        kinds = [event.kind for event in events.tail(session, job_id)]
+    assert kinds == ["submitted", "started", "unbound", "started"]
+
+
+@pytest.mark.parametrize("ended", ["measured", "dead"])
+def test_a_job_with_a_trial_stays_on_its_hardware(
+    engine: Engine, queue: Queue, spec: Spec, facts: Facts, ended: str
+) -> None:
+    """One that was measured cannot be compared elsewhere; one that has ended its worker may do so there, too."""
+    job_id = queue.submit(spec())
+    queue.register("old", 1, facts())
+    begin(queue, "old")
+    claim = queue.claim("old", (TaskKind.trial,))
+    assert isinstance(claim, TrialClaim)
+    if ended == "measured":
+        queue.finish_trial(claim, measured(configuration(), 100.0), "")
+    else:
+        with Session(engine) as session, session.begin():
+            session.execute(update(Task).where(Task.id == claim.task_id).values(lease_until=1.0))
+        assert queue.reap() == 1
+    queue.leave("old")
+    queue.register("new", 2, facts(name="Another CPU"))
+    queue.reap()
+    assert queue.claim("new", tuple(TaskKind)) is None
+    assert "is not what the job was begun on" in waits(engine, job_id)
 
 
 def test_a_worker_counts_as_alive_while_its_own_trial_runs(
