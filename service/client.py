@@ -197,14 +197,18 @@ class Client:
     def follow(self, job_id: str) -> Iterator[views.EventView]:
         """A job's events, as they happen, until it has ended.
 
-        A stream that the control plane ended before, as where it ends itself, is opened again; Unreachable where none
-        answers for some seconds.
+        A stream that ends or breaks before that, as where the control plane is started again, is opened anew;
+        Unreachable where none answers for some seconds.
         """
         seq = 0
         while True:
-            for event in self._stream(job_id, seq):
-                yield event
-                seq = event.seq
+            try:
+                for event in self._stream(job_id, seq):
+                    yield event
+                    seq = event.seq
+            except (Unreachable, Refused) as error:
+                if not seq or _is_lasting(error):  # every job has an event, so no stream has been opened yet
+                    raise
             job = self._job_again(job_id)
             if job.status.ended:
                 yield from self.events(job_id, seq)
@@ -216,10 +220,8 @@ class Client:
         for _ in range(TRIES):
             try:
                 return self.job(job_id)
-            except Unreachable:
-                pass
-            except Refused as error:
-                if error.problem.status not in PASSING:
+            except (Unreachable, Refused) as error:
+                if _is_lasting(error):
                     raise
             time.sleep(AGAIN_SECONDS)
         return self.job(job_id)
@@ -321,10 +323,14 @@ class Client:
                     return job
                 answered = time.monotonic()
             except (Unreachable, Refused) as error:
-                lasting = isinstance(error, Refused) and error.problem.status not in PASSING
-                if lasting or answered is None or time.monotonic() - answered > patience:
+                if _is_lasting(error) or answered is None or time.monotonic() - answered > patience:
                     raise
             time.sleep(seconds)
+
+
+def _is_lasting(error: Unreachable | Refused) -> bool:
+    """Whether a later attempt would be refused, too."""
+    return isinstance(error, Refused) and error.problem.status not in PASSING
 
 
 def _body(job: JobSpec | dict[str, Any] | str, idempotency_key: str | None = None) -> dict[str, Any]:

@@ -51,28 +51,30 @@ def queue_plan(session: Session, job: JobRow, now: float) -> None:
 
 def queue_task(
     session: Session, job: JobRow, kind: TaskKind, request: TrialRequest | VerifyRequest, now: float
-) -> None:
-    """Queue a trial or a verification, unless the job has it already."""
+) -> bool:
+    """Queue a trial or a verification, unless the job has it already. Whether it was queued."""
     if isinstance(request, TrialRequest):
         named: dict[str, Any] = {"key": f"{request.configuration.key}-{request.origin}"[:32], "number": request.number}
     else:
         named = {"key": request.method}
-    _queue(session, kind, now, payload=request.model_dump(mode="json"), **named, **_of_job(session, job))
+    payload = request.model_dump(mode="json")
+    return _queue(session, kind, now, payload=payload, **named, **_of_job(session, job)) is not None
 
 
 def queue_estimate(session: Session, request: EstimateRequest, now: float, owner: str | None) -> str:
     """Queue an estimate, which any worker can compute; return the task's id."""
-    need = need_of(session, HardwareSpec(), None)
-    return _queue(
-        session, TaskKind.estimate, now, place=now, need=need, owner=owner, payload=request.model_dump(mode="json")
-    )
+    need, payload = need_of(session, HardwareSpec(), None), request.model_dump(mode="json")
+    task_id = _queue(session, TaskKind.estimate, now, place=now, need=need, owner=owner, payload=payload)
+    assert task_id is not None, "estimates have no key that another one may have"
+    return task_id
 
 
-def _queue(session: Session, kind: TaskKind, now: float, **values: Any) -> str:
+def _queue(session: Session, kind: TaskKind, now: float, **values: Any) -> str | None:
+    """The new task's id; None where there is such a task already."""
     task_id = new_id()
     defaults = {"state": "queued", "rank": ORDINARY, "attempt": 0, "deaths": 0, "number": 0, "base_version": 0}
-    insert_if_new(session, Task, **(defaults | {"id": task_id, "kind": kind, "created_at": now} | values))
-    return task_id
+    new = insert_if_new(session, Task, **(defaults | {"id": task_id, "kind": kind, "created_at": now} | values))
+    return task_id if new else None
 
 
 def _of_job(session: Session, job: JobRow) -> dict[str, Any]:

@@ -69,6 +69,11 @@ def job_of(session: Session, job_id: str, lock: bool = True) -> JobRow:
     return job
 
 
+def is_under_way(session: Session, job_id: str) -> bool:
+    """Whether the job has a task that is queued or running."""
+    return session.scalar(select(T.seq).where(T.job_id == job_id, or_(QUEUED, RUNNING)).limit(1)) is not None
+
+
 def take(
     session: Session, worker: WorkerRow, kinds: tuple[TaskKind, ...], now: float, lease_until: float
 ) -> TaskRow | None:

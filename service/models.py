@@ -85,6 +85,7 @@ class Job(Base):
         Index("ix_jobs_status_seq", "status", "seq"),
         Index("ix_jobs_owner_seq", "owner", "seq"),
         Index("ix_jobs_finished_at", "finished_at"),
+        Index("ix_jobs_created_at", "created_at"),
     )
 
 
@@ -241,7 +242,10 @@ class Delivery(Base):
     tried_at: Mapped[float | None]
     error: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[float]
-    __table_args__ = (Index("ix_deliveries_webhook_id", "webhook_id"), Index("ix_deliveries_due_at", "due_at"))
+    __table_args__ = (
+        Index("ix_deliveries_webhook_id_tried_at", "webhook_id", "tried_at"),
+        Index("ix_deliveries_due_at", "due_at"),
+    )
 
 
 class Worker(Base):

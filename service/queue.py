@@ -26,6 +26,7 @@ from service.contract.measurement import Measurement, Outcome, Verification
 from service.contract.states import JobStatus, TaskState, WorkerState
 from service.contract.task import (
     CLAIM,
+    MOST_LOG,
     Claim,
     EstimateClaim,
     JobClaim,
@@ -48,9 +49,9 @@ from service.text import first_line, storable
 from service.transactions import Made, Written
 from service.tuples import JOB, TASK, WORKER, JobRow, TaskRow, WorkerRow, change, first
 
+NOTHING_NEW = "What was planned had been measured already, which is a defect of dynotune; please report it."
 FORGOTTEN_SECONDS = 24 * 3600.0
 log = logs.logger("dynotune.queue")
-MOST_LOG = 128 << 10  # characters of a task's output
 # A sign of life of a worker that is named, and of the one that runs a task.
 SEEN = update(WORKERS).where(WORKERS.c.id == bindparam("worker"))
 BUSY_SEEN = update(WORKERS).where(
@@ -161,10 +162,9 @@ class Queue(Requests):
             if job.status is not JobStatus.running:
                 return
             stale = seen != job.history_version
-            for request in decision.trials:
-                queue_task(session, job, TaskKind.trial, request, now)
+            queued = [queue_task(session, job, TaskKind.trial, request, now) for request in decision.trials]
             if decision.verify and not stale:
-                queue_task(session, job, TaskKind.verify, decision.verify, now)
+                queued.append(queue_task(session, job, TaskKind.verify, decision.verify, now))
             told: dict[str, Any] = {"notes": notes, "planned_trials": decision.planned_trials or job.planned_trials}
             if stale:
                 change(session, job.id, phase=decision.phase, **told)
@@ -172,8 +172,10 @@ class Queue(Requests):
             elif decision.finish:
                 status = JobStatus.failed if error else JobStatus.succeeded
                 lifecycle.end(session, job, status, now, error=error, recommendation=best, **told)
-            else:
+            elif any(queued) or leases.is_under_way(session, job.id):
                 change(session, job.id, phase=decision.phase, recommendation=best, **told)
+            else:
+                lifecycle.end(session, job, JobStatus.failed, now, error=NOTHING_NEW, recommendation=best, **told)
 
         self._conclude_or_fail(claim, conclusion, write, {})
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import TypeVar
 
 import httpx
 from pydantic import ValidationError
 
+from service import uploads
 from service.contract.base import Contract
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
@@ -43,6 +46,7 @@ from service.contract.task import (
 )
 from service.contract.views import Problem
 from service.errors import (
+    BodyTooLarge,
     BrokerUnavailable,
     Drained,
     Forbidden,
@@ -53,7 +57,7 @@ from service.errors import (
     Refusal,
     Unauthorized,
 )
-from service.uploads import store
+from service.uploads import COPIES
 
 TIMEOUT_SECONDS = 20.0  # less than a lease, so that a lost answer does not lose the task
 Answer = TypeVar("Answer", bound=Contract)
@@ -123,9 +127,17 @@ class RemoteBroker:
         self._send("POST", "fail", TaskFailed(claim=claim, reason=reason, log=log))
 
     def fetch(self, source: str, folder: Path) -> None:
-        """Copy data that a user sent from the control plane, unless it is there already; BadUpload if it is damaged."""
+        """Copy data that a user sent from the control plane, unless it is there already; BadUpload if it is damaged.
+
+        Copies that no task has used for a day are deleted.
+        """
         name = source.removeprefix(UPLOAD)
-        if not UPLOADED.fullmatch(source) or (folder / name).exists():
+        if not UPLOADED.fullmatch(source):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        uploads.prune(folder, f"{COPIES}{self.url}", time.time() - uploads.KEPT_SECONDS, lambda: {name})
+        if (folder / name).exists():
+            os.utime(folder / name)
             return
         try:
             with self._http.stream("GET", f"{PATH}/uploads/{name}", headers=self._headers) as answer:
@@ -135,7 +147,7 @@ class RemoteBroker:
                     if isinstance(problem, Refusal) and answer.status_code == NotFound.status:
                         return  # the trial says that it is not there; a proxy's page is no refusal
                     raise problem
-                store(folder, answer.iter_bytes(), name)
+                uploads.store(folder, answer.iter_bytes(), name)
         except httpx.HTTPError as error:
             raise BrokerUnavailable(f"{source} did not arrive from {self.url} ({error})") from error
 
@@ -165,7 +177,9 @@ class RemoteBroker:
         """What an answer that refuses means for the worker."""
         try:
             problem = Problem.model_validate_json(answer.content)
-        except ValidationError:  # a proxy's page, while the control plane is away
+        except ValidationError:  # a proxy's page
+            if answer.status_code == BodyTooLarge.status:  # which asking again does not change
+                return Refusal(f"A proxy before {self.url} takes no bodies of this size ({answer.status_code}).")
             return BrokerUnavailable(f"{answer.status_code} from {self.url}")
         for kind in (LeaseLost, Drained, OtherVersion):
             if problem.code == kind.code:

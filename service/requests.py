@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import String, cast, delete, func, select, text, update
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from service import conclude, estimates, events, lifecycle, uploads
 from service.access import ANYBODY, Caller
 from service.contract.estimate import EstimateRequest
 from service.contract.job import JobSpec
+from service.contract.paths import UPLOAD
 from service.contract.states import EstimateStatus, JobPhase, JobStatus, TaskState
 from service.contract.task import TaskKind, Wish
 from service.db import reading
@@ -29,7 +30,6 @@ REMEMBERED_SECONDS = 24 * 3600.0  # for which a submission under an Idempotency-
 ESTIMATES_SECONDS = 7 * 24 * 3600.0  # for which estimates are kept
 MESSAGES_SECONDS = 7 * 24 * 3600.0  # for which messages to webhooks are kept that were delivered or given up
 UNTAKEN_SECONDS = 24 * 3600.0  # for which an estimate waits for a worker
-UPLOADS_SECONDS = 24 * 3600.0  # for which data is kept that was sent and that no job names
 DELETING_SECONDS, RESTING_SECONDS = 3.0, 0.05  # of deleting old jobs at a time, and between two transactions
 OPEN = (JobStatus.queued, JobStatus.running)
 UNDER_WAY = (TaskState.queued, TaskState.running)
@@ -135,12 +135,15 @@ class Requests(Transactions):
 
     def prune_uploads(self, folder: Path) -> int:
         """Delete data that was sent more than a day ago and that no job names, and what is left of broken uploads."""
-        with reading(self.engine) as session:
 
-            def is_named(name: str) -> bool:
-                return session.scalar(select(Job.id).where(cast(Job.spec, String).contains(name)).limit(1)) is not None
+        def named() -> set[str]:
+            source = Job.spec["dataset"]["source"].as_string()
+            with reading(self.engine) as session:
+                found = session.scalars(select(source).where(source.startswith(UPLOAD)).distinct()).all()
+            return {name.removeprefix(UPLOAD) for name in found}
 
-            return uploads.prune(folder, time.time() - UPLOADS_SECONDS, is_named)
+        owner = self.engine.url.render_as_string(hide_password=True)
+        return uploads.prune(folder, owner, time.time() - uploads.KEPT_SECONDS, named)
 
     def _delete_old_jobs(self, keep_seconds: float) -> int:
         """Delete some of the jobs that ended longer ago than that, the oldest first; how many."""

@@ -9,14 +9,20 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from service import logs
 from service.contract.paths import UPLOAD, UPLOADED
 from service.errors import BadUpload, NotFound, SlowBody, Unavailable
 from service.rows import ENDINGS
 
+KEPT_SECONDS = 24 * 3600.0  # for which data is kept that no job names, or that no task has used
+OWNER = ".owner"  # the file that notes whose uploads a folder holds
+COPIES = "copies of "  # before the URL of the control plane, in the note of a worker that fetches uploads
+log = logs.logger("dynotune.uploads")
 CHUNK_SECONDS = 30.0  # in which some more of the data must arrive
 LOOK_BYTES = 8 << 20  # that arrive between two looks at the free disk
 
@@ -95,15 +101,46 @@ def find(folder: Path, name: str) -> Path:
     return path
 
 
-def prune(folder: Path, before: float, is_named: Callable[[str], bool]) -> int:
-    """Delete files that were last sent before that time and that no job names; how many."""
-    gone = 0
-    for file in folder.glob("*"):
-        with suppress(FileNotFoundError):  # another control plane's, or one that was not kept
-            if file.is_file() and file.stat().st_mtime < before and not is_named(file.name):
-                file.unlink()
-                gone += 1
-    return gone
+def prune(folder: Path, owner: str, before: float, named: Callable[[], AbstractSet[str]]) -> int:
+    """Delete files that were last sent or used before that time, and that are not `named`; how many.
+
+    Only in a folder of that owner: what another database's jobs name, this one does not know.
+    """
+    if not _is_of(folder, owner):
+        return 0
+    old = [file for file in folder.glob("*") if _is_older(file, before)]
+    kept = named() if old else frozenset[str]()
+    gone = [file for file in old if file.name not in kept and _is_older(file, before)]
+    for file in gone:
+        file.unlink(missing_ok=True)  # another control plane may have been first
+    return len(gone)
+
+
+def _is_of(folder: Path, owner: str) -> bool:
+    """Whether the folder is the owner's, which a note in it says; one that is nobody's is the owner's from now on.
+
+    A control plane also takes a folder of copies over. A worker that keeps copies takes an empty folder only: what is
+    in another one may be a control plane's.
+    """
+    note, keeps_copies = folder / OWNER, owner.startswith(COPIES)
+    try:
+        noted = note.read_text() if note.exists() else ""
+        is_free = not any(folder.iterdir()) if keeps_copies else not noted or noted.startswith(COPIES)
+        if is_free:
+            note.write_text(owner)
+            return True
+    except FileNotFoundError:  # there is no such folder
+        return False
+    if noted != owner and not keeps_copies:
+        log.warning("uploads are kept for ever, as they are another database's", folder=str(folder), database=noted)
+    return noted == owner
+
+
+def _is_older(file: Path, before: float) -> bool:
+    try:
+        return file.name != OWNER and file.is_file() and file.stat().st_mtime < before
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

@@ -19,12 +19,13 @@ import os
 import random
 import secrets
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -50,6 +51,7 @@ JITTER = 0.2  # of a rest, so that receivers that were away are not asked for ev
 SENDING_SECONDS = 120.0  # for which no other control plane sends a message that one has begun to send
 TIMEOUT_SECONDS = 15.0  # for finding a host's address, and for an attempt once it is known
 AT_ONCE = 60  # messages that are sent at the same time: more than an owner has webhooks, all of which may hang
+IN_A_ROW = 20  # messages of one webhook, before others have a turn
 LOOK_UPS = 2 * AT_ONCE  # of hosts at the same time: one that is given up goes on in its thread, up to a minute
 TRIES = 100  # of reading the key's file, a hundredth of a second apart
 MOST = 20  # webhooks of one owner
@@ -148,7 +150,7 @@ class Webhooks(Transactions):
     async def begin(self) -> None:
         """Begin to send what is due: one message of each webhook at a time, so that none holds up the others'."""
         for message in await asyncio.to_thread(self.due, frozenset(self._sending)):
-            task = self._sending[message.webhook_id] = asyncio.create_task(self._send(message))
+            task = self._sending[message.webhook_id] = asyncio.create_task(self._send_some(message))
             task.add_done_callback(partial(self._over, message.webhook_id))
 
     def _over(self, webhook_id: str, task: asyncio.Task[None]) -> None:
@@ -168,7 +170,16 @@ class Webhooks(Transactions):
         if self._sending:
             await asyncio.wait(self._sending.values())
 
-    async def _send(self, message: Message) -> None:
+    async def _send_some(self, message: Message) -> None:
+        """Send a message, and if it is delivered some more that wait for its webhook, one after the other."""
+        sent, next_ones = 1, [message]
+        while await self._send(next_ones[0]) and sent < IN_A_ROW:
+            sent, next_ones = sent + 1, await asyncio.to_thread(self.due, (), message.webhook_id)
+            if not next_ones:
+                return
+
+    async def _send(self, message: Message) -> bool:
+        """Send a message once; whether it was delivered."""
         status, error = None, None
         try:
             address = await self._looked_up(message.url)
@@ -178,7 +189,7 @@ class Webhooks(Transactions):
             error = f"it did not answer within {TIMEOUT_SECONDS:.0f} s"
         except Exception as problem:  # noqa: BLE001 - whatever it is, the message must not be tried for ever
             error = str(problem) or type(problem).__name__
-        await asyncio.to_thread(self.sent, message, status, error)
+        return await asyncio.to_thread(self.sent, message, status, error)
 
     async def _looked_up(self, url: str) -> str:
         """The address of the URL's host; BadWebhook where that is not known in time, or is not sent to."""
@@ -201,15 +212,16 @@ class Webhooks(Transactions):
         except TimeoutError:
             raise BadWebhook(f"url: its host was not found within {TIMEOUT_SECONDS:.0f} s.") from None
 
-    def due(self, busy: Collection[str] = ()) -> list[Message]:
+    def due(self, busy: Collection[str] = (), only: str | None = None) -> list[Message]:
         """The next message of some webhooks that are not busy; for a while no other control plane is given them.
 
-        Those that were tried longest ago come first, so that none waits for the backlog of others.
+        With `only`, that of this webhook. Those that were tried longest ago come first, so that none waits for the
+        backlog of others.
         """
         if len(busy) >= AT_ONCE:
             return []
         with reading(self.engine) as session:  # nothing is written, and nobody kept waiting, where none is due
-            waiting = select(Delivery.seq).where(Delivery.due_at <= self.now(session), Delivery.webhook_id.not_in(busy))
+            waiting = select(Delivery.seq).where(Delivery.due_at <= self.now(session), _of(only, busy))
             if session.scalar(waiting.limit(1)) is None:
                 return []
         with self.writing() as (session, now):
@@ -219,7 +231,7 @@ class Webhooks(Transactions):
             firsts = (
                 select(first)
                 .join(Webhook, Webhook.id == Delivery.webhook_id)
-                .where(Delivery.due_at <= now, Webhook.disabled_at.is_(None), Webhook.id.not_in(busy))
+                .where(Delivery.due_at <= now, Webhook.disabled_at.is_(None), _of(only, busy))
                 .group_by(Delivery.webhook_id)
                 .order_by(tried.nulls_first(), first)
                 .limit(AT_ONCE - len(busy))
@@ -236,8 +248,11 @@ class Webhooks(Transactions):
                 found.append(Message(row.seq, row.webhook_id, row.message_id, url, row.body, row.attempts))
             return found
 
-    def sent(self, message: Message, status: int | None, error: str | None) -> None:
-        """Note an attempt: delivered, to be tried again after a rest, or given up; 410 disables the webhook."""
+    def sent(self, message: Message, status: int | None, error: str | None) -> bool:
+        """Note an attempt: delivered, to be tried again after a rest, or given up; 410 disables the webhook.
+
+        Whether it was delivered.
+        """
         delivered = status is not None and 200 <= status < 300
         with self.writing() as (session, now):
             hook = session.get(Webhook, message.webhook_id, with_for_update=True)
@@ -256,6 +271,7 @@ class Webhooks(Transactions):
             if status == GONE and hook is not None:
                 hook.disabled_at = now
                 session.execute(update(Delivery).where(*_waiting(hook.id)).values(due_at=None))
+        return delivered
 
 
 def _own(session: Session, webhook_id: str, caller: Caller) -> Webhook:
@@ -266,12 +282,23 @@ def _own(session: Session, webhook_id: str, caller: Caller) -> Webhook:
     return row
 
 
+def _of(only: str | None, busy: Collection[str]) -> ColumnElement[bool]:
+    """The condition that a message is of that webhook, or of none that is busy."""
+    return Delivery.webhook_id == only if only is not None else Delivery.webhook_id.not_in(busy)
+
+
 def _waiting(webhook_id: str) -> tuple[ColumnElement[bool], ...]:
     return Delivery.webhook_id == webhook_id, Delivery.due_at.is_not(None)
 
 
 def _count_waiting(session: Session, webhook_id: str) -> int:
     return session.scalar(select(func.count()).select_from(Delivery).where(*_waiting(webhook_id))) or 0
+
+
+@cache
+def tls() -> ssl.SSLContext:
+    """What checks receivers' certificates. Made once, as to read the authorities takes tens of milliseconds."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 async def post(message: Message, address: str, key: bytes) -> int:
@@ -292,7 +319,7 @@ async def post(message: Message, address: str, key: bytes) -> int:
     }
     target = url._replace(netloc=host if url.port is None else f"{host}:{url.port}", fragment="").geturl()
     # httpx's timeout is one of each read, which a slow receiver never meets; the caller's is one of the whole attempt.
-    async with httpx.AsyncClient(timeout=None, trust_env=False, follow_redirects=False) as client:
+    async with httpx.AsyncClient(verify=tls(), timeout=None, trust_env=False, follow_redirects=False) as client:
         named = {"sni_hostname": url.hostname}
         async with client.stream("POST", target, content=message.body, headers=headers, extensions=named) as answer:
             return answer.status_code

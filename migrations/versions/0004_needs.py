@@ -55,7 +55,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_index("ix_tasks_claimable", table_name="tasks")
-    for name, kind in zip(BEFORE, (sa.String(8), sa.String(200), sa.Float(53), sa.String(16)), strict=True):
+    for name, kind in zip(BEFORE, (sa.String(20), sa.String(200), sa.Float(53), sa.String(16)), strict=True):
         op.add_column("tasks", sa.Column(name, kind, nullable=True))
     for before, after in zip(BEFORE, AFTER, strict=True):
         op.execute(f"UPDATE tasks SET {before} = (SELECT {after} FROM needs WHERE needs.key = tasks.need)")  # noqa: S608

@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service import access, jobs
 from service.access import ANYBODY, Caller, Scope
 from service.api.context import Context, InContext, Reading
+from service.contract.internal import PATH
 from service.db import now, reading
 from service.errors import Forbidden, Unauthorized
 from service.models import Job
@@ -23,14 +24,18 @@ bearer = HTTPBearer(auto_error=False, description="An API key; `dynotune keys cr
 
 
 async def caller(
-    here: InContext, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+    request: Request, here: InContext, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 ) -> Caller:
-    """Who asks: anybody where no keys are asked for, else the owner of the request's key. Unauthorized, TooMany."""
+    """Who asks: anybody where no keys are asked for, else the owner of the request's key. Unauthorized, TooMany.
+
+    What workers ask is not counted: they ask by themselves, more often the more of them there are, and a worker that is
+    not answered loses its task.
+    """
     if credentials is None:
         if here.keys_required:
             raise Unauthorized("This server wants an API key: send it as `Authorization: Bearer KEY`.")
         return ANYBODY
-    found = await run_in_threadpool(_known, here, credentials.credentials)
+    found = await run_in_threadpool(_known, here, credentials.credentials, not request.url.path.startswith(PATH))
     if found is None:
         raise Unauthorized("The API key is not valid: it is unknown, or it was revoked.")
     return found
@@ -39,13 +44,14 @@ async def caller(
 Called = Annotated[Caller, Depends(caller)]
 
 
-def _known(here: Context, token: str) -> Caller | None:
+def _known(here: Context, token: str, counts: bool) -> Caller | None:
     if here.settings.admin_key and access.same(token, here.settings.admin_key.get_secret_value()):
         return ADMIN
     with reading(here.engine) as session:
         found, at = access.caller(session, token), now(session)
     if found is not None:
-        here.rate_limit.count(found.id)
+        if counts:
+            here.rate_limit.count(found.id)
         if found.used_at is None or found.used_at < at - access.USED_SECONDS:
             access.used(here.engine, found.id, at)
     return found

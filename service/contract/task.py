@@ -17,6 +17,7 @@ from service.contract.measurement import Measurement, MemoryLine
 from service.contract.states import JobPhase, Origin
 
 LEASE_SECONDS = 30.0  # seconds without a renewal after which a task goes to another worker
+MOST_LOG = 128 << 10  # characters that are kept of the end of a task's output
 MOST_LEASE_SECONDS = 300.0  # that a worker may ask for
 EVALUATED = {"quick": 64, "standard": 1024, "strict": 4096}  # validation samples of a soak's evaluation, at most
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up

@@ -14,9 +14,11 @@ from sqlalchemy.orm import Session
 from service import access
 from service.access import Scope
 from service.cli.embedded import _must_have_a_key
+from service.contract.task import TaskKind
 from service.db import connect
 from service.errors import BadQuery, Misconfigured, NotFound
 from service.models import ApiKey
+from service.remote import RemoteBroker
 from service.settings import Settings
 from tests.service.conftest import here
 
@@ -120,6 +122,15 @@ def test_a_key_allows_so_many_requests_a_time(settings: Settings, engine: Engine
         assert answer.json()["code"] == "too-many" and 3000 < int(answer.headers["retry-after"]) <= 3600
         assert api.get("/v1/jobs", headers=bob).status_code == 200
         assert api.get("/v1/jobs").status_code == 200  # no key is asked for, so nobody is counted
+
+
+def test_what_workers_ask_is_not_counted(settings: Settings, engine: Engine) -> None:
+    """A few dozen idle workers of one key would use up any limit that is meant for users."""
+    key = access.create(engine, "fleet", [Scope.worker])
+    with here(settings.model_copy(update={"rate_limit": "2/hour"})) as api:
+        workers = RemoteBroker("http://127.0.0.1:8000", key, api)  # type: ignore[arg-type]
+        for _ in range(5):
+            assert workers.claim("w", tuple(TaskKind)) is None
 
 
 def test_no_key_no_listening_elsewhere(settings: Settings, database_url: str) -> None:

@@ -92,11 +92,19 @@ def test_following_goes_on_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked[2] == "/v1/jobs/j/events/stream?after=2" and asked[4].startswith("/v1/jobs/j/events?after=3")
     client, _ = client_of(monkeypatch, [stream(1), httpx.ConnectError("refused"), job("succeeded"), {"items": []}])
     assert [event.seq for event in client.follow("j")] == [1], "asked again while it starts anew"
+    broken = [stream(1), job("running"), httpx.ConnectError("refused"), job("running"), 503, job("running"), stream(2)]
+    client, _ = client_of(monkeypatch, [*broken, job("succeeded"), {"items": []}])
+    assert [event.seq for event in client.follow("j")] == [1, 2], "the old one answered before it ended itself"
     away = [httpx.ConnectError("refused")] * (module.TRIES + 1)
     for answers, error in (([401], Refused), (away, Unreachable)):
         client, _ = client_of(monkeypatch, [stream(1), *answers])
         with pytest.raises(error):
             list(client.follow("j"))
+    for answer, error in ((404, Refused), (httpx.ConnectError("refused"), Unreachable)):
+        client, asked = client_of(monkeypatch, [answer])
+        with pytest.raises(error):
+            list(client.follow("j"))
+        assert len(asked) == 1, "what never answered is not waited for"
 
 
 @pytest.mark.parametrize("host", ["xn--", "xn--a", "a..b", "a" * 70 + ".example"])

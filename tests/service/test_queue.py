@@ -16,6 +16,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.states import JobStatus, Origin, TaskState
 from service.contract.task import (
+    MOST_LOG,
     PlanClaim,
     PlanDecision,
     TaskKind,
@@ -30,7 +31,7 @@ from service.errors import LeaseLost, NotFound, NotYet
 from service.history import JobHistory
 from service.leases import job_of
 from service.models import Job, Task
-from service.queue import MOST_LOG, Queue
+from service.queue import Queue
 from tests.factory import configuration, failed, measured
 from tests.over_http import OverHttp
 
@@ -234,6 +235,17 @@ def test_the_same_trial_is_queued_once(queue: Queue, engine: Engine, facts: Fact
     plan_trials(queue, "w", request(1), request(2))
     with Session(engine) as session:
         assert len(session.scalars(select(Task).where(Task.kind == "trial")).all()) == 1
+
+
+def test_a_job_whose_plan_brings_nothing_new_ends_with_a_sentence(queue: Queue, engine: Engine, started: str) -> None:
+    """Or it would run for ever, with no task that could end."""
+    trial = queue.claim("w", TRIAL)
+    assert isinstance(trial, TrialClaim)
+    queue.finish_trial(trial, measured(trial.request.configuration), "")
+    plan_trials(queue, "w", trial.request.model_copy(update={"number": 2}))
+    job = status(engine, started)
+    assert job.status is JobStatus.failed and "a defect of dynotune" in (job.error or "")
+    assert job.recommendation is not None
 
 
 def test_cancel_ends_at_once_and_tells_the_worker(queue: Queue, engine: Engine, started: str) -> None:

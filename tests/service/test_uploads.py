@@ -20,7 +20,9 @@ from fastapi.testclient import TestClient
 from service import uploads
 from service.api import create_app
 from service.contract.internal import VERSION, spoken_version
-from service.errors import BadUpload, BrokerUnavailable, OtherVersion, SlowBody
+from service.contract.job import JobSpec
+from service.contract.task import PlanClaim
+from service.errors import BadUpload, BrokerUnavailable, OtherVersion, Refusal, SlowBody
 from service.queue import Queue
 from service.remote import RemoteBroker
 from service.settings import Settings
@@ -59,7 +61,7 @@ def test_what_no_job_names_is_kept_for_a_day(api: TestClient, settings: Settings
     for name in (named, old, ".partial-x"):
         os.utime(settings.uploads / name, (1.0, 1.0))
     assert queue.prune_uploads(settings.uploads) == 2
-    assert {file.name for file in settings.uploads.iterdir()} == {named, new}
+    assert {file.name for file in settings.uploads.glob("*.jsonl")} == {named, new}
     os.utime(settings.uploads / new, (1.0, 1.0))
     assert send(api, DATA * 3).status_code == 201 and queue.prune_uploads(settings.uploads) == 0, "it was sent again"
 
@@ -141,14 +143,14 @@ def test_a_distant_worker_fetches_it_once(api: TestClient, tmp_path: Path, monke
     broker = RemoteBroker("http://127.0.0.1:8000", None, api)  # type: ignore[arg-type]
     folder = tmp_path / "worker"
     broker.fetch(source, folder)
-    (copy,) = folder.iterdir()
+    (copy,) = folder.glob("*.jsonl")
     assert copy.read_bytes() == DATA and copy.name == source.removeprefix("upload:")
     monkeypatch.setattr(broker, "_http", None)
     broker.fetch(source, folder)  # it is there
     broker.fetch("data/local.jsonl", folder)  # nothing that was sent
     monkeypatch.undo()
     broker.fetch(f"upload:{'0' * 64}.jsonl", folder)  # the trial says that it is not there
-    assert list(folder.iterdir()) == [copy]
+    assert list(folder.glob("*.jsonl")) == [copy]
     assert api.get("/internal/v1/uploads/..%2Ftest.db", headers={VERSION: spoken_version()}).status_code == 404
 
 
@@ -170,13 +172,22 @@ def test_a_proxy_s_page_is_an_outage(tmp_path: Path) -> None:
             broker.fetch(f"upload:{'0' * 64}.jsonl", tmp_path)
 
 
+def test_what_a_proxy_finds_too_large_is_not_sent_for_ever(spec: Callable[..., JobSpec]) -> None:
+    claim = PlanClaim(task_id="t", attempt=1, job_id="j", spec=spec())
+    page = httpx.MockTransport(lambda _: httpx.Response(413, text="<html>413 Request Entity Too Large</html>"))
+    with httpx.Client(transport=page, base_url="http://proxy") as client:
+        broker = RemoteBroker("http://proxy", None, client)
+        with pytest.raises(Refusal, match="A proxy before http://proxy takes no bodies of this size"):
+            broker.fail(claim, "it broke", "a log")
+
+
 def test_a_copy_that_was_damaged_on_the_way_is_not_kept(api: TestClient, settings: Settings, tmp_path: Path) -> None:
     source = send(api).json()["source"]
     file = settings.uploads / source.removeprefix("upload:")
     file.write_bytes(DATA[:-1])
     with pytest.raises(BadUpload, match="What arrived has the SHA-256 digest"):
         RemoteBroker("http://127.0.0.1:8000", None, api).fetch(source, tmp_path / "w")  # type: ignore[arg-type]
-    assert list((tmp_path / "w").iterdir()) == []
+    assert list((tmp_path / "w").glob("*.jsonl")) == []
     assert send(api).json()["source"] == source and file.read_bytes() == DATA, "sent again, it is whole again"
 
 
@@ -184,8 +195,40 @@ def test_what_is_no_upload_does_not_keep_others_from_being_removed(tmp_path: Pat
     """The root of a disk has a folder lost+found."""
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "old.jsonl").write_text("{}")
-    assert prune(tmp_path, time.time() + 60, lambda _: False) == 1
-    assert [one.name for one in tmp_path.iterdir()] == ["lost+found"]
+    assert prune(tmp_path, "a database", time.time() + 60, set) == 1
+    assert {one.name for one in tmp_path.iterdir()} == {"lost+found", ".owner"}
+
+
+def test_another_database_s_uploads_are_kept(tmp_path: Path) -> None:
+    """A control plane that is started once with another DYNOTUNE_DATABASE_URL knows none of the jobs that name them."""
+    (tmp_path / "a.jsonl").touch()
+    assert prune(tmp_path, "mine", time.time() + 60, lambda: {"a.jsonl"}) == 0
+    assert prune(tmp_path, "another", time.time() + 60, set) == 0
+    assert prune(tmp_path, "mine", time.time() + 60, set) == 1
+
+
+def test_a_worker_deletes_copies_that_no_task_has_used_for_a_day(api: TestClient, tmp_path: Path) -> None:
+    """But nothing in a folder that it shares with a control plane, whose jobs it does not know."""
+    broker = RemoteBroker("http://127.0.0.1:8000", None, api)  # type: ignore[arg-type]
+    names = [send(api, DATA * count).json()["source"] for count in (1, 2, 3)]
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    shared.mkdir()
+    (shared / "d.jsonl").touch()
+    for folder in (own, shared):
+        for source in names[:2]:
+            broker.fetch(source, folder)
+        for file in folder.glob("*.jsonl"):
+            os.utime(file, (1.0, 1.0))
+        broker.fetch(names[0], folder)  # is used again
+        broker.fetch(names[2], folder)
+    first, second, third = (name.removeprefix("upload:") for name in names)
+    assert {file.name for file in own.glob("*.jsonl")} == {first, third}
+    assert {file.name for file in shared.glob("*.jsonl")} == {first, second, third, "d.jsonl"}
+    assert prune(own, "a control plane's database", time.time() + 60, set) == 2, "which takes the folder over"
+    broker.fetch(names[0], own)
+    os.utime(own / first, (1.0, 1.0))
+    broker.fetch(names[1], own)
+    assert (own / first).exists()
 
 
 def test_the_disk_keeps_what_the_database_needs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

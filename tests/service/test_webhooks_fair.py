@@ -87,6 +87,28 @@ def test_a_receiver_that_hangs_holds_up_nobody_else(
     assert len(receiver.seen) == 3 and begun.count(hanging) == 1
 
 
+def test_a_backlog_is_sent_one_after_the_other_at_one_look(
+    hooks: Webhooks, receiver: Receiver, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to a limit, so that others have their turn; not where the receiver refuses one."""
+    monkeypatch.setattr(webhooks, "IN_A_ROW", 4)
+    made = [hooks.create(receiver.url + path, ANYBODY) for path in ("", "?refuse")]
+    with Session(engine) as session, session.begin():
+        session.add_all(messages.message(of, "webhook.test", {"at": at}, 0.0) for of in made for at in range(6))
+    later(engine)
+    sent, post = list[str](), webhooks.post
+
+    async def answer(message: Any, *given: Any) -> int:
+        sent.append(message.webhook_id)
+        return 500 if message.url.endswith("refuse") else await post(message, *given)
+
+    monkeypatch.setattr(webhooks, "post", answer)
+    asyncio.run(hooks._round())
+    assert [sent.count(one) for one in made] == [4, 1]
+    asyncio.run(hooks._round())
+    assert [sent.count(one) for one in made] == [6, 2]
+
+
 def test_what_is_due_at_the_end_is_sent_after_what_is_being_sent(
     hooks: Webhooks, receiver: Receiver, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

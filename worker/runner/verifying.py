@@ -15,7 +15,7 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Verification
 from service.contract.replay import Proof
-from service.contract.task import EVALUATED, LEAST_SOAK_SECONDS, VerifyRequest, keeps_process
+from service.contract.task import EVALUATED, LEAST_SOAK_SECONDS, MOST_LOG, VerifyRequest, keeps_process
 from service.levers import taken_back
 from service.levers.optimizer import WHOLE_STEP
 from worker.runner.kept import Keeper
@@ -348,7 +348,7 @@ class Verifier:
 
     def _check(self, ending: Ending) -> None:
         """Keep a child's log; _Ended or JobFailed when its end is that of the whole verification."""
-        self.log += ending.log
+        self.log = (self.log + ending.log)[-MOST_LOG:]
         if ending.kind is EndingKind.ended:
             raise _Ended
         if isinstance(ending.last, ChildFailed) and ending.last.whole_job:
