@@ -12,7 +12,7 @@ from service.levers import LEVERS
 from service.levers.batching import BUDGETED, PACKED
 from tests.child import tiny
 from tests.factory import configuration
-from training.batches import arranged
+from training.batches import arranged, epoch_steps
 from training.levers.batching import pack
 from training.samples import Step
 from worker.child import arrange
@@ -138,6 +138,14 @@ def test_grouped_is_shuffled_by_the_seed_and_only_by_it() -> None:
     assert made.plan("grouped", 1) != made.plan("grouped", 2)
     first = [made.lengths[flat(step)[0]] for step in made.plan("grouped", 1)]
     assert first != sorted(first, reverse=True), "long batches must not all come first"
+
+
+def test_every_epoch_has_another_order_and_a_run_has_the_same_again() -> None:
+    made = case(0, micro=2)
+    spec = tiny.job(Path("model"), Path("rows.jsonl"))
+    recipe = replace(recipe_of(spec, configuration("lora", made.effective)), micro_batch_size=2)
+    epochs = [epoch_steps(made.lengths, epoch, recipe) for epoch in (0, 1, 0)]
+    assert epochs[0] == epochs[2] != epochs[1]
 
 
 def padded(made: Case, batching: str) -> int:

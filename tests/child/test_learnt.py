@@ -19,7 +19,9 @@ from tests.child import tiny
 from tests.child.test_data_mistakes import load, refused
 from training.errors import TrainingError
 from training.model import drawn_layers, keep_layout, quantization
+from training.samples import IGNORED
 from training.script import save
+from training.tasks import masked_lm
 from worker.child.data import Data
 from worker.child.measure import beside_the_adapter
 
@@ -288,3 +290,16 @@ def test_layers_that_a_classifier_s_checkpoint_lacks_are_trained_and_saved_with_
     ids = torch.tensor([[1, 5, 9, 2]])
     with torch.no_grad():
         assert torch.allclose(again(ids).logits, bundle.model.eval()(ids).logits, atol=1e-5)
+
+
+def test_of_a_masked_text_a_token_at_least_is_learnt_and_never_a_special_one() -> None:
+    """Of six tokens 15% are one; of two they would be none."""
+    told = SimpleNamespace(all_special_ids=[0, 1], mask_token_id=2, vocab_size=100)
+    for token in range(3, 100):
+        for ids in ([0, token, 1], [0, token, token, 1], [0, *[token] * 20, 1]):
+            shown, labels = masked_lm.masked(ids, told)
+            learnt = [at for at, one in enumerate(labels) if one != IGNORED]
+            assert len(learnt) == max(1, round(masked_lm.SHARE * (len(ids) - 2)))
+            assert all(labels[at] == ids[at] == token for at in learnt)
+            assert all(shown[at] == ids[at] for at in range(len(ids)) if at not in learnt)
+    assert masked_lm.loss_terms(masked_lm.masked([0, 1], told)) == 0

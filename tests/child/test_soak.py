@@ -124,6 +124,25 @@ def test_rising_retries_do_not_pass(bundle: Bundle, monkeypatch: pytest.MonkeyPa
         soak.soak(bundle, 2, 30, 0, 4, 600.0)
 
 
+@pytest.mark.parametrize(("rises", "passes"), [({3, 5, 7, 9}, True), ({3, 4}, False)], ids=["now and then", "twice"])
+def test_a_cache_may_be_freed_now_and_then_and_not_on_two_steps_running(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, rises: set[int], passes: bool
+) -> None:
+    step, freed = soak._step, [0]
+
+    def freeing(made: Bundle, prepared: Any, number: int, state: soak.State) -> None:
+        freed[0] += number in rises
+        step(made, prepared, number, state)
+
+    monkeypatch.setattr(soak, "_step", freeing)
+    monkeypatch.setattr(bundle.device, "retries", lambda: freed[0], raising=False)
+    if passes:
+        assert soak.soak(bundle, 2, 12, 0, 4, 600.0).retries == len(rises)
+    else:
+        with pytest.raises(TrainingError, match=r"two steps running \(step 4\)"):
+            soak.soak(bundle, 2, 12, 0, 4, 600.0)
+
+
 def test_a_loss_that_is_not_a_number_does_not_pass(bundle: Bundle) -> None:
     with torch.no_grad():
         next(one for one in bundle.model.parameters() if one.requires_grad).fill_(float("nan"))

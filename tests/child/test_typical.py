@@ -26,3 +26,13 @@ def test_what_was_timed_may_not_tell_tokens_from_launches() -> None:
     unit, run = typical.Shapes(plan, bundle.data.lengths, bundle), typical.of_run(bundle, MICRO)
     for timed in ([(8, 10, 1.0)], [(8, 10, 1.0), (8, 20, 0.5)]):
         assert 1.0 < typical.token_factor(unit, run, timed, 0.0) < 1.5
+
+
+def test_micro_batches_of_about_as_many_tokens_do_not_tell_a_constant_part() -> None:
+    """What noise makes of two such shapes would count launches where tokens take the time."""
+    bundle = made("padded", [10] * 3000 + [20] * 3000)
+    plan = plan_of(bundle, list(range(64)), MICRO)
+    unit, run = typical.Shapes(plan, bundle.data.lengths, bundle), typical.of_run(bundle, MICRO)
+    by_tokens = typical.token_factor(unit, run, [(8, 10, 1.0)], 0.0)
+    assert typical.token_factor(unit, run, [(8, 10, 1.0), (8, 14, 1.1)], 0.0) == pytest.approx(by_tokens)
+    assert typical.token_factor(unit, run, [(8, 10, 1.0), (8, 20, 1.1)], 0.0) != pytest.approx(by_tokens, rel=0.02)

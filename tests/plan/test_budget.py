@@ -55,6 +55,19 @@ def test_workers_share_what_time_is_left(spec: Spec, facts: Facts) -> None:
     assert Budget(many).cost(configuration(padding="multiple-8")) == 1.0, "for four workers the count of trials ends it"
 
 
+def test_a_verification_is_kept_what_it_takes_between_a_quarter_and_half_of_the_minutes(
+    spec: Spec, facts: Facts
+) -> None:
+    """Blocks of a baseline and finalists of some seconds, a proof and a soak: about three minutes."""
+
+    def kept(minutes: int) -> float:
+        budget = Budget(known(spec(search={"minutes": minutes}), facts(), history(spec(), 4.8, 4.4, 4.0)))
+        return 1 - budget.left() / (60 * minutes)
+
+    assert kept(60) == pytest.approx(0.25) and kept(1) == pytest.approx(0.5)
+    assert 0.25 < kept(8) < 0.5
+
+
 def test_what_is_as_promising_and_shorter_comes_first(
     spec: Spec, facts: Facts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
-from tests.factory import configuration, history, measured, record
+from tests.factory import configuration, history, measured, record, timing
 from tests.plan.test_plan import known
 from worker.plan import plan
 from worker.plan.budget import verification_seconds
@@ -72,6 +72,19 @@ def test_a_simpler_one_and_another_size_are_finalists_where_they_are_about_as_fa
     records = (*history(spec()), *map(record, (best, simpler, other, packed)))
     view = View(known(spec(search={"verify": verify}), facts(), records), "lora")
     assert finalists(view) == [best, simpler, other], "each once"
+
+
+@pytest.mark.parametrize(("spread", "slower", "is_one"), [(0.001, 5.2, False), (0.05, 5.2, True), (0.05, 5.6, False)])
+def test_a_simpler_one_is_a_finalist_where_the_intervals_leave_open_that_it_is_as_fast(
+    spec: Spec, facts: Facts, spread: float, slower: float, is_one: bool
+) -> None:
+    best = measured(configuration(batching="grouped", attention="eager"), timing=timing(5.0, spread))
+    other = measured(configuration(batching="grouped", head="chunked"), timing=timing(5.1, spread))
+    third = measured(configuration(batching="grouped", padding="multiple-8"), timing=timing(5.15, spread))
+    simpler = measured(configuration(batching="grouped"), timing=timing(slower, spread))
+    records = (*history(spec()), *map(record, (best, other, third, simpler)))
+    view = View(known(spec(search={"verify": "standard"}), facts(), records), "lora")
+    assert (simpler in finalists(view)) is is_one
 
 
 @pytest.mark.parametrize("verify", ["quick", "standard"])

@@ -111,11 +111,24 @@ def judged(job: JobSpec, seconds: dict[str, float], soaks: dict[str, Soak | str]
 def test_blocks_reject_what_is_slower_than_the_baseline(job: JobSpec) -> None:
     ranking, slower, done, _ = judged(job, {"base": 10.0, "slim": 9.0, "twin": 7.0, "fast": 5.0})
     assert ranking == ["twin", "slim", "fast", "base"] and slower == set() and done
+    ranking, *_ = judged(job, {"base": 10.0, "slim": 10.05, "fast": 5.0})
+    assert ranking == ["slim", "fast", "base"], "less than one percent is not slower"
     ranking, slower, done, found = judged(job, {"base": 10.0, "slim": 11.0, "twin": 10.5, "fast": 5.0})
     assert ranking == ["fast", "base"] and slower == {"slim", "twin"} and done
     assert all(one.stable for one in found.verdicts), "it is slower, not unstable"
     _, slower, done, _ = judged(job, {"base": 10.0, "slim": 10.0, "twin": 10.0, "fast": 5.0})
     assert slower == set() and not done, "whether they are slower is not known yet"
+    _, slower, done, _ = judged(job, {"base": 10.0, "slim": 10.2, "twin": 7.0, "fast": 5.0})
+    assert slower == set() and not done, "it seems slower, and need not be"
+
+
+def test_what_has_failed_is_not_waited_for_and_another_peak_is_no_tie(job: JobSpec) -> None:
+    *_, done, found = judged(job, {"base": 10.0, "slim": 7.0, "fast": 7.0})
+    assert done and not found.tied, "as fast, with another peak"
+    *_, done, found = judged(job, {"base": 10.0, "twin": 5.0, "fast": 5.0})
+    assert done, "the one of the least peak has no block"
+    *_, found = judged(job, {"base": 10.0, "slim": 7.0, "twin": 7.0})
+    assert found.tied
 
 
 def test_the_soak_proves_the_peak(job: JobSpec) -> None:

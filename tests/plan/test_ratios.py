@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable
@@ -9,11 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from service.contract.job import JobSpec
-from service.contract.measurement import Block, Slice
+from service.contract.measurement import NORMAL, PROCESS_SPREAD, Block, Outcome, Slice
 from service.contract.task import VerifyRequest
 from tests.factory import block, configuration, measured
 from worker.plan.ratios import (
     certainly_slower,
+    chained,
     is_sure,
     process_pairs,
     ratio,
@@ -120,7 +122,7 @@ def test_one_that_ran_beside_the_baseline_alone_is_ranked_with_the_others(spec: 
     blocks = (
         *(block(one, seconds, number) for number in range(3) for one, seconds in ((FAST, 5.0), (BASE, 10.0))),
         block(FAST, 5.0, 3),
-        *(block(one, seconds, number) for number in (4, 5) for one, seconds in ((NEAR, 8.0), (BASE, 20.0))),
+        *(block(one, seconds, 4) for one, seconds in ((NEAR, 8.0), (BASE, 20.0))),
     )
     costs = relative_costs(spec(), blocks, [FAST, BASE, NEAR])
     assert costs[NEAR.configuration.key] == pytest.approx(0.8 * costs[FAST.configuration.key], rel=0.02)
@@ -186,3 +188,37 @@ def test_costs_are_compared_only_in_blocks_that_both_ran_in(spec: Spec) -> None:
     costs = relative_costs(job, blocks, [BASE, FAST, NEAR])
     assert costs[FAST.configuration.key] == pytest.approx(0.5) and costs[BASE.configuration.key] == 1.0
     assert costs[NEAR.configuration.key] == pytest.approx(0.55)
+
+
+def test_two_that_never_ran_together_are_compared_by_way_of_the_surest_of_the_others(spec: Spec) -> None:
+    """Both ran in four blocks beside the baseline, and in one beside a third one that says something else."""
+    job, third = spec(search={"objective": "throughput"}), measured(configuration(padding="multiple-8"), 5.0)
+    blocks = tuple(block(one, took, at) for at in range(4) for one, took in ((FAST, 5.0), (BASE, 10.0)))
+    blocks += tuple(block(one, took, at) for at in range(4, 8) for one, took in ((NEAR, 16.0), (BASE, 20.0)))
+    blocks += tuple(block(one, 7.0, at) for at, other in ((8, FAST), (9, NEAR)) for one in (other, third))
+    near, far = ratio(job, blocks, NEAR, BASE), ratio(job, blocks, BASE, FAST)
+    found = chained(job, blocks, NEAR, FAST, [BASE, third])
+    assert near is not None and far is not None and found is not None
+    assert found[0] == pytest.approx(0.5 / 0.8)
+    widths = [math.log(one[2] / one[0]) for one in (near, far, found)]
+    assert widths[2] == pytest.approx(math.hypot(*widths[:2])), "the errors of both count"
+    assert found[0] / found[1] == pytest.approx(found[2] / found[0])
+
+
+def test_finalists_that_are_tied_or_have_failed_need_no_more_blocks(spec: Spec) -> None:
+    job = spec(search={"objective": "throughput"})
+    request = VerifyRequest(method="lora", baseline=BASE, finalists=(FAST, NEAR), blocks=9, seconds_limit=60)
+    equal = ((BASE, 10.0), (FAST, 5.0), (NEAR, 5.0))
+    blocks = tuple(sliced(block(one, took, at), [1.0] * 8, at, 1e-4) for at in range(20) for one, took in equal)
+    assert settled(job, request, blocks)
+    found = ratio(job, blocks, FAST, NEAR)
+    assert found is not None, "and no interval is narrower than processes differ"
+    assert math.log(found[2] / found[0]) > 0.95 * NORMAL * PROCESS_SPREAD / math.sqrt(20)
+    crashed = tuple(block(one, 5.0, outcome=Outcome.crashed) for one in (FAST, NEAR))
+    assert settled(job, request, (block(BASE, 10.0), *crashed))
+
+
+def test_two_turns_tell_nothing_of_how_turns_differ() -> None:
+    """Two that happen to agree would make an interval of no width."""
+    ours, theirs = (sliced(one, [1.0] * 2, 0, 0.0) for one in (block(FAST, 5.0), block(BASE, 10.0)))
+    assert standard_error(ours, theirs) == pytest.approx(0.0144, rel=0.05)

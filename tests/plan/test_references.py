@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.levers.optimizer import WHOLE_STEP
 from tests.factory import configuration, measured
-from worker.plan.proof import references_of
+from worker.plan.proof import CLIPPED_TO, exposed, references_of
 
 GPU = {"device": "cuda", "capability": (9, 0), "has_own_memory": True, "bf16_native": True}
 
@@ -48,3 +50,17 @@ def test_full_precision_is_compared_with_full_precision(
 
 def test_a_large_model_has_a_reference_in_its_own_precision(facts: Callable[..., HardwareFacts]) -> None:
     assert precisions(facts(**GPU), {"precision": "bf16-mixed"}, "float32", 8 * 10**9) == ["bf16-mixed"]
+
+
+def test_what_is_off_stays_off_in_a_replay(spec: Callable[..., JobSpec]) -> None:
+    """A decay or a clipping that the job does not have may be what the optimizer lacks."""
+    candidate = measured(configuration("full", 8, None), micro_batch_size=2, check_grad_norm=3.0)
+    seen = exposed(spec(training={"weight_decay": 0.01, "max_grad_norm": 1.0}), candidate).training
+    assert seen.weight_decay > 0.01 and seen.max_grad_norm == CLIPPED_TO * 3.0
+    off = exposed(spec(training={"weight_decay": 0.0, "max_grad_norm": 0.0}), candidate).training
+    assert off.weight_decay == 0.0 and off.max_grad_norm == 0.0
+    levers = candidate.configuration.levers | {"optimizer": WHOLE_STEP[0]}
+    whole = candidate.model_copy(
+        update={"configuration": candidate.configuration.model_copy(update={"levers": levers})}
+    )
+    assert exposed(spec(training={"max_grad_norm": 1.0}), whole).training.max_grad_norm == 1.0

@@ -34,6 +34,8 @@ def test_speedup_is_the_median_of_the_blocks(spec: Spec) -> None:
     assert verdict.speedup_low is not None and verdict.speedup_high is not None
     assert verdict.speedup_low < 2.0 and verdict.speedup_high > 2.4
     assert found.ranking == tuple(one.configuration.key for one in (FAST, SLOW, BASE)) and not found.tied
+    base = next(one for one in found.verdicts if one.key == BASE.configuration.key)
+    assert base.timing is not None and base.timing.seconds == 11.0
 
 
 def test_a_candidate_that_fails_its_proof_is_not_stable(spec: Spec) -> None:
@@ -79,7 +81,12 @@ def test_overlapping_intervals_are_a_tie(spec: Spec) -> None:
 
 @pytest.mark.parametrize(
     ("simpler", "more", "first"),
-    [((5.0, 5.1, 5.0), (5.0, 4.95, 4.9), "simpler"), ((5.0, 5.0, 5.0), (4.8, 4.8, 4.8), "more")],
+    [
+        ((5.0, 5.1, 5.0), (5.0, 4.95, 4.9), "simpler"),
+        ((5.0, 5.0, 5.0), (4.8, 4.8, 4.8), "more"),
+        ((5.0,), (4.8,), "more"),  # not surely, and too much to be nothing
+        ((5.0,) * 12, (4.88,) * 12, "more"),  # little, and surely
+    ],
 )
 def test_a_lever_that_does_not_surely_bring_a_gain_is_left_out(
     spec: Spec, simpler: tuple[float, ...], more: tuple[float, ...], first: str
@@ -88,8 +95,8 @@ def test_a_lever_that_does_not_surely_bring_a_gain_is_left_out(
     made = {"simpler": plain, "more": measured(configuration(batching="sorted", padding="multiple-8"), 5.0)}
     request = REQUEST.model_copy(update={"finalists": tuple(made.values())})
     seconds = {"simpler": simpler, "more": more}
-    blocks = tuple(block(made[name], seconds[name][number], number) for number in range(3) for name in made)
-    blocks += tuple(block(BASE, 10.0, number) for number in range(3))
+    blocks = tuple(block(made[name], seconds[name][at], at) for at in range(len(more)) for name in made)
+    blocks += tuple(block(BASE, 10.0, at) for at in range(len(more)))
     assert judge(spec(), request, blocks, {}, {}).ranking[0] == made[first].configuration.key
 
 
@@ -139,3 +146,19 @@ def test_blocks_of_which_nobody_can_tell_are_not_called_clean(spec: Spec) -> Non
     found = judge(spec(), REQUEST, (quiet, silent.model_copy(update={"timing": unknown})), {}, {})
     assert "in 1 of 2 runs the device did not tell whether others used it" in found.note
     assert "others used up to" not in found.note
+
+
+def test_another_effective_batch_learns_otherwise_and_is_not_simpler(spec: Spec) -> None:
+    """Of equally fast ones the smaller batch is first where the job gives none; within 3% no other one is."""
+    larger = measured(configuration(effective=64, batching="sorted"), 5.0)
+    more = measured(configuration(batching="sorted", padding="multiple-8"), 5.0)
+    request = REQUEST.model_copy(update={"finalists": (larger, more)})
+
+    def first(job: JobSpec, took: float) -> str:
+        blocks = (block(BASE, 10.0), block(larger, took), block(more, 5.0))
+        return judge(job, request, blocks, {}, {}).ranking[0]
+
+    free = spec(training={"effective_batch_size": None})
+    assert first(free, 5.1) == more.configuration.key
+    assert first(free, 4.98) == more.configuration.key, "the smaller batch"
+    assert first(spec(training={"effective_batch_size": 32}), 4.98) == larger.configuration.key, "the fewer levers"

@@ -13,7 +13,7 @@ from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome, Probe, Soak, Verification
 from service.contract.recommendation import Recommendation
 from service.contract.replay import Proof
-from service.contract.states import Origin
+from service.contract.states import Origin, ProbePhase
 from service.contract.task import PlanInput, TrialRecord, VerifyRequest
 from service.exports import EXPORTS
 from service.recommend import recommend
@@ -158,6 +158,9 @@ def test_what_was_compared_with_nothing_is_not_called_stable(spec: Spec, facts: 
     with console.capture() as shown:
         console.print(result_table(best))
     assert "not compared" in shown.get()
+    judged = judge(spec(), request, (block(one, 5.0),), {}, {one.configuration.key: Proof()})
+    proved = recommend("j", spec(), facts(), records, {"lora": judged})
+    assert proved and proved.stability.stable is True, "a reference it was compared with"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,11 @@ def test_the_peak_is_that_of_the_micro_batch_that_the_soak_lowered(
     spec: Spec, facts: Facts, soaked: int | None, probed: int | None, peak: int | None
 ) -> None:
     """The trial's micro batch of 8 took 2 GiB and did not hold; what is recommended takes less."""
-    probes = (Probe(micro_batch_size=8, peak_bytes=2 << 30), Probe(micro_batch_size=4, peak_bytes=probed))
+    probes = (
+        Probe(micro_batch_size=8, peak_bytes=2 << 30),
+        Probe(micro_batch_size=4, peak_bytes=probed),
+        Probe(micro_batch_size=4, peak_bytes=5 << 30, phase=ProbePhase.evaluation),  # says nothing of training
+    )
     records = (history(spec())[0], record(measured(configuration(batching="sorted"), 5.0, probes=probes)))
     base, one = (record.measurement for record in records)
     slim = record(measured(configuration(batching="grouped"), 9.0, peak_bytes=7 << 28))  # 1.75 GiB
@@ -212,6 +219,39 @@ def test_one_winner_a_method_and_the_fastest_leads(spec: Spec, facts: Facts) -> 
     assert best and best.configuration.method == "full" and set(best.methods) == {"lora", "full"}
     assert best.LoraConfig is None and best.methods["lora"].LoraConfig
     assert best.evidence.speedup == pytest.approx(4.0, rel=0.01)  # against its own method's baseline
+
+
+def test_a_method_that_is_known_to_be_stable_leads_a_faster_one_that_is_not_verified(spec: Spec, facts: Facts) -> None:
+    job, records = spec(method=["lora", "qlora"]), history(spec(), 6.0)
+    base, one = (record.measurement for record in records)
+    request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
+    soaks: dict[str, Soak | str] = {one.configuration.key: SOAK}
+    judged = judge(job, request, (block(base, 10.0), block(one, 6.0)), soaks, {})
+    faster = record(measured(configuration("qlora"), 5.0), Origin.baseline)
+    best = recommend("j", job, facts(), (*records, faster), {"lora": judged})
+    assert best and best.configuration.method == "lora" and best.stability.stable is True
+    unverified = recommend("j", job, facts(), (*records, faster), {})
+    assert unverified and unverified.configuration.method == "qlora"
+
+
+def test_where_nothing_that_was_tried_is_stable_nothing_is_recommended(spec: Spec, facts: Facts) -> None:
+    records = history(spec(), 5.0)
+    base, one = (record.measurement for record in records)
+    request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
+    soaks: dict[str, Soak | str] = {key.configuration.key: "the soak failed (crashed): no" for key in (base, one)}
+    judged = judge(spec(), request, (block(base, 10.0), block(one, 5.0)), soaks, {})
+    assert judged.ranking == () and recommend("j", spec(), facts(), records, {"lora": judged}) is None
+
+
+def test_a_finalist_that_is_slower_than_the_baseline_is_not_rejected_for_that(spec: Spec, facts: Facts) -> None:
+    """With the objective memory it is: it may not be recommended."""
+    for objective, outcomes in (("wall-clock", []), ("memory", ["slower"])):
+        job, records = spec(search={"objective": objective, "verify": "quick"}), history(spec(), 5.0)
+        base, one = (record.measurement for record in records)
+        request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
+        judged = judge(job, request, (block(base, 10.0), block(one, 12.0)), {base.configuration.key: SOAK}, {})
+        best = recommend("j", job, facts(), records, {"lora": judged})
+        assert best and [rejected.outcome for rejected in best.rejected] == outcomes
 
 
 def test_rejected_configurations_carry_their_reasons(spec: Spec, facts: Facts) -> None:
