@@ -211,6 +211,8 @@ def test_finalists_that_are_tied_or_have_failed_need_no_more_blocks(spec: Spec) 
     equal = ((BASE, 10.0), (FAST, 5.0), (NEAR, 5.0))
     blocks = tuple(sliced(block(one, took, at), [1.0] * 8, at, 1e-4) for at in range(20) for one, took in equal)
     assert settled(job, request, blocks)
+    assert settled(job, request, blocks[: 3 * 8]), "a verification has no more than eight or twelve"
+    assert not settled(job, request, blocks[: 3 * 2])
     found = ratio(job, blocks, FAST, NEAR)
     assert found is not None, "and no interval is narrower than processes differ"
     assert math.log(found[2] / found[0]) > 0.95 * NORMAL * PROCESS_SPREAD / math.sqrt(20)

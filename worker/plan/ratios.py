@@ -16,7 +16,9 @@ from service.contract.task import VerifyRequest
 
 SURE_WITHIN = 0.05  # half the width of the speed-up's interval at which it is settled
 SEEN = 4  # pairs of processes that PROCESS_SPREAD counts as, beside the blocks' own
-TIED_WITHIN = 0.01  # candidates whose ratio is surely this close to 1 count as tied
+# Candidates whose ratio is surely this close to 1 count as tied. With less than PROCESS_SPREAD, which intervals are at
+# least as wide as after four blocks, none would before a verification's last.
+TIED_WITHIN = 0.02
 
 Ratio = tuple[float, float, float]
 
@@ -147,7 +149,7 @@ def relative_costs(spec: JobSpec, blocks: tuple[Block, ...], candidates: Sequenc
 
 
 def settled(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -> bool:
-    """Whether the best finalist is known for sure, or tied within 1%, and its speed-up within 5%."""
+    """Whether the best finalist is known for sure, or tied within 2%, and its speed-up within 5%."""
     if minimises_memory(spec):
         return _bounded(spec, request, blocks)
     everyone = [*([request.baseline] if request.baseline else []), *request.finalists]
