@@ -25,6 +25,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2Config", HEADS | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
     "recurrent-gemma": ("RecurrentGemmaConfig", {"num_attention_heads": 4, "lru_width": 32, "logits_soft_cap": 3.0}),
     "bert": ("BertConfig", {"num_attention_heads": 4, "is_decoder": False}),
+    "olmo": ("OlmoConfig", HEADS | {"clip_qkv": 3.0}),
+    "nemotron": ("NemotronConfig", HEADS),
     "gpt-neox": ("GPTNeoXConfig", {"num_attention_heads": 4}),
     "bert-decoder": ("BertConfig", {"num_attention_heads": 4, "is_decoder": True}),
 }
@@ -113,6 +115,47 @@ def test_a_model_that_does_not_divide_its_loss_is_the_jobs_mistake(build: Any, m
         TrainingError, match="this llama model does not divide its loss by the step's number"
     ) as refused:
         build("llama")
+    assert refused.value.blame == "job"
+
+
+def test_a_layer_that_writes_over_a_matmul_s_result_is_not_checkpointed_selectively(build: Any) -> None:
+    """An OLMo clamps queries and keys in place. What is kept would be clamped, and its gradients by that not be."""
+    with pytest.raises(
+        Lacking, match=r"layers of olmo models write over the result of a matmul \(aten.clamp_"
+    ) as found:
+        build("olmo", checkpointing="selective")
+    assert set(found.value.lacks) == {"checkpointing=selective"}
+    for kind, choice in (("olmo", "full"), ("llama", "selective"), ("gpt-neox", "selective")):
+        assert build(kind, checkpointing=choice).model.training
+
+
+def test_a_model_that_tells_attention_nothing_has_no_varlen(build: Any) -> None:
+    with pytest.raises(Lacking, match="nemotron models do not tell attention where samples end") as refused:
+        build("nemotron", attention="varlen")
+    assert set(refused.value.lacks) == {"attention=varlen"}
+
+
+@pytest.mark.parametrize(("kind", "reads_padding"), [("XLNet", True), ("Bert", False), ("GPT2", False)])
+def test_a_classifier_that_reads_padding_is_the_jobs_mistake(tmp_path: Path, kind: str, reads_padding: bool) -> None:
+    """An XLNet reads its last token, and is made for padding on the left."""
+    import transformers
+
+    shape: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if kind == "XLNet":
+        shape = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=tiny.FEW, num_labels=3, initializer_range=0.3, **shape, **tiny.IDS
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    model.save_pretrained(tmp_path / "model")
+    folder, data = tiny.with_tokenizer(tmp_path / "model", tiny.FEW), tiny.write(tmp_path / "x.jsonl", tiny.classes(40))
+    job = tiny.job(folder, data, task="sequence-classification")
+    if not reads_padding:
+        assert tiny.bundle(job, "full").model.training
+        return
+    with pytest.raises(TrainingError, match="what this xlnet model makes of a text depends on the padding") as refused:
+        tiny.bundle(job, "full", attention="eager")
     assert refused.value.blame == "job"
 
 

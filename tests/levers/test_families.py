@@ -203,6 +203,13 @@ def test_experts_compute_the_same_in_every_way(build: Any, family: str, experts:
     same(step_of(bundle), step_of(build(family)))
 
 
+def test_dropout_that_adapters_of_experts_cannot_have_is_named(job: Any) -> None:
+    spec = job("mixtral")
+    spec = spec.model_copy(update={"lora": spec.lora.model_copy(update={"dropout": 0.1})})
+    with pytest.raises(TrainingError, match=r"^lora\.dropout: .* does not work with lora_dropout"):
+        tiny.bundle(spec, "lora")
+
+
 def test_a_model_says_what_it_lacks(build: Any) -> None:
     """So that no trial is spent on it, whatever it is trained with; asked for by name it is refused."""
     wanted = {f"experts={one}" for one in LEVERS["experts"].names[1:]} | {"normalisation=apex-fused"}

@@ -16,7 +16,7 @@ from tests.child import tiny
 from tests.levers.test_conformance import CPU, runnable
 from training.errors import TrainingError
 from training.levers import optimizer
-from training.optimization import gradient_norm
+from training.optimization import gradient_norm, parameter_groups
 from worker.child import steps
 from worker.child.arrange import candidates
 
@@ -257,3 +257,15 @@ def test_quantised_states_are_forgotten_where_they_are() -> None:
     steps.forget(made)
     assert state["exp_avg"] is kept and not kept.codes.any() and not kept.scale.any() and not state["step"]
     assert bool(kept.qmap.all())
+
+
+def test_no_bias_decays_whatever_its_shape() -> None:
+    """Those of all experts of a layer are one matrix."""
+    layer = torch.nn.Module()
+    layer.weight, layer.gate_up_proj_bias = (torch.nn.Parameter(torch.zeros(2, 3)) for _ in range(2))
+    layer.norm, layer.frozen = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    layer.frozen.requires_grad = False
+    decayed, others = parameter_groups(layer, SimpleNamespace(weight_decay=0.1))  # type: ignore[arg-type]
+    assert decayed["weight_decay"] == 0.1 and [id(one) for one in decayed["params"]] == [id(layer.weight)]
+    assert others["weight_decay"] == 0.0
+    assert [id(one) for one in others["params"]] == [id(layer.gate_up_proj_bias), id(layer.norm)]

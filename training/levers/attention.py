@@ -28,6 +28,10 @@ def register_varlen() -> None:
     AttentionInterface.register("varlen", varlen_attention)
 
 
+class NotTold(ValueError):
+    """A model's layers do not pass on to attention where the samples end."""
+
+
 def varlen_attention(
     module: Any,
     query: torch.Tensor,
@@ -45,10 +49,10 @@ def varlen_attention(
     """Attention within each sample; [rows, heads, tokens, size] in, [rows, tokens, heads, size] out.
 
     `cu_seq_lens_q` are the bounds of all samples in the flattened rows (padding counts as a sample), `max_length_q` is
-    the longest's length. ValueError without them, and for attention dropout, which the kernel does not have.
+    the longest's length. NotTold without them, and ValueError for attention dropout, which the kernel does not have.
     """
     if cu_seq_lens_q is None or max_length_q is None:
-        raise ValueError("varlen attention needs cu_seq_lens_q and max_length_q")
+        raise NotTold("varlen attention needs cu_seq_lens_q and max_length_q")
     if dropout:
         raise ValueError("varlen attention has no dropout; set attention_dropout to 0 in the model's config.json")
     rows, heads, tokens, size = query.shape

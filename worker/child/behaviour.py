@@ -16,10 +16,13 @@ from service.levers.batching import PACKED
 from service.levers.head import WITHOUT_LOGITS
 from training.batches import collate, moved
 from training.errors import TrainingError
+from training.levers.attention import NotTold
+from training.levers.checkpointing import checkpointed
 from training.recipe import Recipe, task_of
 from training.samples import IGNORED, Sample, sample_of
 from training.step import autocast
 from worker.child.lacking import Lacking
+from worker.child.overwritten import Overwritten
 from worker.devices import Device
 
 TOKENS = 8  # of each of the samples, at most
@@ -27,6 +30,7 @@ WIDTH = 64  # tokens that a row is padded to where it would be padded to the lon
 # Share of their standard deviation by which logits may move where nothing has changed for them, and how many times as
 # much as they move when the same row is run again: kernels that add in no fixed order are never quite the same.
 UNMOVED, AGAIN = 1e-4, 10.0
+BY_PADDING = 0.25  # share of the largest logit by which padding may move the others: more than rounding in 16 bits does
 
 
 def check_behaviour(model: Any, samples: list[Sample], pad: int, device: Device, recipe: Recipe) -> None:
@@ -35,15 +39,24 @@ def check_behaviour(model: Any, samples: list[Sample], pad: int, device: Device,
     Nothing is run with flex attention, which would be compiled for these few tokens. With activations in 8 bits, other
     tokens decide how one is rounded, so that only the loss is looked at. Other trials tell of the same model.
     """
-    if recipe.labels_are_classes or recipe.attention == "flex_attention":
+    if recipe.attention == "flex_attention":
         return
     was_training = model.training
     model.eval()
     try:
+        if any(one.function == "checkpoint_selectively" for one in (*recipe.on_base, *recipe.on_model)):
+            _check_kept(model, samples[0], pad, device, recipe)
+        if recipe.labels_are_classes:
+            if not _rounds_together(recipe):
+                _check_padding(model, samples[0], pad, device, recipe)
+            return
         if recipe.task == "causal-lm":
             _check_loss(model, max(samples[0], samples[-1], key=lambda one: len(one[0])), pad, device, recipe)
         if not _rounds_together(recipe):
             _check_tokens(model, samples, pad, device, recipe)
+    except NotTold as error:
+        reason = f"{model.config.model_type} models do not tell attention where samples end"
+        raise Lacking(reason, {"attention=varlen": reason}) from error
     finally:
         model.train(was_training)
 
@@ -72,6 +85,34 @@ def _check_tokens(model: Any, samples: list[Sample], pad: int, device: Device, r
         _refuse_packing(base, recipe)
     if recipe.tells_what_is_learnt:
         _check_head(base, lambda: logits(second))
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _check_kept(model: Any, sample: Sample, pad: int, device: Device, recipe: Recipe) -> None:
+    """Lacking where a layer writes over what selective checkpointing keeps: its gradients would be wrong by that."""
+    ids, overwritten = list(sample[0][:TOKENS]), Overwritten()
+    with overwritten.within(checkpointed(model)):
+        _logits(model, [sample_of(ids, ids)], pad, device, recipe)
+    if overwritten.by:
+        reason = (
+            f"layers of {model.config.model_type} models write over the result of a matmul ({overwritten.by}), which "
+            "selective checkpointing keeps"
+        )
+        raise Lacking(reason, {"checkpointing=selective": reason})
+
+
+def _check_padding(model: Any, sample: Sample, pad: int, device: Device, recipe: Recipe) -> None:
+    """TrainingError where a text's classes depend on how far it is padded, as of a model that reads its last token."""
+    ids = list(sample[0][:TOKENS])
+    alone, padded = (
+        _logits(model, [sample_of(ids, ids)], pad, device, replace(recipe, pad_multiple=multiple))
+        for multiple in (1, WIDTH)
+    )
+    if float((alone - padded).abs().max()) > BY_PADDING * float(alone.abs().max()):
+        raise TrainingError(
+            f"model.source: what this {model.config.model_type} model makes of a text depends on the padding behind "
+            "it, and texts are padded on the right"
+        )
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -316,6 +316,10 @@ def _with_adapter(model: Any, recipe: Recipe) -> Any:
         if recipe.lora is not None and recipe.lora["target_modules"] == list(ATTENTION):
             sentence = f"the lever adapter names modules that this model lacks: {told_in_short(error)}"
             raise TrainingError(sentence, "configuration") from error
+        if "lora_dropout" in str(error):
+            raise TrainingError(
+                f"lora.dropout: this model's adapter cannot drop out; {told_in_short(error)}"
+            ) from error
         others = f"; its linear layers are {', '.join(linear_layers(model))}" if targets == "all-linear" else ""
         raise TrainingError(f"lora.target_modules: {told_in_short(error)}{others}") from error
 
