@@ -132,7 +132,7 @@ class Client:
 
     def drain(self, worker_id: str) -> None:
         """Have a worker end once its present task has ended."""
-        self._call("POST", f"/v1/workers/{_part(worker_id)}/drain")
+        self._call("POST", f"/v1/workers/{_part(worker_id, 'worker')}/drain")
 
     def add_webhook(self, url: str) -> WebhookMade:
         """Have a URL told when jobs end; the webhook's id, and the secret by which the receiver checks signatures."""
@@ -144,11 +144,11 @@ class Client:
 
     def test_webhook(self, webhook_id: str) -> None:
         """Have a test message sent."""
-        self._call("POST", f"/v1/webhooks/{_part(webhook_id)}/test")
+        self._call("POST", f"/v1/webhooks/{_part(webhook_id, 'webhook')}/test")
 
     def delete_webhook(self, webhook_id: str) -> None:
         """Delete a webhook."""
-        self._call("DELETE", f"/v1/webhooks/{_part(webhook_id)}")
+        self._call("DELETE", f"/v1/webhooks/{_part(webhook_id, 'webhook')}")
 
     def job(self, job_id: str) -> views.JobView:
         """Status, phase, progress, best so far."""
@@ -182,7 +182,7 @@ class Client:
 
     def trial(self, trial_id: str) -> views.LoggedTrial:
         """One trial, with the end of its output."""
-        return self._get(views.LoggedTrial, f"/v1/trials/{_part(trial_id)}")
+        return self._get(views.LoggedTrial, f"/v1/trials/{_part(trial_id, 'trial')}")
 
     def events(self, job_id: str, after: int = 0) -> tuple[views.EventView, ...]:
         """A job's events after a sequence number, page by page."""
@@ -244,7 +244,7 @@ class Client:
 
     def export(self, job_id: str, name: str) -> str:
         """The recommendation as the text of an export, such as json, spec or train.py (docs/exports.md)."""
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}/exports/{_part(name)}").text
+        return self._call("GET", f"/v1/jobs/{_part(job_id)}/exports/{_part(name, 'export')}").text
 
     def cancel(self, job_id: str) -> None:
         """End a job now."""
@@ -346,10 +346,13 @@ def _body(job: JobSpec | dict[str, Any] | str, idempotency_key: str | None = Non
     return {"content": job if isinstance(job, str) else json.dumps(job), "headers": headers}
 
 
-def _part(text: str) -> str:
-    """The text as one part of a path, so that no slash in it leads elsewhere; Refused where it cannot be one."""
-    if text in ("", ".", ".."):
-        raise Refused(_problem("Not found", f"{text!r} is no id." if text else "An empty text is no id.", 404))
+def _part(text: str, kind: str = "job") -> str:
+    """The id or name as one part of a path; Refused where it cannot be one.
+
+    A slash cannot be in one, also not quoted: servers and proxies read it as the beginning of the path's next part.
+    """
+    if text in ("", ".", "..") or "/" in text:
+        raise Refused(_problem("Not found", f"There is no {kind} {text!r}.", 404))
     return quote(text, safe="")
 
 

@@ -164,7 +164,7 @@ def test_a_port_on_which_somebody_listens(run: Run, stranger: str) -> None:
 
 
 def test_an_empty_id(run: Run, stranger: str) -> None:
-    one_sentence(run("service.cli", "show", "", DYNOTUNE_URL=stranger), 2, "An empty text is no id.")
+    one_sentence(run("service.cli", "show", "", DYNOTUNE_URL=stranger), 2, "There is no job ''.")
 
 
 def test_somebody_elses_server(run: Run, stranger: str) -> None:

@@ -60,11 +60,27 @@ def test_waiting_ends_when_nobody_has_ever_answered_or_for_too_long(monkeypatch:
 
 
 def test_an_id_leads_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, asked = client_of(monkeypatch, [404, 404])
-    for use in (lambda: client.job("../../healthz"), lambda: client.export("a/b?c", "d#e")):
-        with pytest.raises(Refused):
+    client, asked = client_of(monkeypatch, [404])
+    with pytest.raises(Refused):
+        client.export("a?c", "d#e")
+    assert asked == ["/v1/jobs/a%3Fc/exports/d%23e"]
+
+
+def test_an_id_with_a_slash_is_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server takes a quoted slash for a slash, and would answer with what lies below the job."""
+    client, asked = client_of(monkeypatch, [])
+    for use, said in (
+        (lambda: client.job("j/trials"), "There is no job 'j/trials'."),
+        (lambda: client.job(".."), "There is no job '..'."),
+        (lambda: client.export("j", "a/b"), "There is no export 'a/b'."),
+        (lambda: client.drain("w/x"), "There is no worker 'w/x'."),
+        (lambda: client.trial("t/x"), "There is no trial 't/x'."),
+        (lambda: client.test_webhook("h/x"), "There is no webhook 'h/x'."),
+    ):
+        with pytest.raises(Refused) as refused:
             use()
-    assert asked == ["/v1/jobs/..%2F..%2Fhealthz", "/v1/jobs/a%2Fb%3Fc/exports/d%23e"]
+        assert str(refused.value) == said and refused.value.problem.status == 404
+    assert not asked
 
 
 def happened(seq: int) -> dict[str, Any]:
