@@ -183,8 +183,8 @@ def test_a_worker_without_tables(run: Run, tmp_path: Path, facts: Callable[..., 
     nowhere = "postgresql+psycopg://postgres@/x?host=/nowhere"
     done = run("worker", "--facts", "facts.json", DYNOTUNE_DATABASE_URL=nowhere)
     one_sentence(done, 1, "The database does not answer")
-    one_sentence(run("worker", "--facts", "nowhere.json"), 1, "--facts: nowhere.json")
-    one_sentence(run("worker", "--server", "foo"), 1, "--server: 'foo' is no control plane's URL")
+    one_sentence(run("worker", "--facts", "nowhere.json"), 2, "--facts: nowhere.json")
+    one_sentence(run("worker", "--server", "foo"), 2, "--server: 'foo' is no control plane's URL")
 
 
 def test_ctrl_c_while_the_worker_still_looks_at_its_devices(tmp_path: Path) -> None:

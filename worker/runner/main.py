@@ -40,6 +40,7 @@ SECRETS = (
     "OTEL_EXPORTER_OTLP_HEADERS",
     "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
 )
+FAILED, MISTAKE = 1, 2  # exit codes; the latter where an option or a setting cannot be used
 DEFAULT_ENTRY = "worker.child.entry:main"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -96,7 +97,8 @@ def work(
         ends = moment(until, time.time()) if until is not None else None
         start(devices, facts, entry, lease, lifeline, server, Terms(exit_when_idle, ends, grace))
     except DynotuneError as error:
-        sys.exit(f"dynotune worker: {error.detail}")
+        sys.stderr.write(f"dynotune worker: {error.detail}\n")
+        sys.exit(MISTAKE if isinstance(error, Misconfigured) else FAILED)
 
 
 def read_facts(file: Path) -> HardwareFacts:
@@ -127,7 +129,7 @@ def environment() -> dict[str, str]:
 
 
 def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
-    """The devices that the option `devices` asks for; exits with a sentence when the machine lacks one of them."""
+    """The devices that the option `devices` asks for; Misconfigured when the machine lacks one of them."""
     if devices == "first":
         return found[:1]
     if devices == "all":
@@ -136,7 +138,7 @@ def chosen(found: list[HardwareFacts], devices: str) -> list[HardwareFacts]:
     names = {f"{facts.device}:{facts.index}": facts for facts in found} | {facts.device: facts for facts in found[::-1]}
     unknown = [name for name in devices.split(",") if name not in names]
     if unknown:
-        sys.exit(f"dynotune worker: there is no device {', '.join(unknown)}; there are: {', '.join(names)}")
+        raise Misconfigured(f"--devices: there is no device {', '.join(unknown)}; there are: {', '.join(names)}.")
     return [names[name] for name in devices.split(",")]
 
 
