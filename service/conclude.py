@@ -14,7 +14,7 @@ from service.recommend import recommend
 MOST_DEATHS_OF_A_TASK = 3
 log = logs.logger("dynotune.conclude")
 Stored: TypeAlias = dict[str, Any] | None  # a recommendation as the job's row keeps it
-STOPPED = "The job was stopped before its search had ended, so this is the best of the trials until then."
+STOPPED = "The job was stopped before it had ended, so this is the best of what had been measured until then."
 STOPPED_TOO_EARLY = "The job was stopped before any trial had succeeded, so there is nothing to recommend."
 STOPPED_AT_A_DEFECT = (
     "The job was stopped, and its best could not be computed for a defect of dynotune; what it last recommended, if "

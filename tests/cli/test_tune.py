@@ -162,7 +162,7 @@ def test_an_interrupted_run_writes_its_best_so_far(
     assert tune() == 130
     assert [statuses for _, statuses in worker.seen] == [["succeeded"]]
     best = Recommendation.model_validate_json((tmp_path / "out" / "recommendation.json").read_text())
-    assert best.stability.stable is None and "stopped before its search had ended" in " ".join(best.notes)
+    assert best.stability.stable is None and "stopped before it had ended" in " ".join(best.notes)
     assert "not verified" in (tmp_path / "out" / "train.py").read_text()
     (trial,) = TrialList.model_validate_json((tmp_path / "out" / "trials.json").read_text()).items
     assert trial.measurement and trial.configuration.levers == best.configuration.levers
