@@ -15,7 +15,10 @@ from service.space import possible
 from worker.plan.proposers import Proposal
 from worker.plan.view import View
 
-TOO_LARGE = "The baseline did not fit at its micro batch of {micro}, so it is measured at the fastest that fits."
+TOO_LARGE = (
+    "The baseline did not fit at its micro batch of {micro}, so smaller ones are tried: the fastest that fits counts, "
+    "if any does."
+)
 
 
 class Baseline:
