@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 
 NAMED = 20  # names that a sentence lists
+SHORT = 400  # characters of an error's text in a sentence
 
 
 def storable(text: str) -> str:
@@ -15,6 +17,12 @@ def storable(text: str) -> str:
 def first_line(error: object) -> str:
     """The first line of an error's text: libraries' errors go on with statements, values and advice."""
     return str(error).strip().partition("\n")[0]
+
+
+def told_in_short(error: object) -> str:
+    """The first line of an error's text, or all of it where that only announces the rest; 400 characters at most."""
+    text, line = str(error).strip(), first_line(error).rstrip()
+    return textwrap.shorten(text if line.endswith(":") else line, SHORT, placeholder=" …").rstrip(".")
 
 
 def money(amount: float) -> str:

@@ -25,6 +25,12 @@ def test_what_no_database_keeps_is_told_as_escapes() -> None:
     assert told.reason == "there is no column 'a\\ud83d\\x00'"
 
 
+def test_a_crash_is_told_in_one_line_that_ends_with_a_word() -> None:
+    told = entry._failure(RuntimeError("It broke:\n  in the " + "middle " * 100), [])
+    assert isinstance(told, ChildFailed) and told.outcome is Outcome.crashed
+    assert told.reason.startswith("RuntimeError: It broke: in the middle") and told.reason.endswith("middle …")
+
+
 class Asked(Exception):
     """The request was begun."""
 

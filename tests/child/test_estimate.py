@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from service.contract.child import Workplace
 from service.contract.estimate import EstimateRequest, Known
 from tests.child import tiny
 from tests.factory import configuration
+from training.errors import TrainingError
 from training.recipe import task_of
 from worker.child.fake import Storages
 from worker.child.memory_estimate import estimate, step_sizes
@@ -73,6 +76,19 @@ def test_no_more_than_asked_for_and_with_too_little_memory_what_one_sample_needs
     assert {one.largest_micro_batch for one in enough.methods.values()} == {3}
     found = estimate(EstimateRequest(spec=spec, memory_gib=0.01), facts(), (), workplace(llama))
     assert all(one.largest_micro_batch == 0 and "one sample needs" in one.note for one in found.methods.values())
+
+
+@pytest.mark.parametrize("change", [{"num_attention_heads": 7}, {"model_type": "nobody-knows-it"}])
+def test_a_configuration_that_transformers_refuses_is_told_as_in_a_job(
+    llama: Path, tmp_path: Path, facts: Any, change: dict[str, Any]
+) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "model"))
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | change))
+    request = EstimateRequest(spec=tiny.job(folder, tmp_path / "none.jsonl", max_length=64), memory_gib=2)
+    with pytest.raises(TrainingError) as refused:
+        estimate(request, facts(), (), workplace(folder))
+    sentence = str(refused.value)
+    assert sentence.startswith("model.source: its config.json") and "\n" not in sentence and not sentence.endswith(":")
 
 
 def test_a_measurement_corrects_it(llama: Path, tmp_path: Path, facts: Any) -> None:

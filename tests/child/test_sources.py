@@ -15,6 +15,7 @@ import pytest
 
 from service.contract.child import Workplace
 from service.contract.job import DatasetSpec, ModelSpec, Splits
+from service.text import told_in_short
 from tests.child import tiny
 from tests.conftest import ROOT
 from tests.factory import configuration
@@ -274,11 +275,12 @@ def test_a_configuration_that_transformers_refuses_is_the_users_problem(
     [
         ("It is wrong.\nDo another thing.", "It is wrong"),
         ("It takes one of:\n(1) this\n(2) that", "It takes one of: (1) this (2) that"),
-        ("word " * 100, "word " * 59 + "…"),
+        ("It takes one of: \n(1) this, \n(2) that", "It takes one of: (1) this, (2) that"),
+        ("word " * 100, "word " * 79 + "…"),
     ],
 )
 def test_a_librarys_error_is_cut_between_words(error: str, line: str) -> None:
-    assert build.told_in_short(ValueError(error)) == line
+    assert told_in_short(ValueError(error)) == line
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused(llama: Path, functions: Path) -> None:
@@ -288,6 +290,15 @@ def test_more_tokens_than_the_model_has_positions_are_refused(llama: Path, funct
 def test_adapters_on_modules_that_are_not_there_are_refused(llama: Path, functions: Path) -> None:
     spec = tiny.job(llama, functions, lora={"target_modules": ["nowhere"]})
     assert "lora.target_modules" in refused(tiny.bundle, spec)
+
+
+def test_a_model_without_linear_layers_is_said_to_have_none(
+    llama: Path, functions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "linear_layers", lambda _: [])
+    monkeypatch.setattr(build, "with_adapter", lambda *_: (_ for _ in ()).throw(ValueError("No modules.")))
+    sentence = refused(tiny.bundle, tiny.job(llama, functions), "lora")
+    assert sentence == "lora.target_modules: No modules; it has no linear layers"
 
 
 def test_parameters_are_counted(llama: Path, functions: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
 from service.levers.adapter import ATTENTION
 from service.recipe import Applied, recipe_fields
+from service.text import told_in_short
 from training.errors import TrainingError
 from training.model import (
     before_loading,
@@ -253,7 +253,7 @@ def _model(
     check_attention(configuration.levers["attention"], config, class_of(config, recipe))
     torch.manual_seed(recipe.seed)
     seconds = 0.0
-    with _weights_that_load():
+    with loading():
         if recipe.random_weights:
             model = random_model(config, device.torch, recipe)
         elif recipe.quantization:
@@ -265,7 +265,7 @@ def _model(
 
 
 @contextmanager
-def _weights_that_load() -> Iterator[None]:
+def loading() -> Iterator[None]:
     """Turn the libraries' loading errors into TrainingErrors that blame the configuration or the model.
 
     An out-of-memory error passes through, because it says nothing against either.
@@ -320,8 +320,10 @@ def _with_adapter(model: Any, recipe: Recipe) -> Any:
             raise TrainingError(
                 f"lora.dropout: this model's adapter cannot drop out; {told_in_short(error)}"
             ) from error
-        others = f"; its linear layers are {', '.join(linear_layers(model))}" if targets == "all-linear" else ""
-        raise TrainingError(f"lora.target_modules: {told_in_short(error)}{others}") from error
+        known = ", ".join(linear_layers(model))
+        others = f"; its linear layers are {known}" if known else "; it has no linear layers"
+        told = told_in_short(error) + (others if targets == "all-linear" else "")
+        raise TrainingError(f"lora.target_modules: {told}") from error
 
 
 def unmatched_modules(spec: JobSpec, model: Any) -> list[str]:
@@ -331,7 +333,7 @@ def unmatched_modules(spec: JobSpec, model: Any) -> list[str]:
         return []
     there = [f".{name}" for name, _ in model.named_modules()]
     missing = [repr(name) for name in names if not any(one.endswith(f".{name}") for one in there)]
-    known = ", ".join(linear_layers(model.get_base_model()))
+    known = ", ".join(linear_layers(model.get_base_model())) or "no linear layers"
     return [f"lora.target_modules: the model has no {' and no '.join(missing)}; it has {known}."] if missing else []
 
 
@@ -359,13 +361,6 @@ def check_length(spec: JobSpec, config: Any) -> None:
         raise TrainingError(
             f"dataset.max_length is {spec.dataset.max_length}, but the model has positions for {limit} tokens only"
         )
-
-
-def told_in_short(error: BaseException) -> str:
-    """The first line of an error's text, or all of it where that only announces the rest; 300 characters at most."""
-    text = str(error).strip()
-    line = text.split("\n", 1)[0]
-    return textwrap.shorten(text if line.endswith(":") else line, 300, placeholder=" …").rstrip(".")
 
 
 def parameter_counts(model: Any) -> tuple[int, int]:

@@ -28,7 +28,6 @@ from worker.child.isolation import isolate
 # How a Rust library such as tokenizers panics when memory is short: an allocation that failed, or a thread that the
 # system would not start (its stack counts against the cap).
 PANIC_WITHOUT_MEMORY = re.compile(r"memory allocation of|Cannot allocate memory|capacity overflow|kind: WouldBlock")
-MOST_CHARACTERS = 300
 TOO_MANY_RECOMPILES = re.compile(r"FailOnRecompileLimitHit|recompile limit exceeded")
 TOO_MANY_SHAPES = (
     "its batches have more shapes than torch keeps compiled code for (torch._dynamo.config.recompile_limit)"
@@ -89,6 +88,7 @@ def _failure(error: BaseException, opened: list[Device]) -> OutOfMemory | ChildF
     """The message for an error: a TrainingError's own verdict, a timeout, a shortage of memory, or else a crash."""
     from service.contract.child import ChildFailed, OutOfMemory
     from service.contract.measurement import Outcome
+    from service.text import told_in_short
     from training.errors import TrainingError
 
     told = str(error).encode(errors="replace").decode().strip()
@@ -104,8 +104,8 @@ def _failure(error: BaseException, opened: list[Device]) -> OutOfMemory | ChildF
         return ChildFailed(outcome=Outcome.invalid, reason=TOO_MANY_SHAPES)
     if _is_out_of_memory(error):
         used, others = _memory_of(opened)
-        return OutOfMemory(reason=told.partition("\n")[0][:MOST_CHARACTERS], used_bytes=used, others_bytes=others)
-    return ChildFailed(outcome=Outcome.crashed, reason=f"{type(error).__name__}: {told[:MOST_CHARACTERS]}")
+        return OutOfMemory(reason=told_in_short(told), used_bytes=used, others_bytes=others)
+    return ChildFailed(outcome=Outcome.crashed, reason=f"{type(error).__name__}: {told_in_short(told)}")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -27,7 +27,7 @@ from training.optimization import embedding_weights
 from training.recipe import Recipe, task_of
 from training.step import autocast
 from worker.child import sources
-from worker.child.build import adapted, check_length, recipe_of
+from worker.child.build import adapted, check_length, load_config, loading, recipe_of
 from worker.child.fake import Storages, fake_tensors, real_shapes
 from worker.child.lacking import class_of
 from worker.devices import discover
@@ -236,9 +236,7 @@ def _idle_bytes() -> float:
 
 def _model(spec: JobSpec, recipe: Recipe, folder: Any, workplace: Workplace) -> Any:
     """The model with its adapter and levers, on whichever device torch's default is (the caller's meta device)."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=workplace.allow_remote_code)
+    config = load_config(folder, {"trust_remote_code": workplace.allow_remote_code})
     config.use_cache = False
     config.pad_token_id = config.pad_token_id or 0
     check_length(spec, config)
@@ -246,7 +244,8 @@ def _model(spec: JobSpec, recipe: Recipe, folder: Any, workplace: Workplace) -> 
     class_of(config, recipe)
     # Unset, it is sdpa too, or eager where the model lacks sdpa.
     attention = None if recipe.attention == "sdpa" else recipe.attention
-    model = task_of(recipe).model_class().from_config(config, dtype=dtype, attn_implementation=attention)
+    with loading():
+        model = task_of(recipe).model_class().from_config(config, dtype=dtype, attn_implementation=attention)
     return adapted(model, recipe).train()
 
 
