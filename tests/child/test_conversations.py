@@ -46,6 +46,17 @@ def test_turns_that_a_template_would_misread_are_refused(
     assert words in refused(found, tmp_path, [TALK[0], turn], tokenizer)
 
 
+def test_a_template_that_is_no_jinja_is_blamed_itself(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = "{% for x in %}"
+    said = "is not written as Jinja asks for: Expected an expression, got 'end of statement block' (line 1)"
+    assert refused(found, tmp_path, TALK, tokenizer, broken) == f"dataset.chat_template: it {said}"
+    monkeypatch.setattr(tokenizer, "chat_template", broken)
+    path = tmp_path / "rows.jsonl"
+    assert refused(load, path, tokenizer) == f"model.source: its tokenizer's chat template {said}"
+
+
 def test_a_list_of_texts_is_read_as_text(tmp_path: Path, tokenizer: Any) -> None:
     """Some templates would write the list itself."""
     parts = [{"type": "text", "text": one} for one in ("pa", "th")]

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateSyntaxError
 
 from service.contract.child import Workplace
 from service.contract.form import DataForm
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
+from service.text import told_in_short
 from training.errors import TrainingError
 from training.reading import Record
 from training.recipe import Recipe
@@ -149,6 +151,9 @@ def _read(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> Spli
         with _all_cores():
             drawn, note = _learnable(read.drawn, part, tokenizer, recipe)
             others, _ = _learnable(read.others, part, tokenizer, recipe)
+    except TrainingError as error:
+        _blame_template(error, recipe)
+        raise
     except (TypeError, UnicodeEncodeError):  # what is said of text that cannot be written as UTF-8
         _check_surrogates(rows, part, recipe)
         raise
@@ -157,6 +162,14 @@ def _read(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> Spli
         return Split(drawn, others, 1.0, None, notes)
     told = f"Of {len(rows)} {part} rows a sample of {count} was tokenised and measured; numbers of rows and tokens are "
     return Split(drawn, others, len(rows) / count, count, [f"{told}estimates for all, which the run reads.", *notes])
+
+
+def _blame_template(error: TrainingError, recipe: Recipe) -> None:
+    """TrainingError that names the chat template, and not a conversation, where the mistake is in its syntax."""
+    if isinstance(mistake := error.__cause__, TemplateSyntaxError):
+        which = "dataset.chat_template: it" if recipe.chat_template else "model.source: its tokenizer's chat template"
+        told = f"{which} is not written as Jinja asks for: {told_in_short(mistake.message)} (line {mistake.lineno})"
+        raise TrainingError(told) from error
 
 
 @contextmanager
