@@ -208,9 +208,13 @@ def test_an_empty_file(tmp_path: Path, content: str) -> None:
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
+    """Also one that is named as a file is; what helps with datasets of the hub is of no use here."""
+    folder = tmp_path / "rows.jsonl"
+    folder.mkdir()
     with pytest.raises(TrainingError) as error:
-        read_splits(dataset(tmp_path), tmp_path)
-    assert "has no .jsonl, .json, .csv, .parquet files" in problem(error)
+        load(folder)
+    said = "has no .jsonl, .json, .csv, .parquet files; compressed files are not read"
+    assert problem(error) == f"dataset.source: the folder {folder} {said}"
 
 
 @pytest.mark.parametrize(

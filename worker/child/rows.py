@@ -29,11 +29,7 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
     if source.is_file() and source.suffix not in ENDINGS:
         raise TrainingError(f"{source.name}: datasets are read from {', '.join(ENDINGS)} files")
     if not files:
-        of = f" of the configuration {spec.dataset.config!r}" if spec.dataset.config else ""
-        raise TrainingError(
-            f"dataset {spec.dataset.source} has no {', '.join(ENDINGS)} files{of}; compressed files and datasets with "
-            "a script are not read: write them out first, or name revision: refs/convert/parquet and the config"
-        )
+        raise TrainingError(_without_files(spec, recipe.dataset_is_local))
     formats = tuple(ending for ending in ENDINGS if any(file.suffix == ending for file in files))
     recipe = replace(recipe, formats=formats, dataset_is_folder=source.is_dir())
     try:
@@ -56,6 +52,18 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
         hint = "" if splits.validation else " (dataset.splits.validation may name the one that validates)"
         notes.append(f"Files that are named after other splits were not trained on: {left_out}{hint}.")
     return train, held_out, recipe, notes
+
+
+def _without_files(spec: JobSpec, is_local: bool) -> str:
+    """The sentence on a dataset that has no file which is read."""
+    of = f" of the configuration {spec.dataset.config!r}" if spec.dataset.config else ""
+    none = f"has no {', '.join(ENDINGS)} files{of}"
+    if is_local:
+        return f"dataset.source: the folder {spec.dataset.source} {none}; compressed files are not read"
+    return (
+        f"dataset {spec.dataset.source} {none}; compressed files and datasets with a script are not read: write them "
+        "out first, or name revision: refs/convert/parquet and the config"
+    )
 
 
 def _held_out_by_name(source: Path, recipe: Recipe) -> str:
