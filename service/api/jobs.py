@@ -37,6 +37,7 @@ EXAMPLE = {
 }
 CHANGES = {"name": "functions-lora, longer", "search": {"minutes": 60}}
 MOST_WAIT_SECONDS = 60.0
+TIME = "seconds since 1970 in UTC, as in created_at"
 ACTED = responses(NotFound, NotYet)
 Key = Annotated[
     str | None,
@@ -107,8 +108,12 @@ def list_jobs(
     status: Annotated[str | None, Query(description="One of " + ", ".join(JobStatus))] = None,
     label: Annotated[str | None, Query(description="key=value", examples=["team=nlp"])] = None,
     name: Annotated[str | None, Query(description="Part of the job's name, in any case", max_length=200)] = None,
-    created_after: Annotated[float | None, Query(description="Seconds since 1970 (UTC)", allow_inf_nan=False)] = None,
-    created_before: Annotated[float | None, Query(description="Seconds since 1970 (UTC)", allow_inf_nan=False)] = None,
+    created_after: Annotated[
+        float | None, Query(description=f"Jobs made after then: {TIME}", allow_inf_nan=False)
+    ] = None,
+    created_before: Annotated[
+        float | None, Query(description=f"Jobs made before then: {TIME}", allow_inf_nan=False)
+    ] = None,
     cursor: Annotated[str | None, Query(description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> JobPage:

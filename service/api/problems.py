@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
@@ -108,9 +109,12 @@ def install(app: FastAPI) -> None:
         return answer(error)
 
     @app.exception_handler(RequestValidationError)
-    async def _query(_request: Request, error: RequestValidationError) -> JSONResponse:
+    async def _query(request: Request, error: RequestValidationError) -> JSONResponse:
         mistakes = [
-            {"pointer": pointer(tuple(item["loc"])), "detail": f"{item['loc'][-1]}: {item['msg']}."}
+            {
+                "pointer": pointer(tuple(item["loc"])),
+                "detail": f"{item['loc'][-1]}: {item['msg']}{_meaning(request, item['loc'])}.",
+            }
             for item in error.errors()[:MOST_MISTAKES]
         ]
         return answer(BadQuery(" ".join(mistake["detail"] for mistake in mistakes), mistakes))
@@ -142,6 +146,15 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def _gone(_request: Request, _error: ClientDisconnect) -> Response:
         return Response(status_code=400)  # nobody reads it
+
+
+def _meaning(request: Request, location: tuple[Any, ...]) -> str:
+    """What a query parameter's description says, in brackets, to stand behind a complaint about its value."""
+    route = request.scope.get("route")
+    if location[0] != "query" or not isinstance(route, APIRoute):
+        return ""
+    found = (one.field_info.description for one in route.dependant.query_params if one.alias == location[-1])
+    return f" ({told})" if (told := next(found, None)) else ""
 
 
 def _allowed(request: Request) -> list[str]:

@@ -32,6 +32,8 @@ def test_lists_are_filtered_by_name_and_time(api: TestClient, job: Make) -> None
     assert found(name="a") == {first, second} and found(name="_") == set()
     assert found(created_after=times[first]) == {second} and found(created_before=times[second]) == {first}
     assert api.get("/v1/jobs", params={"created_after": "nan"}).status_code == 422
+    refused = api.get("/v1/jobs", params={"created_before": "2026-11-28"})
+    assert refused.status_code == 422 and "seconds since 1970" in refused.json()["detail"]
 
 
 def test_a_tag_changes_with_the_job_only(api: TestClient, queue: Queue, job: Make) -> None:
