@@ -117,7 +117,10 @@ def compare(
     new: Annotated[Path, typer.Argument(help="The newer one.")],
     json_: Json = False,
 ) -> None:
-    """Say in what two recommendations differ: 0 if the newer keeps the older one's promise, 1 if not."""
+    """Say in what two recommendations differ: 0 if the newer keeps the older one's promise, 1 if not.
+
+    The speed-up over the baseline is judged, not tokens/s, which another load of the machine changes.
+    """
     from service.cli.verify import compare as differ
     from service.cli.verify import read, show
 
