@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from service.text import storable
+from service.text import counted, storable
 
 if TYPE_CHECKING:  # every command imports this module, and most commands do not need pydantic, which is slow to import
     from pydantic import ValidationError
@@ -253,5 +253,5 @@ def invalid_job(error: ValidationError) -> InvalidJob:
     mistakes = sentences(error)
     told = mistakes[:MOST_MISTAKES]
     more = len(mistakes) - len(told)
-    last = [f"There are {more} more mistakes."] if more else []
+    last = [f"There {'is' if more == 1 else 'are'} {counted(more, 'more mistake', 'more mistakes')}."] if more else []
     return InvalidJob(" ".join([mistake["detail"] for mistake in told] + last), told)

@@ -30,6 +30,11 @@ def money(amount: float) -> str:
     return f"{amount:,.2f}" if amount >= 0.1 else f"{amount:.2g}"
 
 
+def counted(count: int, one: str, many: str) -> str:
+    """A number with the words that go with it: those for one, or those for many and none."""
+    return f"{count:,} {one if count == 1 else many}"
+
+
 def listed(given: Iterable[str]) -> str:
     """Names, such as a file's columns, in a sentence: the first of them, where there are many."""
     names = list(given)

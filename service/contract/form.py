@@ -14,6 +14,7 @@ from pydantic import Field
 
 from service.contract.base import Contract
 from service.tasks.base import Task
+from service.text import counted
 
 SPEAKERS = ("human", "user", "gpt", "assistant", "system")  # who may speak in a conversation of ShareGPT's form
 # Roles that chat templates do not know, though some data has them, and what they are called there.
@@ -95,7 +96,9 @@ def _form_of_conversations(column: str, values: list[Any]) -> tuple[dict[str, An
         notes.append(f"Turns of column {column!r} with a list of texts were read as these texts in a row.")
     if weighted := sum(map(_of_no_weight, _turns(values))):
         fields["turn_weights"] = True
-        notes.append(f"{weighted} turns of column {column!r} have weight 0, and are not learnt.")
+        turns = counted(weighted, "turn", "turns")
+        have = "has weight 0, and is" if weighted == 1 else "have weight 0, and are"
+        notes.append(f"{turns} of column {column!r} {have} not learnt.")
     return fields, notes
 
 

@@ -229,6 +229,14 @@ def test_a_separator_within_quotes_separates_nothing(tmp_path: Path) -> None:
 def test_fields_that_the_header_has_no_column_for_are_counted(tmp_path: Path, tokenizer: Any) -> None:
     text = "prompt,completion\n" + "return,self\n" * 20 + "name,a comma, unquoted\n" * 3 + "value,path,,\n"
     assert "3 csv rows have more fields than the header" in notes(load(file(tmp_path, "rows.csv", text), tokenizer))
+    text = text.replace("name,a comma, unquoted\n", "", 2)
+    assert "1 csv row has more fields than the header" in notes(load(file(tmp_path, "rows.csv", text), tokenizer))
+
+
+def test_an_effective_batch_beyond_the_data_is_told(tmp_path: Path, tokenizer: Any) -> None:
+    for count, words in ((1, "there is 1 training sample,"), (2, "there are 2 training samples,")):
+        path = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(count))
+        assert words in notes(load(path, tokenizer, training={"effective_batch_size": 32}))
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def verify(
         seconds: float = 3600.0,
         memory: int = 64 << 30,
         finalists: tuple[Measurement, ...] = (FASTEST,),
+        told: Callable[[str], None] = lambda _: None,
     ) -> tuple[Verification, list[list[str]]]:
         bench = Bench(sandbox, facts(memory_bytes=memory), tmp_path, place)
         request = VerifyRequest(
@@ -54,7 +55,7 @@ def verify(
             seconds_limit=seconds,
         )
         job = spec(search={"verify": "standard"})
-        found = Verifier(bench, job, "job", request, lambda _: None, lambda: False, None).run()
+        found = Verifier(bench, job, "job", request, told, lambda: False, None).run()
         assert found is not None
         lines = [line.split() for line in (Path(os.environ["DYNOTUNE_LOCKS"]) / "blocks").read_text().splitlines()]
         blocks: dict[str, list[str]] = {}
@@ -79,8 +80,10 @@ def test_the_fastest_takes_turns_with_itself_without_each_lever(verify: Verify, 
 
 def test_a_lever_that_brings_nothing_is_left_out_of_the_answer(verify: Verify) -> None:
     simpler = measured(configuration(batching="sorted"), 5.05)
-    found, _ = verify(simpler)
+    said: list[str] = []
+    found, _ = verify(simpler, told=said.append)
     assert found.ranking[0] == simpler.configuration.key
+    assert any(one.startswith("soak at micro batch 8: ") for one in said)
     verdict = next(one for one in found.verdicts if one.key == simpler.configuration.key)
     assert verdict.stable and verdict.proof is not None and verdict.soak is not None, "it is held itself"
     # It ran in no block with the baseline, but with the fastest, which did.

@@ -68,6 +68,8 @@ def test_twenty_mistakes_are_told_and_the_others_counted(api: TestClient, job: M
     answer = api.post("/v1/jobs", json=job(**{f"k{number}": 1 for number in range(500)}))
     assert answer.status_code == 422 and len(answer.json()["errors"]) == 20
     assert answer.json()["detail"].endswith("There are 480 more mistakes.") and len(answer.content) < 8000
+    answer = api.post("/v1/jobs", json=job(**{f"k{number}": 1 for number in range(21)}))
+    assert answer.json()["detail"].endswith("There is 1 more mistake.")
 
 
 @pytest.mark.parametrize("body", ["{", '{"memory_gib": NaN}', "[1]"])

@@ -26,7 +26,7 @@ from service.contract.child import Workplace
 from service.contract.form import DataForm
 from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts
-from service.text import told_in_short
+from service.text import counted, told_in_short
 from training.errors import TrainingError
 from training.reading import Record
 from training.recipe import Recipe
@@ -230,10 +230,9 @@ def _small(train: list[Sample], spec: JobSpec) -> list[str]:
     size = spec.training.effective_batch_size
     if size is None or size <= len(train):
         return []
-    return [
-        f"training.effective_batch_size is {size}, and there are {len(train)} training samples, so that an epoch is "
-        "one step of all of them."
-    ]
+    there = counted(len(train), "training sample", "training samples")
+    be = "is" if len(train) == 1 else "are"
+    return [f"training.effective_batch_size is {size}, and there {be} {there}, so that an epoch is one step of all."]
 
 
 def _check_surrogates(rows: list[Record], part: str, recipe: Recipe) -> None:

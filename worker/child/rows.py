@@ -12,7 +12,7 @@ from service.contract.form import form_of, unfit
 from service.contract.job import JobSpec
 from service.rows import BEYOND, ENDINGS, SEPARATORS, csv_options, is_array, read
 from service.tasks import TASKS
-from service.text import first_line, listed
+from service.text import counted, first_line, listed
 from training.errors import TrainingError
 from training.reading import Record, files_by, files_of, files_to_train, read_splits
 from training.recipe import Recipe
@@ -89,9 +89,8 @@ def _in_form(spec: JobSpec, recipe: Recipe, rows: Sequence[Record]) -> tuple[Rec
     if separator := recipe.csv_options.get("delimiter"):
         notes.append(f"The csv data was read as separated by {SEPARATORS[separator]}.")
     if beyond := sum(any(row.get(BEYOND, ())) for row in rows):
-        notes.append(
-            f"{beyond} csv rows have more fields than the header, which were left out: quote texts with commas."
-        )
+        have = counted(beyond, "csv row has", "csv rows have")
+        notes.append(f"{have} more fields than the header, which were left out: quote texts with commas.")
     used = {*columns.values(), recipe.split_column, BEYOND}
     if unread := [repr(name) for name in rows[0] if name not in used]:
         read = " and ".join(f"{column!r} ({kind})" for kind, column in columns.items())

@@ -301,7 +301,8 @@ class Verifier:
 
     def _soak(self, candidate: Measurement) -> Soak | str:
         """The soak's result, or a sentence that says why it failed; then nothing is kept of it (see RunSoak)."""
-        self._progress(f"soak of {candidate.micro_batch_size}: {candidate.configuration.title(self._against())}")
+        title = candidate.configuration.title(self._against())
+        self._progress(f"soak at micro batch {candidate.micro_batch_size}: {title}")
         seconds = max(LEAST_SOAK_SECONDS, min(self._left(), self._request.seconds_limit * SOAK_SHARE))
         cache = self._workplace.job_cache
         state = cache / f"soak-{candidate.configuration.key}-{candidate.micro_batch_size}.json" if cache else None
