@@ -30,6 +30,10 @@ class _Limit(Exception):
     """The text is larger than any job; the message says how, as the end of a sentence."""
 
 
+class _NotRead(yaml.MarkedYAMLError):
+    """The text is YAML, with something that is not read; `problem` names it."""
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses aliases, which can expand to gigabytes, and tags, which make objects that JSON cannot represent."""
 
@@ -43,8 +47,7 @@ class _Loader(yaml.SafeLoader):
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         tagged = getattr(event, "tag", None) not in (None, "!")
         if tagged or self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
-            problem = f"{'tags (!name)' if tagged else 'aliases (*name)'} are not read"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            raise _NotRead(problem="tags (!name)" if tagged else "aliases (*name)", problem_mark=event.start_mark)
         self._values += 1
         self._levels += 1
         if self._values > MOST_VALUES:
@@ -81,6 +84,8 @@ def read(text: bytes, what: str, of: str = "at least model and dataset") -> dict
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or first_line(error)
+        if isinstance(error, _NotRead):
+            raise MalformedBody(f"{what} is YAML with {problem}{where}, which are not read.") from error
         raise MalformedBody(f"{what} is neither JSON nor YAML{where}: {problem:.300}.") from error
     if not isinstance(data, dict):
         raise MalformedBody(f"{what} must be a mapping with {of}.")

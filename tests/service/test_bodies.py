@@ -37,13 +37,13 @@ def test_a_date_is_text(api: TestClient, job: Make) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("baseline: &x {a: *x}", "aliases (*name) are not read"),
-        ("a: &a [x]\nb: [*a, *a]", "line 2, column 5: aliases"),
+        ("baseline: &x {a: *x}", "is YAML with aliases (*name) at line 1, column 18, which are not read."),
+        ("a: &a [x]\nb: [*a, *a]", "aliases (*name) at line 2, column 5, which are not read."),
         ("[" * 3000, "nested too deeply"),
         ("{a: " * 3000, "nested too deeply"),
         ('{"a": ' * 100_000, "nested too deeply"),
-        ("name: !!binary aGVsbG8=", "tags (!name) are not read"),
-        ("a: !!python/object:os.system {}", "tags (!name) are not read"),
+        ("name: !!binary aGVsbG8=", "is YAML with tags (!name) at line 1, column"),
+        ("a: !!python/object:os.system {}", "is YAML with tags (!name) at line 1, column"),
         ('{"name": ' + "9" * 5000 + "}", "Exceeds the limit"),
         ("model: [", "line 1"),
         ("name: a\nname: b", "'name' is there twice"),
