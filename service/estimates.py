@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.contract.estimate import Known
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
+from service.contract.paths import Roots
 from service.contract.states import EstimateStatus
 from service.contract.task import TaskKind
 from service.contract.views import EstimateView
@@ -15,6 +19,7 @@ from service.errors import NotFound
 from service.history import if_readable
 from service.levers.batching import ROWS
 from service.models import Job, Task, Worker
+from service.settings import named_data_roots
 
 MANY_JOBS, MANY_KNOWN = 500, 50  # the newest jobs on that hardware that are looked at, and their trials
 
@@ -45,7 +50,9 @@ def known(session: Session, spec: JobSpec, worker_id: str) -> tuple[Known, ...]:
     for job_id, one in stored:
         with if_readable(job_id):
             specs[job_id] = JobSpec.model_validate(one)
-    alike = [job_id for job_id, one in specs.items() if _model(one) == _model(spec) and one.task == spec.task]
+    roots = Roots(named_data_roots(), Path())
+    mine = _model(spec, roots)
+    alike = [job_id for job_id, one in specs.items() if one.task == spec.task and _model(one, roots) == mine]
     rows = session.execute(
         select(Task.result, Task.job_id)
         .where(Task.job_id.in_(alike), Task.kind == TaskKind.trial, Task.outcome == Outcome.ok)
@@ -59,8 +66,13 @@ def known(session: Session, spec: JobSpec, worker_id: str) -> tuple[Known, ...]:
     return tuple(found)
 
 
-def _model(spec: JobSpec) -> tuple[str, str | None]:
-    return spec.model.source, spec.model.revision
+def _model(spec: JobSpec, roots: Roots) -> tuple[str, str | None]:
+    """What is the same for jobs of the same model: a local folder may be named by several paths."""
+    source = spec.model.source
+    with suppress(OSError):  # a name that no file can have is one of the hub
+        if (path := roots.resolve(source)).is_dir():
+            source = str(path.resolve())
+    return source, spec.model.revision
 
 
 def view(session: Session, estimate_id: str, owner: str | None = None) -> EstimateView:

@@ -49,6 +49,12 @@ def _separated(value: Any) -> Any:
     return [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
 
 
+def named_data_roots() -> tuple[Path, ...]:
+    """The folders of DYNOTUNE_DATA_ROOTS, or the current folder: for code that is given no settings."""
+    named = os.environ.get(f"{PREFIX}DATA_ROOTS")
+    return tuple(expanded(root).resolve() for root in ([""] if named is None else _separated(named)))
+
+
 def _hub_cache() -> Path:
     """The hub's cache folder, by huggingface_hub's own rules (HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME)."""
     if cache := os.environ.get("HF_HUB_CACHE"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,6 +168,19 @@ def test_lines_of_the_same_model_on_the_same_hardware_go_with_it(
     elsewhere = queue.claim("v", (TaskKind.estimate,))
     assert isinstance(elsewhere, EstimateClaim)
     assert elsewhere is not None and elsewhere.known == ()
+
+
+def test_a_local_model_is_the_same_by_whichever_path(
+    api: TestClient, job: Make, queue: Queue, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNOTUNE_DATA_ROOTS", str(root))
+    api.post("/v1/jobs", json=job())
+    trial = begun(queue)
+    queue.finish_trial(trial, measured(configuration(), memory_line=LINE), "")
+    queue.cancel(trial.job_id)
+    ask(api, lambda: job(model={"source": str(root / "model"), "weights": "random"}))
+    claim = queue.claim("w", (TaskKind.estimate,))
+    assert isinstance(claim, EstimateClaim) and [one.line for one in claim.known] == [LINE]
 
 
 @pytest.mark.parametrize(
