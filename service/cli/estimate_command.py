@@ -73,7 +73,7 @@ def show(found: Estimate, console: Console) -> None:
         table.add_column(name, justify="left" if name == "method" else "right")
     for method, one in found.methods.items():
         sizes = [f"{getattr(one, f'{name}_gib'):.2f}" for name in columns]
-        table.add_row(method, *sizes, str(one.largest_micro_batch) if one.largest_micro_batch else f"0: {one.note}")
+        table.add_row(method, *sizes, f"{one.largest_micro_batch}: {one.note}".removesuffix(": "))
     console.print(table)
     console.print("GiB; activations and temporary are for one sample.", soft_wrap=True)
     console.print(found.statement, soft_wrap=True)

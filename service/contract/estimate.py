@@ -43,7 +43,7 @@ class MethodEstimate(Contract):
     line: MemoryLine
     largest_micro_batch: int = Field(description="0 when not even one sample fits.")
     corrected: bool = Field(default=False, description="Scaled by a real measurement of this model on this hardware.")
-    note: str = ""
+    note: str = Field(default="", description="Why no sample fits, or what of the job limits the largest micro batch.")
 
 
 class Estimate(Contract):

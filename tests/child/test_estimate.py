@@ -12,12 +12,13 @@ import torch
 
 from service.contract.child import Workplace
 from service.contract.estimate import EstimateRequest, Known
+from service.contract.measurement import MemoryLine
 from tests.child import tiny
 from tests.factory import configuration
 from training.errors import TrainingError
 from training.recipe import task_of
 from worker.child.fake import Storages
-from worker.child.memory_estimate import estimate, step_sizes
+from worker.child.memory_estimate import _largest, estimate, step_sizes
 
 # peft 0.21 uses the names that transformers before 5.23 has; 5.23 calls them deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing(_enable)?. is deprecated:FutureWarning")
@@ -74,6 +75,7 @@ def test_no_more_than_asked_for_and_with_too_little_memory_what_one_sample_needs
     spec = tiny.job(llama, tmp_path / "none.jsonl", max_length=64, search=search)
     enough = estimate(EstimateRequest(spec=spec, memory_gib=2), facts(), (), workplace(llama))
     assert {one.largest_micro_batch for one in enough.methods.values()} == {3}
+    assert all(one.note.startswith("limited by search.max_micro_batch_size; ") for one in enough.methods.values())
     found = estimate(EstimateRequest(spec=spec, memory_gib=0.01), facts(), (), workplace(llama))
     assert all(one.largest_micro_batch == 0 and "one sample needs" in one.note for one in found.methods.values())
 
@@ -89,6 +91,19 @@ def test_a_configuration_that_transformers_refuses_is_told_as_in_a_job(
         estimate(request, facts(), (), workplace(folder))
     sentence = str(refused.value)
     assert sentence.startswith("model.source: its config.json") and "\n" not in sentence and not sentence.endswith(":")
+
+
+def test_what_limits_the_largest_micro_batch_is_told(llama: Path) -> None:
+    line = MemoryLine(rest_bytes=1e9, slope_bytes=1e8)
+
+    def found(effective: int | None, most: int | None, capacity: float = 2e9) -> tuple[int, str]:
+        training, search = {"effective_batch_size": effective}, {"max_micro_batch_size": most}
+        return _largest(tiny.job(llama, llama, training=training, search=search), line, capacity)
+
+    assert found(8, 9) == (8, "limited by training.effective_batch_size; 10 would fit")
+    assert found(9, 8) == (8, "limited by search.max_micro_batch_size; 10 would fit")
+    assert found(10, None) == found(None, None) == (10, "")
+    assert found(8, 8, 1.05e9) == (0, "one sample needs 1.02 GiB")
 
 
 def test_a_measurement_corrects_it(llama: Path, tmp_path: Path, facts: Any) -> None:

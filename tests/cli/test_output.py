@@ -12,7 +12,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from service.cli import display, doctor
+from service.cli import display, doctor, estimate_command
 from service.cli.common import emit
 from service.cli.output import console, say
 from service.contract.hardware import HardwareFacts, Package
@@ -20,6 +20,7 @@ from service.contract.measurement import Outcome
 from service.contract.states import Origin, TaskState
 from service.contract.views import JobView, ListedTrial
 from tests.factory import configuration, failed, measured
+from tests.service.test_estimates import ANSWER
 
 NASTY = "pip install 'dynotune[worker]' [/x] :smile:"
 
@@ -200,3 +201,17 @@ def test_trials_are_asked_for_when_a_job_tells_of_something_new() -> None:
     later = running.model_copy(update={"version": 3, "elapsed_seconds": 4.0})
     looks = (first, first, running, running, later, later.model_copy(update={"elapsed_seconds": 5.0}))
     assert [len(known.of(one)) for one in looks] == [1, 1, 2, 2, 3, 3]
+
+
+def test_an_estimate_s_notes_stand_beside_its_largest_micro_batches() -> None:
+    notes = {"lora": (8, "limited by training.effective_batch_size; 57 would fit"), "qlora": (9, ""), "full": (0, "no")}
+    one = ANSWER.methods["lora"]
+    methods = {
+        name: one.model_copy(update={"largest_micro_batch": most, "note": note}) for name, (most, note) in notes.items()
+    }
+    terminal = Console(width=200, file=io.StringIO())
+    estimate_command.show(ANSWER.model_copy(update={"methods": methods}), terminal)
+    assert isinstance(terminal.file, io.StringIO)
+    lines = terminal.file.getvalue().splitlines()
+    ends = [line.rstrip("│ ").rpartition("│ ")[2].strip() for line in lines if line.startswith("│")]
+    assert ends == ["8: limited by training.effective_batch_size; 57 would fit", "9", "0: no"]

@@ -110,12 +110,11 @@ class _Estimator:
 
     def method(self, method: str, levers: dict[str, str], capacity: float, known: tuple[Known, ...]) -> MethodEstimate:
         """One method's estimate."""
-        length, effective = self._spec.dataset.max_length, self._spec.training.effective_batch_size
+        length = self._spec.dataset.max_length
         near = self._near(method, levers, length, capacity)
         sizes = self._sizes(method, levers, length, near)
         line, corrected = self._corrected(self._line(method, levers, length, near), method, levers, known, near)
-        most = [one for one in (effective, self._spec.search.max_micro_batch_size) if one]
-        largest = min([line.largest(capacity), *most])
+        largest, note = _largest(self._spec, line, capacity)
         saved, dequantised = (sizes.saved, sizes.dequantised) if method == "qlora" else (0.0, 0.0)
         activations = sizes.held[1] - sizes.held[0]
         return MethodEstimate(
@@ -131,7 +130,7 @@ class _Estimator:
             line=line,
             largest_micro_batch=largest,
             corrected=corrected,
-            note="" if largest else f"one sample needs {line.at(1) / GIB:.2f} GiB",
+            note=note,
         )
 
     def _near(self, method: str, levers: dict[str, str], length: int, capacity: float) -> Micros:
@@ -184,6 +183,19 @@ class _Estimator:
             # Only the first simulation's: later ones also count what earlier fake tensors have left in this process.
             self._overhead = self._overhead or self._drawn[key].idle
         return self._drawn[key]
+
+
+def _largest(spec: JobSpec, line: MemoryLine, capacity: float) -> tuple[int, str]:
+    """(the largest micro batch, a note on it where it is 0, or where the job and not the memory sets the limit)."""
+    fit = line.largest(capacity)
+    if fit == 0:
+        return 0, f"one sample needs {line.at(1) / GIB:.2f} GiB"
+    limits = {
+        "training.effective_batch_size": spec.training.effective_batch_size,
+        "search.max_micro_batch_size": spec.search.max_micro_batch_size,
+    }
+    least, name = min(((most, name) for name, most in limits.items() if most), default=(fit, ""))
+    return (least, f"limited by {name}; {fit:,} would fit") if least < fit else (fit, "")
 
 
 def _state(sizes: Sizes, levers: dict[str, str]) -> float:
