@@ -8,6 +8,7 @@ with Client("http://127.0.0.1:8000") as client:
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -109,7 +110,9 @@ class Client:
         return self._read(views.JobState, answer).id
 
     def upload(self, file: Path) -> str:
-        """Send a dataset's file; what a job names it by, as its `dataset.source`."""
+        """Send a dataset's file; what a job names it by, as its `dataset.source`. OSError where it cannot be read."""
+        if file.exists() and not file.is_file():  # a pipe or a device may have no end
+            raise OSError(errno.EINVAL, "it is not a regular file", str(file))
         with file.open("rb") as data:
             query = {"name": file.name, "sha256": hashlib.file_digest(data, "sha256").hexdigest()}
         headers = {"Content-Type": "application/octet-stream"}

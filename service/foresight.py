@@ -13,7 +13,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.views import Fit, JobCheck, SpaceView
 from service.models import Job, Worker
-from service.space import Space, applicable, space, unavailable
+from service.space import Space, applicable, blocked, space, unavailable
 
 LAST_JOBS = 20  # whose times tell how long jobs take here
 
@@ -34,7 +34,7 @@ def foresee(session: Session, spec: JobSpec, now: float) -> JobCheck:
 
 def _space(spec: JobSpec, worker: Worker) -> SpaceView:
     facts = HardwareFacts.model_validate(worker.facts)
-    methods = {method: unavailable(facts, method) for method in spec.method}
+    methods = {method: unavailable(facts, method) or blocked(spec, facts, {}) for method in spec.method}
     spaces: dict[str, Space] = {
         method: applicable(space(spec, facts), method, spec.task) for method in spec.method if methods[method] is None
     }

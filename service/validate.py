@@ -170,6 +170,8 @@ def _baseline(mine: dict[str, Any]) -> list[dict[str, str]]:
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
             text = f"baseline.{name} must be a whole number from 1 to 2147483647, not {value!r:.80}"
             found.append(_mistake(f"/baseline/{name}", text))
+    if mine.get("bf16") and mine.get("fp16"):
+        found.append(_mistake("/baseline/fp16", "baseline.fp16: a run is in bf16 or in fp16; leave out one of the two"))
     for name in ("optim", "attn_implementation"):
         if not isinstance(value := mine.get(name, ""), str):
             found.append(_mistake(f"/baseline/{name}", f"baseline.{name} must be text, not {value!r:.80}"))
@@ -236,7 +238,9 @@ def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
     if not path.exists():
         named = source if source.startswith(UPLOAD) else path
         return [_mistake("/dataset/source", f"dataset.source: {named} does not exist")]
-    if not path.is_file() or path.suffix == ".parquet":
+    if not (path.is_file() or path.is_dir()):
+        return [_mistake("/dataset/source", f"dataset.source: {path} is neither a file nor a folder")]
+    if path.is_dir() or path.suffix == ".parquet":
         return []  # only the worker reads folders and parquet files
     if path.suffix not in ENDINGS:
         return [_mistake("/dataset/source", f"dataset.source: datasets are read from {', '.join(ENDINGS)} files")]

@@ -109,7 +109,7 @@ def private(settings: Settings, job: dict[str, Any]) -> Iterator[Settings]:
     # What the job file names may be read, since this control plane serves only the user who named it.
     paths = (job["model"]["source"], job["dataset"]["source"], job["dataset"].get("chat_template") or "")
     sources = [Path(one) for one in paths if one.startswith("/")]
-    named = tuple(end.parent for source in sources for end in (source, source.resolve()))
+    named = tuple(end.parent for source in sources for end in (source, Path(os.path.realpath(source))))
     if apart := next((str(one) for one in named if os.pathsep in str(one)), None):
         raise Misconfigured(f"{apart}: the name of a folder with a model or with data must not contain {os.pathsep!r}.")
     with tempfile.TemporaryDirectory(prefix="tune-", dir=settings.home) as folder:

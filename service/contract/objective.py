@@ -30,11 +30,20 @@ def counts_once(spec: JobSpec) -> bool:
 
 
 def training_seconds(spec: JobSpec, measurement: Measurement, timing: Timing | None = None) -> float:
-    """Seconds of all optimizer steps of the run: epochs x tokens at the pace at which the work unit was trained."""
+    """Seconds of all optimizer steps of the run: epochs x tokens at the pace at which the work unit was trained.
+
+    The last step counts in full where the epochs end within it.
+    """
     timing = timing or measurement.timing
     if timing is None or measurement.dataset is None:
         return float("inf")
-    return training_seconds_of(spec, measurement.dataset.tokens, timing)
+    steps = steps_of(spec, measurement.dataset.rows, measurement.configuration.effective_batch_size)
+    return training_seconds_of(spec, measurement.dataset.tokens, timing) * math.ceil(steps) / steps
+
+
+def steps_of(spec: JobSpec, rows: int, effective: int) -> float:
+    """How many optimizer steps the run's epochs are, with so many training rows and samples a step."""
+    return spec.training.epochs * math.ceil(rows / effective)
 
 
 def training_seconds_of(spec: JobSpec, tokens: int, timing: Timing) -> float:
@@ -47,7 +56,7 @@ def training_seconds_of(spec: JobSpec, tokens: int, timing: Timing) -> float:
 
 def evaluations(spec: JobSpec, rows: int, effective: int) -> int:
     """How often the run evaluates, with so many training rows and samples a step: as asked for, and at its end."""
-    steps, every = math.ceil(spec.training.epochs * math.ceil(rows / effective)), spec.training.evaluation_steps
+    steps, every = math.ceil(steps_of(spec, rows, effective)), spec.training.evaluation_steps
     return 1 + ((steps - 1) // every if every else 0)
 
 

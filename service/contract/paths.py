@@ -44,7 +44,7 @@ class Roots:
         The hub's cache links its snapshots to blobs inside itself, so both ends are below it. What users have sent is
         found by its name alone, which only its sender knows, and never by its path.
         """
-        real = path.resolve()
+        real = Path(os.path.realpath(path))  # a loop of links is left as it is, and told where it is opened
         if self.uploads is not None and real.is_relative_to(self.uploads.resolve()):
             return UPLOADED.fullmatch(source) is not None and path == self.resolve(source)
         return any(real.is_relative_to(folder.resolve()) for folder in (*self.folders, self.hub_cache))

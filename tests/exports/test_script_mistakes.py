@@ -64,6 +64,7 @@ def test_a_run_of_one_step_learns(text: str, tmp_path: Path) -> None:
         (["--max-steps", "-5"], "--max-steps is -5, and must be more than 0"),
         (["--save-every", "0"], "--save-every is 0, and must be more than 0"),
         (["--epochs", "0"], "--epochs is 0, and must be more than 0"),
+        (["--device", "tpu"], "--device is tpu; it may be cpu, cuda, or a GPU of several such as cuda:1"),
         (["--device", "cuda:0"], "--device is cuda:0, but torch sees no GPU here"),
     ],
 )

@@ -36,6 +36,15 @@ def refused(api: TestClient, job: Make, root: Path) -> Callable[..., str | None]
 Refused = Callable[..., str | None]
 
 
+@pytest.mark.parametrize("kind", ["pipe", "loop"])
+@pytest.mark.parametrize("field", ["dataset", "model"])
+def test_what_is_neither_a_file_nor_a_folder(api: TestClient, job: Make, root: Path, kind: str, field: str) -> None:
+    name = f"{kind}.jsonl"
+    os.mkfifo(root / name) if kind == "pipe" else os.symlink(root / name, root / name)
+    answer = api.post("/v1/jobs", json=job(**{field: {"source": f"./{name}"}}))
+    assert answer.status_code == 422 and answer.json()["errors"][0]["pointer"] == f"/{field}/source"
+
+
 def test_a_csv_row_with_more_fields_than_the_header(refused: Refused) -> None:
     assert refused("a.csv", "prompt,completion\na,b,c,d\n") is None
     assert "there are" in str(refused("b.csv", "prompt,completion\na,b,c\n", splits={"column": "s"}))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -80,6 +82,16 @@ def test_an_id_with_a_slash_is_of_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(Refused) as refused:
             use()
         assert str(refused.value) == said and refused.value.problem.status == 404
+    assert not asked
+
+
+def test_only_files_are_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A pipe would be waited for, and a device read, for ever."""
+    client, asked = client_of(monkeypatch, [])
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path / "pipe.jsonl", Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError, match="not a regular file"):
+            client.upload(path)
     assert not asked
 
 

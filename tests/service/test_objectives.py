@@ -20,7 +20,7 @@ from service.comparisons import waterfall
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Soak, Verification
-from service.contract.objective import counted_seconds, evaluations, run_seconds
+from service.contract.objective import counted_seconds, evaluations, run_seconds, training_seconds
 from service.contract.recommendation import ObjectiveFigure, Recommendation
 from service.contract.states import JobPhase, JobStatus, Origin
 from service.contract.task import (
@@ -86,6 +86,17 @@ def test_cost_orders_as_time_does_and_is_shown_as_money(spec: Spec, facts: Facts
     table = shown(best)
     assert "run costs" in table and "0.38" in table and "0.94" in table and "0.47" in table
     assert "run costs" not in shown(usual)
+
+
+def test_a_step_that_the_epochs_end_in_is_trained_in_full(spec: Spec) -> None:
+    """As train.py does: of less than one step, one."""
+    one = measured(configuration())
+    assert one.dataset is not None
+    steps = -(-one.dataset.rows // one.configuration.effective_batch_size)
+    whole = training_seconds(spec(training={"epochs": 1.0}), one)
+    assert training_seconds(spec(training={"epochs": 2.0}), one) == pytest.approx(2 * whole)
+    assert training_seconds(spec(training={"epochs": 1e-4}), one) == pytest.approx(whole / steps)
+    assert training_seconds(spec(training={"epochs": 1.0 + 1e-4}), one) == pytest.approx(whole * (steps + 1) / steps)
 
 
 @pytest.mark.parametrize(("objective", "unit"), [("wall-clock", "seconds"), ("throughput", "tokens/s")])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.contract.configuration import Configuration
+from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.states import Origin
 from service.levers import LEVERS
@@ -33,18 +34,20 @@ class Baseline:
         """The baseline, or None if it was proposed before."""
         if view.baseline_request() is not None:
             return None
-        configuration, notes = baseline(view.spec, view.method, view.lacks)
+        configuration, notes = baseline(view.spec, view.method, view.lacks, view.facts)
         if configuration.key in view.taken:
             notes = (TOO_LARGE.format(micro=configuration.micro_batch_size),)
             configuration = configuration.at_micro_batch(None)
         return Proposal(configuration, Origin.baseline, notes) if configuration.key not in view.taken else None
 
 
-def baseline(spec: JobSpec, method: Method, lacks: Mapping[str, str]) -> tuple[Configuration, tuple[str, ...]]:
+def baseline(
+    spec: JobSpec, method: Method, lacks: Mapping[str, str], facts: HardwareFacts | None = None
+) -> tuple[Configuration, tuple[str, ...]]:
     """(the baseline's configuration, sentences about it for the user).
 
-    It has what transformers takes in the place of choices that the model lacks. The sentences name these, and what it
-    does not follow of the user's TrainingArguments.
+    It has what transformers takes in the place of choices that the model or the hardware lacks. The sentences name
+    these, and what it does not follow of the user's TrainingArguments.
     """
     mine: dict[str, Any] = spec.baseline if isinstance(spec.baseline, dict) else {}
     micro, accumulation = baseline_batch(spec)
@@ -53,6 +56,9 @@ def baseline(spec: JobSpec, method: Method, lacks: Mapping[str, str]) -> tuple[C
     levers, notes, read = {}, [], {MICRO, ACCUMULATION}
     for name, lever in LEVERS.items():
         asked_for, lever_notes = _asked(lever, mine)
+        if facts and (missing := lever.choice(asked_for).missing(facts, asked=True)):
+            lever_notes = [f"The baseline has {name}={lever.baseline}, as {name}={asked_for} {missing}."]
+            asked_for = lever.baseline
         levers[name] = possible(name, asked_for, lacks)
         notes += lever_notes
         if levers[name] != asked_for:
