@@ -114,3 +114,19 @@ def test_a_job_that_has_begun_stays_on_its_hardware(queue: Queue, engine: Engine
     assert claimed_job(queue, "v") is None and claimed_job(queue, "w") == job
     with Session(engine) as session:
         assert session.query(Task).filter(Task.state == TaskState.running).count() == 1
+
+
+def test_the_claim_uses_the_partial_index(engine: Engine) -> None:
+    query = "SELECT seq FROM tasks WHERE state = 'queued' ORDER BY rank, place, seq LIMIT 1"
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SET enable_seqscan = off"))  # a handful of rows would be scanned
+        explain = "EXPLAIN" if engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
+        assert "ix_tasks_claimable" in str(connection.execute(text(f"{explain} {query}")).all())
+
+
+def test_older_jobs_come_first(queue: Queue, facts: Facts, spec: Spec) -> None:
+    queue.register("w", 1, facts())
+    first, second = queue.submit(spec()), queue.submit(spec())
+    claims = [queue.claim("w", PLANS), queue.claim("w", PLANS)]
+    assert [claim.job_id for claim in claims if isinstance(claim, PlanClaim)] == [first, second]

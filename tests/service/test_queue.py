@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, text, update
+from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
 from service import conclude, events, history, jobs
@@ -358,13 +358,6 @@ def test_only_fitting_hardware_is_offered_a_job(
     assert (queue.claim("w", PLAN) is not None) is served
 
 
-def test_older_jobs_come_first(queue: Queue, facts: Facts, spec: Spec) -> None:
-    queue.register("w", 1, facts())
-    first, second = queue.submit(spec()), queue.submit(spec())
-    claims = [queue.claim("w", PLAN), queue.claim("w", PLAN)]
-    assert [claim.job_id for claim in claims if isinstance(claim, PlanClaim)] == [first, second]
-
-
 def test_concurrent_claims_never_share_a_task(queue: Queue, facts: Facts, spec: Spec) -> None:
     for number in range(4):
         queue.register(f"w{number}", number, facts())
@@ -384,15 +377,6 @@ def test_concurrent_claims_never_share_a_task(queue: Queue, facts: Facts, spec: 
     # A claim may come back empty while another worker holds the job's row, so the rest is fetched here.
     work("w0")
     assert len(claimed) == len(set(claimed)) == 12
-
-
-def test_the_claim_uses_the_partial_index(engine: Engine) -> None:
-    query = "SELECT seq FROM tasks WHERE state = 'queued' ORDER BY rank, place, seq LIMIT 1"
-    with engine.begin() as connection:
-        if engine.dialect.name == "postgresql":
-            connection.execute(text("SET enable_seqscan = off"))  # a handful of rows would be scanned
-        explain = "EXPLAIN" if engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
-        assert "ix_tasks_claimable" in str(connection.execute(text(f"{explain} {query}")).all())
 
 
 def test_what_is_read_is_of_one_moment(queue: Queue, engine: Engine, started: str) -> None:
