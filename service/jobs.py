@@ -97,13 +97,14 @@ def view(session: Session, job: Job, now: float) -> views.JobView:
     for state, outcome, count in rows:
         counts[outcome or state] = counts.get(outcome or state, 0) + count
     running = session.scalars(select(Task).where(Task.job_id == job.id, Task.state == TaskState.running)).all()
+    waits = waiting_for(session, job, spec, now)
     return views.JobView(
         **dict(summary(job, now)),
         version=events.last(session, job.id),
         progress=views.JobProgress(trials=counts, planned=job.planned_trials, now=_doing(running)),
         best=_best(recommendation(job)) if job.recommendation else None,
-        estimated_finish_at=_expected_end(session, job, spec, now),
-        waiting_for=waiting_for(session, job, spec, now),
+        estimated_finish_at=None if waits else _expected_end(session, job, spec, now),
+        waiting_for=waits,
         notes=tuple(job.notes or ()),
         spec=spec,
     )

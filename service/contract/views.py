@@ -81,7 +81,7 @@ class JobView(JobSummary):
     version: int = Field(default=0, description="The `seq` of the job's last event.")
     progress: JobProgress
     best: BestSoFar | None
-    estimated_finish_at: float | None
+    estimated_finish_at: float | None = Field(description="null before it begins, and while it waits for a worker.")
     waiting_for: str | None = Field(description="Why no worker takes the job, when none does.")
     notes: tuple[str, ...]
     spec: JobSpec

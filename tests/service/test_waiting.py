@@ -49,6 +49,23 @@ def test_one_idle_worker_is_enough(engine: Engine, queue: Queue, spec: Spec, fac
     assert waits(engine, waiting) is None
 
 
+def test_when_a_waiting_job_ends_is_not_told(engine: Engine, queue: Queue, spec: Spec, facts: Facts) -> None:
+    """Nobody knows when it goes on, though it has begun."""
+    queue.register("a", 1, facts())
+    begun, ahead = queue.submit(spec()), queue.submit(spec(priority=1))
+    begin(queue, "a")
+    begin(queue, "a")
+
+    def end(job_id: str) -> Any:
+        with Session(engine) as session:
+            return jobs.view(session, jobs.get(session, job_id), now(session)).estimated_finish_at
+
+    assert end(begun) is not None
+    claim = queue.claim("a", (TaskKind.trial,))
+    assert isinstance(claim, TrialClaim) and claim.job_id == ahead
+    assert end(begun) is None and end(ahead) is not None
+
+
 def test_a_worker_that_does_not_fit_and_one_that_is_busy(
     engine: Engine, queue: Queue, spec: Spec, facts: Facts
 ) -> None:
