@@ -112,3 +112,11 @@ def test_a_trial_that_fails_tells_what_it_had_built() -> None:
     found = ended(crash)
     assert (found.outcome, found.reason) == (Outcome.crashed, "killed by SIGSEGV")
     assert found.capacity_bytes == 24 * GIB and found.lacks == BUILT.lacks
+
+
+def test_memory_that_runs_out_above_one_sample_or_in_an_evaluation_is_tried_again() -> None:
+    """A smaller size, or a smaller evaluation's batch, may fit."""
+    last, crash = OutOfMemory(reason="no memory", used_bytes=GIB), Ending(EndingKind.signal, "killed by SIGSEGV")
+    for begun in (ProbeStarted(micro_batch_size=2), ProbeStarted(micro_batch_size=1, phase=ProbePhase.evaluation)):
+        found = ended(Ending(EndingKind.out_of_memory, last.reason, last, [begun]), crash)
+        assert (found.outcome, found.reason) == (Outcome.crashed, "killed by SIGSEGV"), "the second child's end"
