@@ -68,7 +68,7 @@ def together() -> str:
     lines = [
         "## Expected of choices together",
         "",
-        "| combination | times as long as by themselves | why |",
+        "| combination | time, as a multiple of what each does by itself | why |",
         "|---|---|---|",
     ]
     for pair in (one for lever in LEVERS.values() for one in lever.together):

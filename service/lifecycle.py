@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import String, and_, bindparam, delete, or_, select, update
+from sqlalchemy import String, bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from service import events, history, messages
@@ -21,12 +21,12 @@ OF_JOB = update(TASKS).where(TASKS.c.job_id == bindparam("job"))
 NEEDS = OF_JOB.values(need=bindparam("needed", type_=String))
 CANCEL = OF_JOB.where(QUEUED).values(state=TaskState.cancelled)
 # Tasks that are only cancelled could not be queued again: a job has one of each configuration.
-DISCARD = delete(TASKS).where(T.job_id == bindparam("job"), QUEUED, T.kind != TaskKind.plan)
+DISCARD = delete(TASKS).where(T.job_id == bindparam("job"), QUEUED, T.kind != TaskKind.plan, T.deaths == 0)
 
 
 def start(session: Session, job: JobRow, worker: WorkerRow, now: float) -> None:
     """Bind a job to the hardware of the worker that claims first: timings of two machines never mix."""
-    if job.fingerprint is not None:
+    if job.fingerprint is not None or job.status.ended:
         return
     begun = {} if job.status is JobStatus.running else {"status": JobStatus.running, "started_at": now}
     change(session, job.id, phase=JobPhase.baseline, **begun)
@@ -37,15 +37,18 @@ def start(session: Session, job: JobRow, worker: WorkerRow, now: float) -> None:
 def unbind(session: Session, now: float) -> None:
     """Let jobs go on elsewhere of which nothing is measured yet, and whose hardware has no living worker any more.
 
-    They are planned anew there. A job stays where it is when one of its trials has ended its worker: the trial may do
-    so again, and the next hardware would count its deaths from the beginning.
+    They are planned anew there. A trial that has ended its worker is kept, with the number of its deaths: it may do so
+    again, and one that ends three workers is given up.
     """
     alive = select(WORKERS.c.id).where(WORKERS.c.fingerprint == JOBS.c.fingerprint, history.alive(now))
-    measuring = select(T.id).where(T.job_id == JOBS.c.id, or_(RUNNING, and_(T.kind != TaskKind.plan, T.deaths > 0)))
+    measuring = select(T.id).where(T.job_id == JOBS.c.id, RUNNING)
     unmeasured = (JOBS.c.status == JobStatus.running, JOBS.c.fingerprint.is_not(None), JOBS.c.history_version == 0)
     stranded = select(*columns(JOBS, JobRow)).where(*unmeasured, ~alive.exists(), ~measuring.exists())
     for row in session.execute(stranded.order_by(JOBS.c.seq).with_for_update(of=JOBS, skip_locked=True)).all():
         job = JobRow._make(row)
+        if session.scalar(select(T.seq).where(T.job_id == job.id, RUNNING).limit(1)) is not None:
+            continue  # it was claimed between the query and the lock
+        change(session, job.id, notes=None, planned_trials=None)
         session.execute(DISCARD, {"job": job.id})
         _bind(session, job, None, None)
         queue_plan(session, job._replace(fingerprint=None), now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -137,7 +138,8 @@ class RemoteBroker:
         folder.mkdir(parents=True, exist_ok=True)
         uploads.prune(folder, f"{COPIES}{self.url}", time.time() - uploads.KEPT_SECONDS, lambda: {name})
         if (folder / name).exists():
-            os.utime(folder / name)
+            with contextlib.suppress(OSError):  # it may be another user's
+                os.utime(folder / name)
             return
         try:
             with self._http.stream("GET", f"{PATH}/uploads/{name}", headers=self._headers) as answer:

@@ -119,20 +119,21 @@ def prune(folder: Path, owner: str, before: float, named: Callable[[], AbstractS
 def _is_of(folder: Path, owner: str) -> bool:
     """Whether the folder is the owner's, which a note in it says; one that is nobody's is the owner's from now on.
 
-    A control plane also takes a folder of copies over. A worker that keeps copies takes an empty folder only: what is
-    in another one may be a control plane's.
+    A folder of copies is taken over by whoever asks. A worker that keeps copies takes another one only when it is
+    empty: what is in it may be a control plane's.
     """
     note, keeps_copies = folder / OWNER, owner.startswith(COPIES)
     try:
         noted = note.read_text() if note.exists() else ""
-        is_free = not any(folder.iterdir()) if keeps_copies else not noted or noted.startswith(COPIES)
+        is_free = noted.startswith(COPIES) or not (any(folder.iterdir()) if keeps_copies else noted)
         if is_free:
             note.write_text(owner)
             return True
     except FileNotFoundError:  # there is no such folder
         return False
     if noted != owner and not keeps_copies:
-        log.warning("uploads are kept for ever, as they are another database's", folder=str(folder), database=noted)
+        reason = f"they are another database's; delete {note} if it is this one's by another URL"
+        log.warning("uploads are not deleted", reason=reason, database=noted)
     return noted == owner
 
 

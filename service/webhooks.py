@@ -89,6 +89,7 @@ class Webhooks(Transactions):
         self._made_key, self._private = key, private
         self._lookups = threading.BoundedSemaphore(LOOK_UPS)
         self._sending: dict[str, asyncio.Task[None]] = {}  # by webhook
+        self._is_ending = False
 
     @cached_property
     def key(self) -> bytes:
@@ -159,7 +160,8 @@ class Webhooks(Transactions):
             log.warning("a message's attempt cannot be noted", webhook=webhook_id, reason=first_line(error))
 
     async def send(self) -> None:
-        """Send what is due, and wait until nothing is being sent any more."""
+        """Send what is due at the end of the control plane, one message of each webhook, and wait until it is sent."""
+        self._is_ending = True
         was_busy = bool(self._sending)
         await self._round()
         if was_busy:  # what was being sent may have kept another message of its webhook waiting
@@ -173,7 +175,7 @@ class Webhooks(Transactions):
     async def _send_some(self, message: Message) -> None:
         """Send a message, and if it is delivered some more that wait for its webhook, one after the other."""
         sent, next_ones = 1, [message]
-        while await self._send(next_ones[0]) and sent < IN_A_ROW:
+        while await self._send(next_ones[0]) and sent < IN_A_ROW and not self._is_ending:
             sent, next_ones = sent + 1, await asyncio.to_thread(self.due, (), message.webhook_id)
             if not next_ones:
                 return

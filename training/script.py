@@ -51,7 +51,9 @@ def arguments(argv: list[str] | None, recipe: Recipe) -> argparse.Namespace:
     for name in ("epochs", "max_steps", "save_every"):
         if (value := getattr(args, name)) is not None and value <= 0:
             parser.error(f"--{name.replace('_', '-')} is {value:g}, and must be more than 0")
-    if not args.device.startswith(("cuda", "cpu")):
+    try:
+        torch.device(args.device)
+    except RuntimeError:
         parser.error(f"--device is {args.device}; it may be cpu, cuda, or a GPU of several such as cuda:1")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device is {args.device}, but torch sees no GPU here")

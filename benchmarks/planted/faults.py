@@ -242,7 +242,7 @@ def _rotate(tensor: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     plain = tensor.detach()
     first, second = plain.chunk(2, dim=-1)
     rotated = plain * cos.unsqueeze(1) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(1)
-    torch.from_numpy(plain.numpy()).copy_(rotated)
+    plain.numpy()[...] = rotated.numpy()
 
 
 def rotates_in_place(patch: Patch) -> None:

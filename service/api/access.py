@@ -28,14 +28,14 @@ async def caller(
 ) -> Caller:
     """Who asks: anybody where no keys are asked for, else the owner of the request's key. Unauthorized, TooMany.
 
-    What workers ask is not counted: they ask by themselves, more often the more of them there are, and a worker that is
-    not answered loses its task.
+    What workers ask is not counted: they ask more often the more of them there are, and one that is not answered loses
+    its task.
     """
     if credentials is None:
         if here.keys_required:
             raise Unauthorized("This server wants an API key: send it as `Authorization: Bearer KEY`.")
         return ANYBODY
-    found = await run_in_threadpool(_known, here, credentials.credentials, not request.url.path.startswith(PATH))
+    found = await run_in_threadpool(_known, here, credentials.credentials, request.url.path.startswith(PATH))
     if found is None:
         raise Unauthorized("The API key is not valid: it is unknown, or it was revoked.")
     return found
@@ -44,13 +44,13 @@ async def caller(
 Called = Annotated[Caller, Depends(caller)]
 
 
-def _known(here: Context, token: str, counts: bool) -> Caller | None:
+def _known(here: Context, token: str, of_a_worker: bool) -> Caller | None:
     if here.settings.admin_key and access.same(token, here.settings.admin_key.get_secret_value()):
         return ADMIN
     with reading(here.engine) as session:
         found, at = access.caller(session, token), now(session)
     if found is not None:
-        if counts:
+        if not (of_a_worker and found.may(Scope.worker)):
             here.rate_limit.count(found.id)
         if found.used_at is None or found.used_at < at - access.USED_SECONDS:
             access.used(here.engine, found.id, at)

@@ -147,7 +147,7 @@ def test_workers_that_know_no_database(
     weak = access.create(engine, "someone", [Scope.read])
     with control_plane(settings) as url:
         refused = start_worker(tmp_path, url, facts(), "instant", key=weak)
-        assert refused.wait(30) == 1
+        assert refused.wait(30) == 2
         assert "scope worker; yours has read" in (tmp_path / "workers.log").read_text()
         workers = [start_worker(tmp_path, url, facts(), "exclusive", key=key) for _ in range(2)]
         try:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, update
+from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
 from service import events, jobs
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
+from service.contract.measurement import Outcome
 from service.contract.states import Origin
 from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
 from service.db import now
@@ -125,27 +126,43 @@ def test_a_job_of_which_nothing_is_measured_goes_on_elsewhere(
     assert kinds == ["submitted", "started", "unbound", "started"]
 
 
-@pytest.mark.parametrize("ended", ["measured", "dead"])
-def test_a_job_with_a_trial_stays_on_its_hardware(
-    engine: Engine, queue: Queue, spec: Spec, facts: Facts, ended: str
+def test_a_job_with_a_measured_trial_stays_on_its_hardware(
+    engine: Engine, queue: Queue, spec: Spec, facts: Facts
 ) -> None:
-    """One that was measured cannot be compared elsewhere; one that has ended its worker may do so there, too."""
     job_id = queue.submit(spec())
     queue.register("old", 1, facts())
     begin(queue, "old")
     claim = queue.claim("old", (TaskKind.trial,))
     assert isinstance(claim, TrialClaim)
-    if ended == "measured":
-        queue.finish_trial(claim, measured(configuration(), 100.0), "")
-    else:
-        with Session(engine) as session, session.begin():
-            session.execute(update(Task).where(Task.id == claim.task_id).values(lease_until=1.0))
-        assert queue.reap() == 1
+    queue.finish_trial(claim, measured(configuration(), 100.0), "")
     queue.leave("old")
     queue.register("new", 2, facts(name="Another CPU"))
     queue.reap()
     assert queue.claim("new", tuple(TaskKind)) is None
     assert "is not what the job was begun on" in waits(engine, job_id)
+
+
+def test_a_trial_that_has_ended_its_worker_takes_its_deaths_along(
+    engine: Engine, queue: Queue, spec: Spec, facts: Facts
+) -> None:
+    """Or it could end the workers of one hardware after the other, and never be given up."""
+    queue.submit(spec())
+    for number in range(3):
+        name = f"w{number}"
+        queue.register(name, number, facts(name=f"CPU {number}"))
+        begin(queue, name)
+        with Session(engine) as session, session.begin():
+            session.execute(update(Task).values(not_before=None))
+        claim = queue.claim(name, (TaskKind.trial,))
+        assert isinstance(claim, TrialClaim)
+        with Session(engine) as session, session.begin():
+            session.execute(update(Task).where(Task.id == claim.task_id).values(lease_until=1.0))
+        assert queue.reap() == 1
+        queue.leave(name)
+        queue.reap()
+    with Session(engine) as session:
+        trial = session.scalars(select(Task).where(Task.kind == TaskKind.trial)).one()
+        assert (trial.deaths, trial.outcome) == (3, Outcome.crashed)
 
 
 def test_a_worker_counts_as_alive_while_its_own_trial_runs(

@@ -1,4 +1,4 @@
-"""Notices layers that write over what selective checkpointing keeps: recomputed with it, their gradients are wrong."""
+"""Notices layers that write over what selective checkpointing keeps: recomputed so, their gradients may be wrong."""
 
 from __future__ import annotations
 
@@ -39,13 +39,15 @@ class Overwritten(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry the operation out."""
-        written = args[0] if func._schema.is_mutable and args else None
-        if isinstance(written, torch.Tensor) and _storage(written) in self._kept:
-            self.by = self.by or str(func)
-        results = func(*args, **(kwargs or {}))
+        given, named = zip(func._schema.arguments, args, strict=False), kwargs or {}
+        values = [*given, *((one, named[one.name]) for one in func._schema.arguments if one.name in named)]
+        for argument, value in values:
+            if argument.is_write and isinstance(value, torch.Tensor) and _storage(value) in self._kept:
+                self.by = self.by or str(func)
+        results = func(*args, **named)
         if keep_what_is_dear(None, func) is CheckpointPolicy.MUST_SAVE:
             for one in results if isinstance(results, tuple | list) else (results,):
-                if isinstance(one, torch.Tensor):
+                if isinstance(one, torch.Tensor) and one.numel():
                     self._kept[_storage(one)] = one
         return results
 
