@@ -19,7 +19,10 @@ class Configuration(Contract):
     """
 
     method: Method
-    levers: dict[str, str]
+    levers: dict[str, str] = Field(
+        description="The choice of every lever. One that the method or the task has no use for, as `quantization` with "
+        "lora, is at its baseline and does nothing."
+    )
     effective_batch_size: int = Field(ge=1)
     learning_rate: float = Field(gt=0)
     micro_batch_size: int | None = Field(default=None, ge=1)
