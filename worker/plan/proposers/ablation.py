@@ -24,13 +24,17 @@ class Ablation:
 def pending(view: View) -> list[Configuration]:
     """The single levers taken back of the best configuration that may be recommended, as far as they are not tried.
 
-    None in a quick search.
+    In a quick search only where the best has a single lever beside those that the job fixes. Without these, the
+    baseline is the run that tells whether the lever brings anything; with them, it may not be recommended.
     """
     reference, best = view.baseline_request(), view.best()
-    if best is None or reference is None or view.spec.search.verify == "quick":
+    if best is None or reference is None:
         return []
-    found = taken_back(view.spec, best.configuration, reference.configuration).values()
-    return [one for one in found if one.key not in view.taken and as_fixed(view.spec, one)]
+    every = taken_back(view.spec, best.configuration, reference.configuration).values()
+    found = [one for one in every if as_fixed(view.spec, one)]
+    if view.spec.search.verify == "quick" and (len(found) > 1 or as_fixed(view.spec, reference.configuration)):
+        return []
+    return [one for one in found if one.key not in view.taken]
 
 
 def kept_for_ablation(view: View) -> int:
