@@ -23,6 +23,7 @@ from service.enqueue import insert_if_new, new_id, queue_estimate, queue_plan
 from service.errors import KeyReused, NotFound, NotYet, TooMany
 from service.leases import QUEUED, RUNNING, UNSYNCHRONISED, job_of
 from service.models import ApiKey, Delivery, Job, JobLabel, Need, Submission, Task, Worker
+from service.text import counted
 from service.transactions import Transactions
 from service.tuples import JobRow, add
 
@@ -210,7 +211,7 @@ def _must_have_room(session: Session, caller: Caller) -> None:
     asked = select(func.count()).select_from(Task).where(Task.owner == caller.owner, Task.state.in_(UNDER_WAY))
     count = (session.scalar(jobs) or 0) + (session.scalar(asked) or 0)
     if count >= caller.most_open_jobs:
+        has = counted(count, "open job or estimate", "open jobs and estimates")
         raise TooMany(
-            f"You have {count} open jobs and estimates, and your API key allows {caller.most_open_jobs}; wait for one "
-            "to end, or cancel one."
+            f"You have {has}, and your API key allows {caller.most_open_jobs}; wait for one to end, or cancel one."
         )
