@@ -68,7 +68,7 @@ def together() -> str:
     lines = [
         "## Expected of choices together",
         "",
-        "| combination | time, as a multiple of what each does by itself | why |",
+        "| combination | factor on the seconds, beside what each does by itself | why |",
         "|---|---|---|",
     ]
     for pair in (one for lever in LEVERS.values() for one in lever.together):

@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # every command imports this module, and most commands do not
 
     from service.contract.views import Problem
 
+FAILED, USAGE, UNREACHABLE = 1, 2, 3  # exit codes of all commands, the worker's among them
+
 
 class DynotuneError(Exception):
     """The base of errors that are shown to users. `pointers` name places in the request's body (RFC 6901)."""

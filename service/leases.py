@@ -69,9 +69,9 @@ def job_of(session: Session, job_id: str, lock: bool = True) -> JobRow:
     return job
 
 
-def is_under_way(session: Session, job_id: str) -> bool:
-    """Whether the job has a task that is queued or running."""
-    return session.scalar(select(T.seq).where(T.job_id == job_id, or_(QUEUED, RUNNING)).limit(1)) is not None
+def has_task(session: Session, job_id: str, *states: ColumnElement[bool]) -> bool:
+    """Whether the job has a task in one of these states, such as RUNNING."""
+    return session.scalar(select(T.seq).where(T.job_id == job_id, or_(*states)).limit(1)) is not None
 
 
 def take(

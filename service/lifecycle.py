@@ -13,7 +13,7 @@ from service.contract.states import JobPhase, JobStatus, TaskState
 from service.contract.task import TaskKind, Wish
 from service.enqueue import need_of, queue_plan
 from service.errors import OTHER_VERSION, NotYet
-from service.leases import QUEUED, RUNNING, T
+from service.leases import QUEUED, RUNNING, T, has_task
 from service.models import JOBS, TASKS, WORKERS
 from service.tuples import JobRow, TaskRow, WorkerRow, change, columns
 
@@ -29,8 +29,7 @@ def start(session: Session, job: JobRow, worker: WorkerRow, now: float) -> None:
     if job.fingerprint is not None or job.status.ended:
         return
     begun = {} if job.status is JobStatus.running else {"status": JobStatus.running, "started_at": now}
-    change(session, job.id, phase=JobPhase.baseline, **begun)
-    _bind(session, job, worker.fingerprint, worker.facts)
+    _bind(session, job, worker.fingerprint, worker.facts, phase=JobPhase.baseline, **begun)
     events.append(session, job.id, "started", now, worker=worker.id, device=worker.facts["name"])
 
 
@@ -41,23 +40,21 @@ def unbind(session: Session, now: float) -> None:
     again, and one that ends three workers is given up.
     """
     alive = select(WORKERS.c.id).where(WORKERS.c.fingerprint == JOBS.c.fingerprint, history.alive(now))
-    measuring = select(T.id).where(T.job_id == JOBS.c.id, RUNNING)
     unmeasured = (JOBS.c.status == JobStatus.running, JOBS.c.fingerprint.is_not(None), JOBS.c.history_version == 0)
-    stranded = select(*columns(JOBS, JobRow)).where(*unmeasured, ~alive.exists(), ~measuring.exists())
-    for row in session.execute(stranded.order_by(JOBS.c.seq).with_for_update(of=JOBS, skip_locked=True)).all():
+    stranded = select(*columns(JOBS, JobRow)).where(*unmeasured, ~alive.exists()).order_by(JOBS.c.seq)
+    for row in session.execute(stranded.with_for_update(of=JOBS, skip_locked=True)).all():
         job = JobRow._make(row)
-        if session.scalar(select(T.seq).where(T.job_id == job.id, RUNNING).limit(1)) is not None:
-            continue  # it was claimed between the query and the lock
-        change(session, job.id, notes=None, planned_trials=None)
+        if has_task(session, job.id, RUNNING):  # asked now that the job's row is locked, so that nobody claims another
+            continue
         session.execute(DISCARD, {"job": job.id})
-        _bind(session, job, None, None)
+        _bind(session, job, None, None, notes=None, planned_trials=None)
         queue_plan(session, job._replace(fingerprint=None), now)
         events.append(session, job.id, "unbound", now, reason="no worker of its hardware is left")
 
 
-def _bind(session: Session, job: JobRow, fingerprint: str | None, facts: dict[str, Any] | None) -> None:
-    """Have hardware of that fingerprint serve a job's tasks, or any that the job's spec allows."""
-    change(session, job.id, fingerprint=fingerprint, facts=facts)
+def _bind(session: Session, job: JobRow, fingerprint: str | None, facts: dict[str, Any] | None, **told: Any) -> None:
+    """Have hardware of that fingerprint serve a job's tasks, or any that its spec allows; `told` are other columns."""
+    change(session, job.id, fingerprint=fingerprint, facts=facts, **told)
     need = need_of(session, HardwareSpec.model_validate(job.spec["hardware"]), fingerprint)
     session.execute(NEEDS, {"job": job.id, "needed": need})
 

@@ -172,7 +172,7 @@ class Queue(Requests):
             elif decision.finish:
                 status = JobStatus.failed if error else JobStatus.succeeded
                 lifecycle.end(session, job, status, now, error=error, recommendation=best, **told)
-            elif any(queued) or leases.is_under_way(session, job.id):
+            elif any(queued) or leases.has_task(session, job.id, leases.QUEUED, RUNNING):
                 change(session, job.id, phase=decision.phase, recommendation=best, **told)
             else:
                 lifecycle.end(session, job, JobStatus.failed, now, error=NOTHING_NEW, recommendation=best, **told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,7 @@ from service.contract.paths import expanded
 from service.errors import Misconfigured
 
 PREFIX = "DYNOTUNE_"
+DATA_ROOTS = (Path(),)  # where DYNOTUNE_DATA_ROOTS is not set: the current folder
 SECRET = ("admin_key", "webhook_key")  # settings whose values are never shown
 
 
@@ -49,10 +51,14 @@ def _separated(value: Any) -> Any:
     return [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
 
 
+def _resolved(roots: Iterable[str | Path]) -> tuple[Path, ...]:
+    return tuple(expanded(str(root)).resolve() for root in roots)
+
+
 def named_data_roots() -> tuple[Path, ...]:
-    """The folders of DYNOTUNE_DATA_ROOTS, or the current folder: for code that is given no settings."""
+    """The setting `data_roots` by itself, for code that is given no settings."""
     named = os.environ.get(f"{PREFIX}DATA_ROOTS")
-    return tuple(expanded(root).resolve() for root in ([""] if named is None else _separated(named)))
+    return _resolved(DATA_ROOTS if named is None else _separated(named))
 
 
 def _hub_cache() -> Path:
@@ -75,8 +81,8 @@ class Settings(BaseSettings):
         tuple[Path, ...],
         NoDecode,
         BeforeValidator(_separated),
-        AfterValidator(lambda roots: tuple(expanded(str(root)).resolve() for root in roots)),
-    ] = Field(default=(Path(),), validate_default=True)
+        AfterValidator(_resolved),
+    ] = Field(default=DATA_ROOTS, validate_default=True)
     hub_cache: Path = Field(default_factory=_hub_cache)
     # The same for everybody on the host, whatever their DYNOTUNE_HOME and TMPDIR: a device is locked for all of them.
     lock_folder: Path = Field(default=Path("/tmp/dynotune-locks"), validation_alias=f"{PREFIX}LOCKS")

@@ -132,7 +132,7 @@ def _is_of(folder: Path, owner: str) -> bool:
     except FileNotFoundError:  # there is no such folder
         return False
     if noted != owner and not keeps_copies:
-        reason = f"they are another database's; delete {note} if it is this one's by another URL"
+        reason = f"they belong to another database; if it is this one under another URL, delete {note}"
         log.warning("uploads are not deleted", reason=reason, database=noted)
     return noted == owner
 

@@ -174,11 +174,13 @@ class Webhooks(Transactions):
 
     async def _send_some(self, message: Message) -> None:
         """Send a message, and if it is delivered some more that wait for its webhook, one after the other."""
-        sent, next_ones = 1, [message]
-        while await self._send(next_ones[0]) and sent < IN_A_ROW and not self._is_ending:
-            sent, next_ones = sent + 1, await asyncio.to_thread(self.due, (), message.webhook_id)
-            if not next_ones:
+        for number in range(1, IN_A_ROW + 1):
+            if not await self._send(message) or number == IN_A_ROW or self._is_ending:
+                return  # what is taken from the queue has to be sent, so no other one is taken
+            following = await asyncio.to_thread(self.due, (), message.webhook_id)
+            if not following:
                 return
+            message = following[0]
 
     async def _send(self, message: Message) -> bool:
         """Send a message once; whether it was delivered."""

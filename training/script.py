@@ -101,8 +101,8 @@ def train(
             schedule.step()
             if not pauses and time.perf_counter() - waited < WINDOW:
                 continue  # with the next step: a device that is waited for after each one runs out of work
-        for step, its_rate, seen_by_then, (on_device, norm_on_device) in unread:
-            loss, norm = float(on_device), float(norm_on_device)  # this waits for the device
+        for step, its_rate, seen_by_then, on_device in unread:
+            loss, norm = map(float, on_device)  # this waits for the device
             if recipe.loss_scaling and overflowed(loss, norm, skipped):
                 skipped += 1
             else:

@@ -16,11 +16,11 @@ import typer
 
 from service import __version__
 from service.cli import export_command, fleet, keys, webhooks
-from service.cli.common import FAILED, LOCAL, UNREACHABLE, USAGE, Json, Url, connect, emit, fail, screen
+from service.cli.common import LOCAL, Json, Url, connect, emit, fail, screen
 from service.cli.launch import launch
 from service.cli.pace import be_short
 from service.contract.states import JobStatus
-from service.errors import DynotuneError, Refused, Unauthorized, Unreachable
+from service.errors import FAILED, UNREACHABLE, USAGE, DynotuneError, Refused, Unauthorized, Unreachable
 from service.worker_command import WORKER
 
 app = typer.Typer(

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from service.client import Client
 
-FAILED, USAGE, UNREACHABLE = 1, 2, 3
 Url = Annotated[str, typer.Option("--url", envvar="DYNOTUNE_URL", help="The control plane.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LOCAL = "http://127.0.0.1:8000"

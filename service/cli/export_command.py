@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from service.cli.common import LOCAL, USAGE, Json, Url, connect, emit, fail, screen
+from service.cli.common import LOCAL, Json, Url, connect, emit, fail, screen
+from service.errors import USAGE
 
 
 def export(

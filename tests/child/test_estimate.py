@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +82,7 @@ def test_no_more_than_asked_for_and_with_too_little_memory_what_one_sample_needs
 def test_a_configuration_that_transformers_refuses_is_told_as_in_a_job(
     llama: Path, tmp_path: Path, facts: Any, change: dict[str, Any]
 ) -> None:
-    folder = Path(shutil.copytree(llama, tmp_path / "model"))
-    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | change))
+    folder = tiny.changed(llama, tmp_path / "model", **change)
     request = EstimateRequest(spec=tiny.job(folder, tmp_path / "none.jsonl", max_length=64), memory_gib=2)
     with pytest.raises(TrainingError) as refused:
         estimate(request, facts(), (), workplace(folder))

@@ -264,8 +264,7 @@ def test_a_tokenizer_that_does_not_load_is_the_users_problem(llama: Path, tmp_pa
 def test_a_configuration_that_transformers_refuses_is_the_users_problem(
     llama: Path, functions: Path, tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    folder = Path(shutil.copytree(llama, tmp_path / "model"))
-    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | change))
+    folder = tiny.changed(llama, tmp_path / "model", **change)
     sentence = refused(tiny.bundle, tiny.job(folder, functions))
     assert sentence.startswith("model.source: ") and not sentence.endswith((".", ":", "upgr"))
 

@@ -17,7 +17,7 @@ from service.levers.head import WITHOUT_LOGITS
 from training.batches import collate, moved
 from training.errors import TrainingError
 from training.levers.attention import NotTold
-from training.levers.checkpointing import checkpointed
+from training.levers.checkpointing import checkpoint_selectively, checkpointed
 from training.recipe import Recipe, task_of
 from training.samples import IGNORED, Sample, sample_of
 from training.step import autocast
@@ -43,7 +43,7 @@ def check_behaviour(model: Any, samples: list[Sample], pad: int, device: Device,
     was_training = model.training
     model.eval()
     try:
-        if any(one.function == "checkpoint_selectively" for one in (*recipe.on_base, *recipe.on_model)):
+        if any(one.function == checkpoint_selectively.__name__ for one in (*recipe.on_base, *recipe.on_model)):
             _check_kept(model, samples[0], pad, device, recipe)
         if recipe.labels_are_classes:
             _check_pooling(model.config)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.contract.task import LEASE_SECONDS, MOST_LEASE_SECONDS
-from service.errors import BrokerUnavailable, DynotuneError, Misconfigured
+from service.errors import FAILED, USAGE, BrokerUnavailable, DynotuneError, Misconfigured
 from service.worker_command import WORKER
 from worker.runner.several import Processes
 from worker.runner.stay import Stay, Terms, moment
@@ -40,7 +40,6 @@ SECRETS = (
     "OTEL_EXPORTER_OTLP_HEADERS",
     "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
 )
-FAILED, MISTAKE = 1, 2  # exit codes; the latter where an option or a setting cannot be used
 DEFAULT_ENTRY = "worker.child.entry:main"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -98,7 +97,7 @@ def work(
         start(devices, facts, entry, lease, lifeline, server, Terms(exit_when_idle, ends, grace))
     except DynotuneError as error:
         sys.stderr.write(f"dynotune worker: {error.detail}\n")
-        sys.exit(MISTAKE if isinstance(error, Misconfigured) else FAILED)
+        sys.exit(USAGE if isinstance(error, Misconfigured) else FAILED)
 
 
 def read_facts(file: Path) -> HardwareFacts:
