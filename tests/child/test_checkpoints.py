@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -49,3 +51,19 @@ def test_names_that_no_module_has_are_noted(llama: Path, reviews: Path) -> None:
         told = unmatched_modules(spec, tiny.bundle(spec, "lora").model)
         assert len(told) == count
     assert told[0].startswith("lora.target_modules: the model has no 'zzz'; it has down_proj, gate_proj, ")
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # by peft
+@pytest.mark.parametrize("made", [transformers.Llama4TextConfig, transformers.PhimoeConfig])
+def test_an_adapter_of_all_linear_layers_takes_no_router(
+    tmp_path: Path, functions: Path, made: Callable[..., Any]
+) -> None:
+    """peft adapts the routers of these models as well, and each trial would fail at its first batch."""
+    shape = {**tiny.SHAPE, **tiny.IDS, "num_local_experts": 4, "num_key_value_heads": 2, "head_dim": 16}
+    model = transformers.AutoModelForCausalLM.from_config(made(**shape, intermediate_size_mlp=96))
+    model.save_pretrained(tmp_path / "model")
+    source = tiny.with_tokenizer(tmp_path / "model")
+    told = refused(tiny.bundle, tiny.job(source, functions), "lora")
+    assert "all-linear takes this model's router" in told and "k_proj, o_proj, q_proj, " in told
+    spec = tiny.job(source, functions, lora={"target_modules": ["q_proj", "v_proj"]})
+    assert tiny.bundle(spec, "lora").model is not None

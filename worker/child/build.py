@@ -310,6 +310,8 @@ def _with_adapter(model: Any, recipe: Recipe) -> Any:
     targets = recipe.lora["target_modules"] if recipe.lora is not None else None
     if isinstance(targets, str) and targets != "all-linear":
         check_pattern(targets, (name for name, _ in model.named_modules()))
+    if targets == "all-linear":
+        refuse_routers(model)
     try:
         return with_adapter(model, recipe)
     except ValueError as error:
@@ -324,6 +326,21 @@ def _with_adapter(model: Any, recipe: Recipe) -> Any:
         others = f"; its linear layers are {known}" if known else "; it has no linear layers"
         told = told_in_short(error) + (others if targets == "all-linear" else "")
         raise TrainingError(f"lora.target_modules: {told}") from error
+
+
+def refuse_routers(model: Any) -> None:
+    """TrainingError where a router of experts is a linear layer with more than one output, such as Llama 4's.
+
+    peft's "all-linear" takes it too, and its adapter fails at the first batch, as it expects one tensor.
+    """
+    linear = [(name.rpartition(".")[2], type(module).__name__) for name, module in model.named_modules()]
+    routers = sorted({name for name, kind in linear if kind.endswith("Router")} & set(linear_layers(model)))
+    if routers:
+        others = ", ".join(name for name in linear_layers(model) if name not in routers)
+        raise TrainingError(
+            f"lora.target_modules: all-linear takes this model's {routers[0]} of experts as well, which no adapter "
+            f"can change; name what to adapt of its other linear layers: {others}"
+        )
 
 
 def unmatched_modules(spec: JobSpec, model: Any) -> list[str]:
