@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from service.contract.recommendation import Recommendation
@@ -68,6 +69,15 @@ def four_bits(double: bool) -> Word:
     """A base of NF4."""
     options = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": double}
     return says(load_in_4bit=True, bnb_config_kwargs=options)
+
+
+def padded_to(multiple: int) -> Word:
+    """Rows padded to a multiple, for which Axolotl's switch has to be unset: switched off, it pads to the longest row.
+
+    Where it packs, an unset switch is switched on.
+    """
+    packed = nearest("packed rows are padded to the longest of a micro batch")
+    return packed.only({"batching": PACKED}, says(pad_to_sequence_len=None, pad_to_multiple_of=multiple))
 
 
 CUT_HEAD = says(plugins={CUT: True}, cut_cross_entropy=True)
@@ -137,9 +147,11 @@ WORDS: Words = {
     },
     "optimizer": hf.optimizers(
         "optimizer",
-        adamw_torchao_8bit=says(optimizer="ao_adamw_8bit"),
-        adamw_torchao_4bit=says(optimizer="ao_adamw_4bit"),
         adamw_torchao_fp8=says(optimizer="ao_adamw_fp8"),
+        # It looks for the folder even where torchdistx is installed, and does not start where none is named.
+        anyprecision=says(
+            **hf.beside_the_name("anyprecision") | {"optimizer": "adamw_anyprecision", "torchdistx_path": "."}
+        ),
         galore=nearest(
             "linear layers only are projected, not every matrix",
             **hf.beside_the_name("galore") | {"optimizer": "galore_adamw", "optim_target_modules": "all_linear"},
@@ -163,7 +175,10 @@ WORDS: Words = {
     },
     "compile": {
         **hf.COMPILE,
-        "whole-max-autotune": nearest("with CUDA graphs", torch_compile=True, torch_compile_mode="max-autotune"),
+        "whole-max-autotune": replace(
+            nearest(f"with CUDA graphs: {hf.NO_ACCUMULATION}", torch_compile=True, torch_compile_mode="max-autotune"),
+            environment=hf.INDUCTOR,
+        ),
     },
     "batching": {
         "padded": says(sample_packing=False, batch_flattening=False, group_by_length=False),
@@ -176,9 +191,9 @@ WORDS: Words = {
     },
     "padding": {
         "longest": says(pad_to_sequence_len=False),
-        "multiple-8": says(pad_to_multiple_of=8),
-        "multiple-64": says(pad_to_multiple_of=64),
-        "max": says(pad_to_sequence_len=True),
+        "multiple-8": padded_to(8),
+        "multiple-64": padded_to(64),
+        "max": says(pad_to_sequence_len=True, pad_to_multiple_of=1),  # unset, the multiple is 64
     },
     "quantization": {
         "nf4-double": four_bits(True),
@@ -201,7 +216,10 @@ WORDS: Words = {
             lora_mlp_kernel=True,
             lora_qkv_kernel=True,
             lora_o_kernel=True,
-        ).only({"dropout": ("off",)}, cannot("its LoRA kernels have no dropout")),
+        ).only(
+            {"dropout": ("off",), "remote_code": ("off",)},
+            cannot("its LoRA kernels have no dropout, and are not for models that bring their own code"),
+        ),
     },
     "loading": {
         **hf.LOADING,
@@ -219,7 +237,8 @@ WORDS: Words = {
         "expandable": segments("True", "in the environment of the command"),
     },
 }
-# What Axolotl does where nothing is said: bf16 and tf32 by the device, and rows that are too long are dropped.
+# What Axolotl does where nothing is said: bf16 and tf32 by the device, and rows that are too long are dropped, as is an
+# evaluation's last batch where it packs.
 NEUTRAL: dict[str, Any] = {
     "bf16": False,
     "fp16": False,
@@ -248,6 +267,7 @@ NEUTRAL: dict[str, Any] = {
     "group_by_length": False,
     "pad_to_sequence_len": False,
     "pad_to_multiple_of": None,
+    "dataloader_drop_last": False,
     "load_in_4bit": False,
     "load_in_8bit": False,
     "peft_autocast_adapter_dtype": None,
@@ -282,7 +302,10 @@ TARGET = Target(
     neutral=NEUTRAL,
     words=WORDS,
     shaped=shaped,
-    differs=("its warm-up takes the whole steps of the share, rounded down, and two where that is one",),
+    differs=(
+        "its warm-up takes the whole steps of the share, rounded down, and two where that is one",
+        "it evaluates before the first step, too",
+    ),
 )
 
 
@@ -325,6 +348,11 @@ def write(recommendation: Recommendation) -> str:
             **({"lora_target_linear": True} if targets == "all-linear" else {"lora_target_modules": targets}),
         }
     told = [*unread(recommendation, reads=("split", "revision", "template")), *about_rows(recommendation)]
+    if size.accumulation > 1:
+        told.append(
+            "a step's loss is the mean of its micro batches' means, not the mean over its tokens: a token counts for "
+            "more where fewer others of its micro batch are learnt"
+        )
     return yaml_file(TARGET, recommendation, job, told)
 
 
@@ -334,8 +362,17 @@ def about_rows(recommendation: Recommendation) -> list[str]:
     if "text" in data.columns and data.at_max_length:
         return ["texts longer than sequence_len are split, not cut: all of their pieces are trained on"]
     if "messages" in data.columns:
+        if spec_of(recommendation).training.loss_on == "all":
+            learnt = "what the turns say is learnt, and neither the names of the roles nor what is between the turns"
+        else:
+            learnt = (
+                "the token that ends the assistant's turns is learnt only if it is the tokenizer's eos_token: where the "
+                "chat template ends them with another, such as Gemma's <end_of_turn>, add the line eot_tokens: "
+                '["<end_of_turn>"]'
+            )
         return [
-            "a column 'system', if the data has one, is put before conversations that do not begin with a system turn"
+            "a column 'system', if the data has one, is put before conversations that do not begin with a system turn",
+            learnt,
         ]
     return []
 

@@ -174,6 +174,7 @@ TARGET = Target(
     run="llamafactory-cli train llamafactory.yaml",
     neutral=NEUTRAL,
     words=WORDS,
+    differs=("warmup_steps as a share, and train_sampling_strategy, need transformers 5.2 or newer",),
 )
 NAME = "measured"
 TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "system_tag")
@@ -239,8 +240,17 @@ def read_otherwise(data: DatasetFacts) -> list[str]:
             "model does not learn to stop: write the tokenizer's bos_token before every prompt and its eos_token after "
             "every completion in the data first"
         ]
-    found = []
+    found = [
+        "it reads the form of a turn out of the tokenizer's chat template, and does not start where that refuses system "
+        "turns, as Gemma 2's does: name its own template for the model instead, such as template: gemma2",
+        "it leaves out conversations in which the turns do not alternate, do not begin with the user or do not end with "
+        "the assistant",
+    ]
     if "tools" in data.columns:
+        found.append(
+            "it leaves out conversations with turns of tools, does not read the assistant's calls of tools, and tells "
+            "the model of its tools in a form of its own"
+        )
         found.append(
             f"the column {data.columns['tools']!r} has to hold JSON as text: write it so first where the data has lists"
         )

@@ -101,7 +101,8 @@ WORDS: Words = {
     "evaluation": hf.EVALUATION,
     "allocator": hf.ALLOCATOR,
 }
-# What ms-swift does where nothing is said: it checkpoints, computes in 16 bits, and drops rows that are too long.
+# What ms-swift does where nothing is said: it checkpoints, computes in 16 bits, drops rows that are too long, and has
+# Adam average squares with a beta of 0.95.
 NEUTRAL: dict[str, Any] = {
     "torch_dtype": "float32",
     "bf16": False,
@@ -112,6 +113,7 @@ NEUTRAL: dict[str, Any] = {
     "use_liger_kernel": False,
     "use_logits_to_keep": False,
     "optim": "adamw_torch_fused",
+    "adam_beta2": 0.999,
     "gradient_checkpointing": False,
     "torch_compile": False,
     "torch_compile_backend": None,

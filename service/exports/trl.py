@@ -34,7 +34,7 @@ WORDS: Words = {
         CODE.only({"method": ("lora", "full")}, BF16_ADAPTERS), "as-asked", "attention-only", "rslora", "dora"
     ),
 }
-# TRL checkpoints where nothing is said, and cuts samples at 1,024 tokens.
+# TRL checkpoints where nothing is said, cuts samples at 1,024 tokens, and adds the loss that balances routers of experts.
 NEUTRAL: dict[str, Any] = {
     **OF_TRAINER,
     "activation_offloading": False,
@@ -42,6 +42,7 @@ NEUTRAL: dict[str, Any] = {
     "padding_free": False,
     "pad_to_multiple_of": None,
     "loss_type": "nll",
+    "router_aux_loss_coef": 0.0,
 }
 TARGET = Target(
     title="TRL",

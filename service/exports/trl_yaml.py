@@ -112,7 +112,8 @@ WORDS: Words = {
         "dora": says(use_dora=True),
     },
 }
-# What TRL does where nothing is said: it checkpoints, computes in bf16, and cuts at 1,024 tokens.
+# What TRL does where nothing is said: it checkpoints, computes in bf16, cuts at 1,024 tokens, and adds the loss that
+# balances routers of experts.
 NEUTRAL: dict[str, Any] = {
     "dtype": "float32",
     "bf16": False,
@@ -130,6 +131,7 @@ NEUTRAL: dict[str, Any] = {
     "use_liger_kernel": False,
     "liger_kernel_config": None,
     "loss_type": "nll",
+    "router_aux_loss_coef": 0.0,
     "torch_compile": False,
     "torch_compile_backend": None,
     "torch_compile_mode": None,

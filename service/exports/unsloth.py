@@ -179,7 +179,10 @@ TARGET = Target(
     run="python unsloth_train.py",
     neutral=NEUTRAL,
     words=WORDS,
-    differs=("it needs a GPU, and knows the families of models that it lists",),
+    differs=(
+        "it needs a GPU, and knows the families of models that it lists",
+        "warmup_steps as a share, and train_sampling_strategy, need transformers 5.2 or newer",
+    ),
 )
 
 
@@ -230,6 +233,7 @@ def write(recommendation: Recommendation) -> str:
         "SOURCE": source(recommendation),
         "VALUE": value(data),
         "FEATURES": "None" if chats else 'Features(dict.fromkeys(COLUMNS.values(), Value("string")))',
+        "ENDED": ENDED if "text" in data.columns else "",
         "HELD_OUT": repr(spec.dataset.splits.validation_fraction),
         "SEED": repr(spec.training.seed),
         "TEMPLATE": f"tokenizer.chat_template = {template!r}" if template else "",
@@ -267,6 +271,9 @@ def value(data: DatasetFacts) -> str:
 
 CONTEXT = '''if more := found["context"]:  # what the prompt is about
         found["prompt"] += f"\\n{more}"'''
+# Unsloth writes the end token behind completions, and not behind texts.
+ENDED = """end = tokenizer.eos_token or ""
+    rows = rows.map(lambda row: {"text": row["text"].removesuffix(end) + end})"""
 SCRIPT = '''
 from unsloth import FastLanguageModel  # before transformers and trl, which it changes
 
@@ -295,6 +302,7 @@ def main():
     <ADAPTED>model = FastLanguageModel.get_peft_model(model, **ADAPT)
     rows = load_dataset(<SOURCE>).select_columns(list(COLUMNS))
     rows = rows.map(read, remove_columns=rows.column_names, features=<FEATURES>)
+    <ENDED>
     parts = rows.train_test_split(test_size=<HELD_OUT>, seed=<SEED>)
     trainer = SFTTrainer(
         model=model,

@@ -27,8 +27,8 @@ class Word:
 
     `keys` are what is written into the target's file for it, on top of the target's neutral ones, and `environment`
     what has to be set before it starts. `note` says in what the nearest differs, or why there is nothing. A word holds
-    where every entry of `when` (lever, circumstance, `dropout`, the dtype of the `weights` or the data's `columns`
-    -> values) does, and `otherwise` elsewhere.
+    where every entry of `when` (lever, circumstance, `dropout`, `remote_code`, the dtype of the `weights` or the data's
+    `columns` -> values) does, and `otherwise` elsewhere.
     """
 
     verdict: Verdict
@@ -153,6 +153,7 @@ class Target:
             **chosen.levers,
             **circumstances(spec, chosen.method),
             "dropout": "on" if spec.lora.dropout else "off",
+            "remote_code": "on" if recommendation.evidence.measurement.remote_code else "off",
             "weights": recommendation.evidence.measurement.weights_dtype or "",
             "columns": "+".join(sorted(set(data.columns) - TASKS[spec.task].beside.keys())) if data else "",
         }

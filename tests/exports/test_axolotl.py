@@ -74,3 +74,47 @@ def test_a_run_of_one_epoch_is_evaluated(facts: Facts) -> None:
     training = found.spec["training"] | {"evaluation_steps": 50}
     often = written(found.model_copy(update={"spec": found.spec | {"training": training}}))
     assert often["eval_steps"] == 50 and "eval_strategy" not in often
+
+
+def test_an_optimizer_of_torchdistx_has_a_folder_to_look_in(facts: Facts) -> None:
+    """It asks whether the folder exists, and Path(None) is an error of types."""
+    assert written(made(facts, optimizer="anyprecision"))["torchdistx_path"] == "."
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_are_padded_to_a_multiple_where_the_switch_is_unset(packed: bool, facts: Facts) -> None:
+    """Off, its collator pads to the longest row whatever the multiple; where it packs, unset becomes on."""
+    batching = "packed-global" if packed else "padded"
+    found = made(facts, batching=batching, attention="flash-attention-2", padding="multiple-8")
+    keys = written(found)
+    assert (keys["pad_to_sequence_len"], keys["pad_to_multiple_of"]) == ((False, None) if packed else (None, 8))
+    assert verdict(found, "padding") == ("nearest" if packed else "says")
+    longest = written(made(facts, padding="max"))
+    assert (longest["pad_to_sequence_len"], longest["pad_to_multiple_of"]) == (True, 1)
+
+
+def test_no_row_of_an_evaluation_is_dropped_where_it_packs(facts: Facts) -> None:
+    assert written(made(facts, batching="packed-global"))["dataloader_drop_last"] is False
+
+
+def test_lora_kernels_are_not_asked_for_with_a_model_s_own_code(facts: Facts) -> None:
+    found = made(facts, projections="fused")
+    measurement = found.evidence.measurement.model_copy(update={"remote_code": True})
+    remote = found.model_copy(update={"evidence": found.evidence.model_copy(update={"measurement": measurement})})
+    assert [written(one)["lora_qkv_kernel"] for one in (found, remote)] == [True, False]
+    assert verdict(remote, "projections") == "cannot"
+
+
+def test_what_it_learns_of_turns_is_told(facts: Facts) -> None:
+    chats = reading(made(facts), ("messages",))
+    assert "eot_tokens" in told("axolotl", chats) and "eot_tokens" not in told("axolotl", made(facts))
+    every = chats.spec | {"training": chats.spec["training"] | {"loss_on": "all"}}
+    everything = told("axolotl", chats.model_copy(update={"spec": every}))
+    assert "eot_tokens" not in everything and "neither the names of the roles" in everything
+
+
+def test_means_of_means_are_told_where_a_step_has_several_micro_batches(facts: Facts) -> None:
+    found = made(facts)
+    assert "mean of its micro batches' means" in told("axolotl", found)
+    once = found.configuration.model_copy(update={"micro_batch_size": found.configuration.effective_batch_size})
+    assert "micro batches' means" not in told("axolotl", found.model_copy(update={"configuration": once}))

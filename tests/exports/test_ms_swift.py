@@ -36,3 +36,9 @@ def test_no_value_is_null(method: str, facts: Facts) -> None:
         written = yaml.safe_load(EXPORTS["ms-swift"].write(usual.model_copy(update={"configuration": changed})))
         assert [key for key, value in written.items() if value is None] == [], point
         assert written["lora_dtype"] in ("float32", "bfloat16"), point
+
+
+def test_adam_averages_squares_as_it_was_measured(facts: Facts) -> None:
+    """Unset, its beta2 is 0.95, where transformers and torch have 0.999."""
+    assert yaml.safe_load(EXPORTS["ms-swift"].write(made(facts)))["adam_beta2"] == 0.999
+    assert yaml.safe_load(EXPORTS["ms-swift"].write(made(facts, optimizer="lion")))["adam_beta2"] == 0.99

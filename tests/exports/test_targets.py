@@ -21,6 +21,7 @@ from service.contract.recommendation import Contribution, Recommendation
 from service.contract.states import Origin
 from service.errors import NotYet
 from service.exports import EXPORTS, axolotl
+from service.exports.hugging_face import INDUCTOR
 from service.exports.trainer import job_arguments
 from service.exports.words import NOBODY, cannot, nearest, says, sentences
 from service.levers import LEVERS
@@ -32,6 +33,7 @@ from tests.factory import DATASET, configuration, measured, record
 TARGETS = {name: export.target for name, export in EXPORTS.items() if export.target is not None}
 EVERY = [(lever.name, choice) for lever in LEVERS.values() for choice in lever.names]
 METHODS = ("lora", "qlora", "full")
+CIRCUMSTANCES = ("method", "dropout", "remote_code", "weights", "columns")  # beside levers, of which a word depends
 Facts = Callable[..., HardwareFacts]
 
 
@@ -127,7 +129,7 @@ def test_words_are_about_choices_that_exist_and_say_why(export: str) -> None:
         for word in (one for spoken in words.values() for one in spoken.every()):
             assert word.verdict == "says" or word.note, "what is not said has a reason"
             assert not word.note.endswith(".")
-            assert all(lever in LEVERS or lever in ("method", "dropout", "weights", "columns") for lever in word.when)
+            assert all(lever in LEVERS or lever in CIRCUMSTANCES for lever in word.when)
             for lever, choices in word.when.items():
                 assert lever not in LEVERS or set(choices) <= set(LEVERS[lever].names)
 
@@ -140,6 +142,15 @@ def test_what_a_word_switches_is_written_where_it_is_off_too(export: str) -> Non
         for choice, spoken in words.items():
             for word in spoken.every():
                 assert not word.keys or set(word.keys) & set(target.neutral), (lever, choice)
+
+
+@pytest.mark.parametrize("export", TARGETS)
+def test_inductor_is_kept_from_wrong_gradients(export: str) -> None:
+    """Wherever a trainer compiles by inductor: pytorch issue 193061."""
+    for choice, spoken in TARGETS[export].words.get("compile", {}).items():
+        for word in spoken.every():
+            if word.keys.get("torch_compile") and word.keys.get("torch_compile_backend") != "cudagraphs":
+                assert dict(word.environment) == INDUCTOR, choice
 
 
 @pytest.mark.parametrize("export", TARGETS)
@@ -202,7 +213,8 @@ def _values(export: str, trainer: str) -> dict[str, set[str]]:
     if export == "axolotl":
         own = found["axolotl"]["names"]
         return {
-            "optimizer": optimizers | set(own["CustomSupportedOptimizers"]),
+            # It knows the names of these two, and says "Unhandled optimizer" when it comes to make one.
+            "optimizer": optimizers | set(own["CustomSupportedOptimizers"]) - {"ao_adamw_8bit", "ao_adamw_4bit"},
             "attn_implementation": set(own["CANONICAL_ATTN_IMPLS"]),
         }
     kernels = (
@@ -255,6 +267,12 @@ def _of_yaml(text: str) -> str:
     """What a file says to the trainer: its keys, and for LLaMA-Factory the entry of dataset_info.json."""
     entry = text[text.find("# Put this into dataset_info.json") :] if "# Put this into" in text else ""
     return str(yaml.safe_load(text)) + entry
+
+
+def test_trl_adds_no_loss_that_balances_routers(facts: Facts) -> None:
+    """Unset, it takes the coefficient of the model's configuration; no trial had that loss."""
+    assert yaml.safe_load(EXPORTS["trl.yaml"].write(made(facts)))["router_aux_loss_coef"] == 0.0
+    assert TARGETS["trl"].keys(made(facts))["router_aux_loss_coef"] == 0.0
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "float16", "float32"])

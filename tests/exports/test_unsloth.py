@@ -63,3 +63,9 @@ def test_what_is_put_in_is_not_taken_for_a_place_to_put_something_in(facts: Fact
     assert constants(text)["COLUMNS"] == {"an<SEED>swer": "prompt", "<TRAIN>": "completion"}
     template = "{{ messages }}<SEED>"
     assert repr(template).strip("'") in of_data(made(facts), {"messages": "m"}, chat_template=template)
+
+
+def test_texts_end_as_they_were_measured(facts: Facts) -> None:
+    """Unsloth writes an end token behind completions only, and a model that never learns it does not stop."""
+    assert 'row["text"].removesuffix(end) + end' in of_data(made(facts), {"text": "text"})
+    assert "removesuffix" not in of_data(made(facts), {"prompt": "asked", "completion": "answer"})
