@@ -241,10 +241,10 @@ def read_otherwise(data: DatasetFacts) -> list[str]:
             "every completion in the data first"
         ]
     found = [
-        "it reads the form of a turn out of the tokenizer's chat template, and does not start where that refuses system "
-        "turns, as Gemma 2's does: name its own template for the model instead, such as template: gemma2",
-        "it leaves out conversations in which the turns do not alternate, do not begin with the user or do not end with "
-        "the assistant",
+        "it reads the form of a turn out of the tokenizer's chat template, and does not start where that refuses "
+        "system turns, as Gemma 2's does: name its own template for the model instead, such as template: gemma2",
+        "it leaves out conversations in which the turns do not alternate, do not begin with the user or do not end "
+        "with the assistant",
     ]
     if "tools" in data.columns:
         found.append(

@@ -34,7 +34,7 @@ WORDS: Words = {
         CODE.only({"method": ("lora", "full")}, BF16_ADAPTERS), "as-asked", "attention-only", "rslora", "dora"
     ),
 }
-# TRL checkpoints where nothing is said, cuts samples at 1,024 tokens, and adds the loss that balances routers of experts.
+# TRL checkpoints where nothing is said, cuts samples at 1,024 tokens, and adds the loss that balances experts.
 NEUTRAL: dict[str, Any] = {
     **OF_TRAINER,
     "activation_offloading": False,
