@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from typing import Any
 
 
-def declared(package: str, path: Iterable[str], name: str) -> list[Any]:
-    """The values called `name` of those files of a package that have one; `path` are the package's folders.
+def declared(
+    package: str,
+    path: Iterable[str],
+    constant: str,
+    named: Callable[[Any], str] | None = None,
+    helpers: Collection[str] = (),
+) -> dict[str, Any]:
+    """Name -> the value that a file of a package declares as `constant`, of all files of its folders, the `path`.
 
-    Called again it finds files that have come since, as those of a folder that was added to the path.
+    `named` gives a value's name; without it that is the file's. `helpers` are the files that declare nothing.
+    ValueError names any other file without the constant, as it may misspell it, and files of which one would silently
+    take the other's place. Called again it finds files that have come since, as those of a folder that was added.
     """
-    modules = [import_module(f"{package}.{file.name}") for file in pkgutil.iter_modules(path)]
-    return [getattr(module, name) for module in modules if hasattr(module, name)]
+    found: dict[str, Any] = {}
+    files: dict[str, str] = {}
+    for file in pkgutil.iter_modules(path):
+        if file.name in helpers:
+            continue
+        module = import_module(f"{package}.{file.name}")
+        if not hasattr(module, constant):
+            raise ValueError(f"{module.__file__} declares no {constant}, and is not among the helpers of {package}")
+        value = getattr(module, constant)
+        name = named(value) if named else file.name
+        if name in files:
+            raise ValueError(f"{files[name]} and {module.__file__} both declare a {constant} named {name!r}")
+        found[name], files[name] = value, str(module.__file__)
+    return found

@@ -1,28 +1,44 @@
-"""The catalogue of levers, as data. Each file of this folder that has a LEVER declares one; nothing else lists them."""
+"""The catalogue of levers, as data. Each file of this folder declares one as LEVER; nothing else lists them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.folders import declared
 from service.levers.base import Choice, Exclusion, Lever, Need, package
+from service.levers.checks import mistakes
+from service.tasks import TASKS
 
 
 def discover() -> dict[str, Lever]:
     """All levers by name, sorted by the `order` that each declares. Looks at every folder of the package's path."""
-    levers: list[Lever] = declared(__name__, __path__, "LEVER")
-    return {lever.name: lever for lever in sorted(levers, key=lambda lever: (lever.order, lever.name))}
+    found: dict[str, Lever] = declared(__name__, __path__, "LEVER", attrgetter("name"), helpers=("base", "checks"))
+    levers = {lever.name: lever for lever in sorted(found.values(), key=lambda lever: (lever.order, lever.name))}
+    if wrong := mistakes(levers, {**CIRCUMSTANCES, "task": tuple(TASKS)}):
+        raise ValueError("; ".join(wrong))
+    return levers
 
-
-LEVERS: dict[str, Lever] = discover()
 
 METHOD_NEEDS: dict[str, tuple[Need, ...]] = {
     "lora": (package("peft", "LoRA adapters"),),
     "qlora": (package("peft", "LoRA adapters"), package("bitsandbytes", "NF4 weights of QLoRA")),
     "full": (),
 }
+# The facts of a job that exclusions look at beside its levers, with the values that each may have. `labels` and `sees`
+# are what the job's task declares: what its labels are of, and whether a token sees those behind it.
+CIRCUMSTANCES: dict[str, tuple[str, ...]] = {
+    "task": tuple(TASKS),
+    "labels": ("classes", "tokens"),
+    "sees": ("both-ways", "back"),
+    "method": tuple(METHOD_NEEDS),
+    "clipping": ("on", "off"),
+    "loss_on": ("completion", "all"),
+    "max_length": ("multiple-16", "other"),
+}
+LEVERS: dict[str, Lever] = discover()
 
 
 def exclusions() -> list[Exclusion]:
@@ -36,9 +52,12 @@ def excluded(point: Mapping[str, str]) -> Exclusion | None:
 
 
 def circumstances(spec: JobSpec, method: str) -> dict[str, str]:
-    """The facts of a job that exclusions look at beside its levers."""
+    """The values of all CIRCUMSTANCES in a job with one of its methods."""
+    task = TASKS[spec.task]
     return {
         "task": spec.task,
+        "labels": "classes" if task.labels_are_classes else "tokens",
+        "sees": "both-ways" if task.needs_mask else "back",
         "method": method,
         "clipping": "on" if spec.training.max_grad_norm else "off",
         "loss_on": spec.training.loss_on,
@@ -101,6 +120,7 @@ def unknown(name: str, choice: str | None = None) -> str | None:
 
 
 __all__ = [
+    "CIRCUMSTANCES",
     "LEVERS",
     "METHOD_NEEDS",
     "Choice",

@@ -11,6 +11,14 @@ from service.contract.hardware import HardwareFacts
 Stage = Literal[
     "data", "load", "base", "model", "compiled", "optimizer", "batching", "loading", "quantised", "evaluation"
 ]
+# Stages of which the recipe has one function: the one lever that each belongs to.
+OWN_STAGES: dict[Stage, str] = {
+    "optimizer": "optimizer",
+    "batching": "batching",
+    "loading": "loading",
+    "quantised": "quantization",
+    "evaluation": "evaluation",
+}
 
 
 @dataclass(frozen=True)
@@ -146,8 +154,8 @@ class Choice:
 class Exclusion:
     """A combination that is never tried: every entry of `when` (lever or circumstance -> values) holds.
 
-    Circumstances are `task`, `method`, `clipping` (on or off), `loss_on` and `max_length` (multiple-16 or other). Of
-    two levers that exclude each other the search sets the last one named back to its baseline, where it has to give
+    Circumstances are what a job has beside its levers: CIRCUMSTANCES of service/levers/__init__.py, with their values.
+    Of two levers that exclude each other the search sets the last one named back to its baseline, where it has to give
     one up.
     """
 

@@ -85,7 +85,7 @@ LEVER = Lever(
             "https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",
         ),
         Exclusion(
-            {"batching": PACKED, "task": ("sequence-classification",)},
+            {"batching": PACKED, "labels": ("classes",)},
             "a classifier pools one label a row, so rows cannot hold several samples",
             "https://huggingface.co/docs/transformers/model_doc/bert",
         ),
@@ -95,7 +95,7 @@ LEVER = Lever(
             "https://huggingface.co/docs/transformers/attention_interface",
         ),
         Exclusion(
-            {"batching": PACKED, "task": ("masked-lm",), "attention": MASKED},
+            {"batching": PACKED, "sees": ("both-ways",), "attention": MASKED},
             "encoders see both ways: only a kernel that is told where samples end keeps them apart",
             "https://huggingface.co/docs/transformers/attention_interface",
         ),

@@ -33,7 +33,7 @@ LEVER = Lever(
     ),
     exclusions=(
         Exclusion(
-            {"evaluation": ("generation",), "task": ("sequence-classification", "masked-lm")},
+            {"evaluation": ("generation",), "sees": ("both-ways",)},
             "only causal models generate",
             "https://huggingface.co/docs/transformers/main_classes/text_generation",
         ),

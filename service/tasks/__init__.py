@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from service.folders import declared
@@ -11,7 +12,7 @@ from service.tasks.base import Task
 
 def discover() -> dict[str, Task]:
     """Every task that a file of this folder declares as TASK, by name."""
-    return {task.name: task for task in declared(__name__, __path__, "TASK")}
+    return declared(__name__, __path__, "TASK", attrgetter("name"), helpers=("base",))
 
 
 TASKS: dict[str, Task] = discover()

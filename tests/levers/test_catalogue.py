@@ -9,33 +9,25 @@ import pytest
 
 from service.contract.hardware import HardwareFacts, Package
 from service.levers import LEVERS, METHOD_NEEDS, chosen, is_compiled, packages
-from service.levers.base import Effect
+from tests.exports.test_targets import known
 from tests.factory import configuration
 
 Facts = Callable[..., HardwareFacts]
+ARGUMENTS = known("transformers", "TrainingArguments")
+# What users' baselines may name beside them: an argument of transformers before 5, and one of from_pretrained.
+BESIDE = {"group_by_length", "attn_implementation"}
 
 
 @pytest.mark.parametrize("name", LEVERS)
-def test_declarations_name_choices_that_exist(name: str) -> None:
-    lever = LEVERS[name]
-    assert {*(lever.simulated or ()), lever.reference or lever.baseline} <= set(lever.names)
-    assert lever.choice(lever.baseline).effect == Effect(), "expected effects are relative to the baseline"
-    assert all(choice.effect.factor > 0 and choice.effect.spread > 0 for choice in lever.choices)
-    assert all(name in one.when and len(one.when) > 1 for one in lever.together)
-    kin = [choice for family in lever.families for choice in family]
-    assert len(kin) == len(set(kin)) and set(kin) <= set(lever.names), "a choice is of one family"
-    assert all(name in exclusion.when for exclusion in lever.exclusions), "a rule is declared by a lever it is about"
-    assert lever.choice(lever.baseline).memory.activations == 1.0, "factors are relative to the baseline"
+def test_what_a_choice_says_to_trainer_are_arguments_that_it_has(name: str) -> None:
+    """A misspelt one would ask for nothing in a user's baseline; transformers refuses it in an export."""
+    for choice in LEVERS[name].choices:
+        assert {argument for asked in choice.asked_by for argument in asked.arguments} <= ARGUMENTS | BESIDE, choice
+        assert set(choice.training_arguments) <= ARGUMENTS, choice
 
 
-def test_no_two_levers_have_the_same_place() -> None:
-    orders = [lever.order for lever in LEVERS.values()]
-    assert orders == sorted(set(orders))
-
-
-def test_what_is_expected_names_choices_that_exist() -> None:
-    for one in (one for lever in LEVERS.values() for one in lever.together):
-        assert all(set(choices) <= set(LEVERS[name].names) for name, choices in one.when.items()), one
+def test_levers_are_in_their_order_and_of_equal_ones_by_name() -> None:
+    assert [*LEVERS] == sorted(LEVERS, key=lambda name: (LEVERS[name].order, name))
 
 
 def test_estimates_rank_choices_by_the_device(facts: Facts) -> None:

@@ -14,9 +14,9 @@ from service.contract.measurement import Measurement, Outcome
 from service.contract.states import Origin
 from service.contract.task import PlanInput
 from tests.factory import configuration, failed, history, measured, record, timing
-from worker.plan import plan
-from worker.plan.proposers import proposers
-from worker.plan.proposers.micro_batches import neighbours
+from worker.plan.proposers import name_of, proposers
+from worker.plan.proposers.improvement import ExpectedImprovement
+from worker.plan.proposers.micro_batches import neighbours, pending
 from worker.plan.proposers.search import ask
 from worker.plan.view import View
 
@@ -25,10 +25,11 @@ Spec = Callable[..., JobSpec]
 
 
 def test_proposers_are_asked_in_their_order_the_baseline_first() -> None:
-    names = [type(proposer).__name__ for proposer in proposers()]
-    assert names == ["Baseline", "Again", "ExpectedImprovement", "MicroBatches", "Ablation", "Search", "Repeat"]
-    assert [proposer.always for proposer in proposers()] == [True, True, *[False] * 5]
-    assert len({proposer.order for proposer in proposers()}) == len(names)
+    found = proposers()
+    names = ["Baseline", "Again", "ExpectedImprovement", "MicroBatches", "Ablation", "Search", "Repeat"]
+    assert [name_of(one) for one in found if name_of(one) in names] == names
+    assert {name_of(one) for one in found if one.always} >= {"Baseline", "Again"} and name_of(found[0]) == "Baseline"
+    assert found == sorted(found, key=lambda one: (one.order, name_of(one))), "of equal orders by name"
 
 
 def test_a_proposer_is_pure(spec: Spec, facts: Facts) -> None:
@@ -65,19 +66,20 @@ def test_sizes_come_with_the_last_trials_and_not_where_they_were_timed(spec: Spe
     baseline = record(measured(configuration(micro=8), 20.0), Origin.baseline)
     best = measured(configuration(batching="grouped"), 5.0, predicted_micro_batch=16)
 
-    def proposed(trials: int, measurement: Measurement) -> list[int | None]:
+    def proposed(trials: int, measurement: Measurement) -> tuple[list[int | None], bool]:
+        """(the sizes to try, whether the surrogate leaves this trial to them)."""
         known = PlanInput(
             spec=spec(search={"trials": trials}),
             facts=facts(),
             history=(baseline, record(measurement)),
             next_number=3,
-            workers=2,
         )
-        return [one.configuration.micro_batch_size for one in plan(known).trials]
+        view = View(known, "lora")
+        return [one.micro_batch_size for one in pending(view)], ExpectedImprovement().propose(view) is None
 
-    assert proposed(4, best) == [16, 4] and proposed(30, best) == [None, None]
+    assert proposed(4, best) == ([16, 4], True) and proposed(30, best) == ([16, 4], False)
     timed = best.model_copy(update={"curve": (timing(6.0, micro=16), timing(7.0, micro=4))})
-    assert proposed(4, timed) == [None, None]
+    assert proposed(4, timed) == ([], False)
 
 
 @pytest.mark.parametrize(

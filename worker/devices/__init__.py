@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from service.folders import declared
 from worker.devices.base import Device
+
+HELPERS = ("base", "facts", "nvml", "simulated_memory")  # files of this folder that are no kinds of device
 
 
 def discover() -> dict[str, type[Device]]:
     """All kinds of device by name, sorted by the `order` that each declares. Imports torch."""
-    found: list[type[Device]] = declared(__name__, __path__, "DEVICE")
-    return {device.kind: device for device in sorted(found, key=lambda device: device.order)}
+    found: dict[str, type[Device]] = declared(__name__, __path__, "DEVICE", attrgetter("kind"), HELPERS)
+    return dict(sorted(found.items(), key=lambda item: (item[1].order, item[0])))
 
 
 def open_device(kind: str, index: int = 0) -> Device:

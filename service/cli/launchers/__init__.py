@@ -6,15 +6,14 @@ database. A launcher therefore only writes the file that starts them, and hands 
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable
-from importlib import import_module
+
+from service.folders import declared
 
 
 def discover() -> dict[str, Callable[..., None]]:
     """The command of every file of this folder that declares one as LAUNCH, by the file's name."""
-    modules = {file.name: import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)}
-    return {name: module.LAUNCH for name, module in modules.items() if hasattr(module, "LAUNCH")}
+    return declared(__name__, __path__, "LAUNCH", helpers=("base",))
 
 
 __all__ = ["discover"]

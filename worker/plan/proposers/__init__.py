@@ -40,9 +40,14 @@ class Proposer(Protocol):
 
 
 def proposers() -> list[Proposer]:
-    """All proposers by their `order`, from the files in every folder of the package's path."""
-    found: list[Proposer] = declared(__name__, __path__, "PROPOSER")
-    return sorted(found, key=lambda proposer: proposer.order)
+    """All proposers by their `order`, and their names, from the files in every folder of the package's path."""
+    found: dict[str, Proposer] = declared(__name__, __path__, "PROPOSER", name_of)
+    return [found[name] for name in sorted(found, key=lambda name: (found[name].order, name))]
+
+
+def name_of(proposer: Proposer) -> str:
+    """What a proposer is called: the name of its class."""
+    return type(proposer).__name__
 
 
 __all__ = ["Proposal", "Proposer", "first_affordable", "proposers"]
