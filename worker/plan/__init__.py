@@ -14,7 +14,7 @@ from service.space import blocked, unavailable
 from worker.plan.budget import GRACE_SHARE, Budget, searched_seconds
 from worker.plan.ending import nothing_worked
 from worker.plan.finalists import verification
-from worker.plan.proposers import proposers
+from worker.plan.proposers import asked, proposers
 from worker.plan.proposers.improvement import promising
 from worker.plan.view import View, completed
 
@@ -22,7 +22,10 @@ ENDED = "The search ended before its budget: nothing that was not tried is expec
 
 
 def plan(known: PlanInput) -> PlanDecision:
-    """The next trials, the verification, or the end of the job. The same input gives the same decision."""
+    """The next trials, the verification, or the end of the job. The same input gives the same decision.
+
+    BadProposal names a proposer that proposes what no trial may be of.
+    """
     known = completed(known)
     methods: list[Method] = [one for one in known.spec.method if unavailable(known.facts, one) is None]
     notes = [reason for one in known.spec.method if (reason := unavailable(known.facts, one))]
@@ -86,7 +89,7 @@ def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], note
     def ask(method: Method, always: bool) -> bool:
         view = View(known, method, new)
         for proposer in proposers():
-            proposal = proposer.propose(view) if proposer.always is always else None
+            proposal = asked(proposer, view) if proposer.always is always else None
             if proposal is not None:
                 new.append(view.request(proposal.configuration, proposal.origin))
                 notes.extend(proposal.notes)

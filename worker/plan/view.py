@@ -28,9 +28,9 @@ class View:
 
     `history` are the method's finished measurements in finish order; `good` those that may be recommended, best first;
     `earlier` trials of other jobs that tell something of it; `under_way` the trials of all methods that are queued or
-    run, or were proposed a moment ago; `taken` the keys of all configurations tried or under way; `lacks` the choices
-    that the job's model was found to lack, and why; `choices` the search space without these; `effectives` the
-    effective batch sizes to try, in samples.
+    run, or were proposed a moment ago; `taken` the keys of all configurations tried or under way, `repeated` of those
+    among them that no repeat is left of; `lacks` the choices that the job's model was found to lack, and why; `choices`
+    the search space without these; `effectives` the effective batch sizes to try, in samples.
     """
 
     def __init__(self, known: PlanInput, method: Method, new: Sequence[TrialRequest] = ()) -> None:
@@ -43,6 +43,8 @@ class View:
         self.minimises_memory = minimises_memory(known.spec)  # whether the least memory is asked for
         self.good = self._good()
         self.taken = {one.configuration.key for one in measured} | {one.configuration.key for one in self.under_way}
+        repeats = (one.request for one in known.history if one.request.origin is Origin.repeat)
+        self.repeated = {one.configuration.key for one in (*repeats, *self.under_way)}
         self.lacks = {name: reason for one in measured for name, reason in one.lacks.items()}
         self.choices = without(space(self.spec, self.facts, self.is_half()), self.lacks)
         self.earlier = self._earlier()

@@ -9,6 +9,8 @@ from typing import Protocol
 from service.contract.configuration import Configuration
 from service.contract.states import Origin
 from service.folders import declared
+from service.levers import LEVERS, excluded, unknown
+from worker.plan.space import point
 from worker.plan.view import View
 
 
@@ -24,6 +26,10 @@ class Proposal:
 def first_affordable(view: View, configurations: Iterable[Configuration], origin: Origin) -> Proposal | None:
     """The proposal of the first configuration that there is time for, or None."""
     return next((Proposal(one, origin) for one in configurations if view.budget.affords(one)), None)
+
+
+class BadProposal(Exception):
+    """A proposer failed, or proposed what no trial may be of. The text names it."""
 
 
 class Proposer(Protocol):
@@ -45,9 +51,43 @@ def proposers() -> list[Proposer]:
     return [found[name] for name in sorted(found, key=lambda name: (found[name].order, name))]
 
 
+def asked(proposer: Proposer, view: View) -> Proposal | None:
+    """A proposer's next trial, or None when it has none; BadProposal where it fails, or the trial could not be used.
+
+    A trial that repeats another or is an excluded combination would be queued again and again, as nothing is learnt.
+    """
+    try:
+        proposal = proposer.propose(view)
+    except Exception as error:
+        raise BadProposal(f"the proposer {name_of(proposer)} failed: {type(error).__name__}: {error}") from error
+    if proposal is not None and (reason := _refused(proposal, view)):
+        request = view.baseline_request()
+        title = proposal.configuration.title(request.configuration if request else None)
+        raise BadProposal(f"the proposer {name_of(proposer)} proposed a trial that {reason}: {title}")
+    return proposal
+
+
+def _refused(proposal: Proposal, view: View) -> str | None:
+    """Why a proposal is none, as the rest of a sentence, else None."""
+    made, origin = proposal.configuration, proposal.origin
+    if made.method != view.method:
+        return f"is of the method {made.method}, where {view.method} was asked for"
+    if made.levers.keys() != LEVERS.keys():
+        return "does not have a choice of every lever, and of no other"
+    if sentence := next((text for name, choice in made.levers.items() if (text := unknown(name, choice))), None):
+        return f"cannot be, as {sentence}"
+    if made.key in (view.repeated if origin is Origin.repeat else view.taken):
+        return "was tried before, or is under way"
+    # A user's own baseline is measured as it is, and what a version with fewer exclusions measured may be refined.
+    if origin is Origin.baseline or any(made.levers == one.configuration.levers for one in view.history):
+        return None
+    clash = excluded(point(made, view.spec))
+    return f"is excluded ({clash.reason})" if clash else None
+
+
 def name_of(proposer: Proposer) -> str:
     """What a proposer is called: the name of its class."""
     return type(proposer).__name__
 
 
-__all__ = ["Proposal", "Proposer", "first_affordable", "proposers"]
+__all__ = ["BadProposal", "Proposal", "Proposer", "asked", "first_affordable", "name_of", "proposers"]

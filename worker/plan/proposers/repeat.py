@@ -14,10 +14,8 @@ class Repeat:
 
     def propose(self, view: View) -> Proposal | None:
         """The best of the disturbed configurations that have not been repeated yet."""
-        requests = [one.request for one in view.known.history if one.request.origin is Origin.repeat]
-        repeated = {one.configuration.key for one in (*requests, *view.under_way)}
         for one in view.near():
-            if one.timing and one.timing.is_disturbed and one.configuration.key not in repeated:
+            if one.timing and one.timing.is_disturbed and one.configuration.key not in view.repeated:
                 return Proposal(one.configuration, Origin.repeat)
         return None
 
