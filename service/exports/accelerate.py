@@ -91,7 +91,7 @@ TARGET = Target(
     neutral=NEUTRAL,
     words=WORDS,
     rest=SCRIPT,
-    tasks=("causal-lm", "masked-lm", "sequence-classification"),
+    tasks=None,
     differs=(
         "it says where a script runs and in which precision; everything else is in the script, as in the export "
         "trainer, so that nothing is lost where that script is started with it",

@@ -40,13 +40,13 @@ def data_of(recommendation: Recommendation) -> DatasetFacts:
 
 
 def on_cpu(recommendation: Recommendation) -> bool:
-    """Whether it was measured on a CPU, which trainers have to be asked for where there is a GPU."""
-    return recommendation.environment.get("device") == "cpu"
+    """Whether it was measured on a host's CPU, which trainers have to be asked for where there is a GPU."""
+    return bool(recommendation.TrainingArguments.get("use_cpu"))
 
 
 def on_gpu(recommendation: Recommendation) -> bool:
-    """Whether it was measured on a GPU: on one, as all trials are."""
-    return recommendation.environment.get("device") == "cuda"
+    """Whether it was measured on an NVIDIA GPU: on one, as all trials are."""
+    return recommendation.environment.get("capability") is not None
 
 
 def was_packed(recommendation: Recommendation) -> bool:

@@ -86,7 +86,7 @@ TARGET = Target(
         "dropout draws other random numbers",
         "its evaluation loss is the mean of the batches' means and not over tokens, and it tells no accuracy",
     ),
-    tasks=("causal-lm", "masked-lm", "sequence-classification"),
+    tasks=None,
 )
 
 

@@ -116,8 +116,9 @@ class Target:
 
     `neutral` are the keys of all levers with the values that change nothing, which are always written: what a trainer
     does where a key is unset is seldom nothing. `run` starts the training from the exported file. `differs` are
-    sentences about what is another way there whatever was chosen, `tasks` what it trains. `shaped` brings the keys into
-    the form of the file. `rest` is the word for all that `words` does not name, as where a script does it.
+    sentences about what is another way there whatever was chosen, `tasks` what it trains: all of them (None) where the
+    file holds their code, or starts a script that does. `shaped` brings the keys into the form of the file. `rest` is
+    the word for all that `words` does not name, as where a script does it.
     """
 
     title: str
@@ -128,14 +129,14 @@ class Target:
     neutral: Mapping[str, Any]
     words: Words
     differs: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ("causal-lm",)
+    tasks: tuple[str, ...] | None = ("causal-lm",)
     shaped: Callable[[dict[str, Any]], dict[str, Any]] = dict
     rest: Word | None = None
 
     def refuses(self, recommendation: Recommendation) -> str | None:
         """A sentence where the target has nothing for the job's task, else None."""
         task = recommendation.spec["task"]
-        if task in self.tasks:
+        if self.tasks is None or task in self.tasks:
             return None
         return (
             f"{self.title} has no {task}, or none that this export knows how to ask for; train.py and trainer have it."
@@ -197,12 +198,17 @@ class Target:
 
 
 def _by_catalogue(name: str, choice: str) -> Word:
-    """The word for a choice that no target names yet: nothing has to be said of a baseline, and the others are lost."""
+    """The word for a choice that a target does not name: nothing has to be said of a baseline that sets nothing.
+
+    All else is lost, other baselines among it: which optimizer or precision a trainer takes unasked, it decides.
+    """
     if name not in LEVERS:
         return NOBODY
-    if choice == LEVERS[name].baseline:
+    one = LEVERS[name].choice(choice)
+    sets = one.function or one.options or one.training_arguments or one.from_pretrained
+    if choice == LEVERS[name].baseline and not sets:
         return says()
-    instead = LEVERS[name].choice(choice).not_expressible
+    instead = one.not_expressible
     return cannot(f"{NOBODY.note}; for transformers' Trainer: {instead}") if instead else NOBODY
 
 

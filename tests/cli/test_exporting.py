@@ -46,7 +46,7 @@ def test_every_export_that_trains_is_listed_with_its_command(best: Recommendatio
 
 
 def test_the_listing_keeps_trainers_to_one_gpu(facts: Facts) -> None:
-    lines = exporting.listing(made(lambda: facts(device="cuda")), "job1")
+    lines = exporting.listing(made(lambda: facts(device="cuda", capability=(9, 0))), "job1")
     assert "    CUDA_VISIBLE_DEVICES=0 trl sft --config trl.yaml" in lines
 
 

@@ -92,8 +92,7 @@ def test_packages_that_any_lever_needs_are_looked_for() -> None:
     assert all((one.version is None) != (one.problem is None) for one in found.values())
 
 
-# Where another library's own setting asks whether it is the CPU.
-ASKED_BY_NAME = ("service/exports/job_settings.py", "training/trainers.py")
+ASKED_BY_NAME = ("training/trainers.py",)  # where Trainer's own setting asks whether it is the CPU
 
 
 @pytest.mark.parametrize("folder", ["service", "worker", "training"])

@@ -6,7 +6,8 @@ import ast
 import json
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from service.exports.words import NOBODY, cannot, nearest, says, sentences
 from service.levers import LEVERS
 from service.levers.base import Choice, Lever
 from service.recommend import recommend
+from service.tasks import TASKS
 from tests.conftest import ROOT
 from tests.factory import DATASET, configuration, measured, record
 
@@ -34,6 +36,7 @@ TARGETS = {name: export.target for name, export in EXPORTS.items() if export.tar
 EVERY = [(lever.name, choice) for lever in LEVERS.values() for choice in lever.names]
 METHODS = ("lora", "qlora", "full")
 CIRCUMSTANCES = ("method", "dropout", "remote_code", "weights", "columns")  # beside levers, of which a word depends
+GPU = {"device": "cuda", "capability": (9, 0)}
 Facts = Callable[..., HardwareFacts]
 
 
@@ -119,6 +122,22 @@ def test_a_lever_that_is_added_has_words_as_far_as_its_own_file_gives_them(monke
     word = TARGETS["trl.yaml"].word("new", "on")
     assert word.verdict == "cannot" and word.note.endswith("for transformers' Trainer: call it")
     assert TARGETS["trl.yaml"].word("new", "off").verdict == "says"
+
+
+def test_a_target_of_few_words_loses_the_baselines_that_set_something(facts: Facts) -> None:
+    """A trainer has an optimizer and a precision of its own: what is not said of them is lost as a baseline, too."""
+    silent = replace(TARGETS["trl.yaml"], words={})
+    found = made(facts, precision="fp32")
+    assert {"precision", "optimizer", "attention", "batching"} <= {one.lever for one in silent.losses(found)}
+    assert {word.verdict for word in (silent.word("kernels", "off"), silent.word("checkpointing", "off"))} == {"says"}
+
+
+def test_exports_that_hold_the_code_have_a_new_task(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "new", replace(TASKS["causal-lm"], name="new"))
+    found = made(facts)
+    found = found.model_copy(update={"spec": found.spec | {"task": "new"}})
+    having = {name for name, target in TARGETS.items() if target.refuses(found) is None}
+    assert having == {"trainer", "accelerate"}
 
 
 @pytest.mark.parametrize("export", TARGETS)
@@ -336,7 +355,7 @@ def test_the_head_says_versions_and_what_is_lost(export: str, facts: Facts) -> N
 @pytest.mark.parametrize("export", TARGETS)
 def test_the_command_keeps_to_the_one_gpu_that_was_measured(export: str, facts: Facts) -> None:
     """With all that it sees a trainer would multiply the effective batch."""
-    on_cpu, on_gpu = (made(lambda device=device: facts(device=device)) for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = (made(partial(facts, **device)) for device in ({}, GPU))
     above = EXPORTS[export].write(on_gpu).splitlines()[:4]
     (started,) = (line for line in above if line.endswith(TARGETS[export].run))
     assert "CUDA_VISIBLE_DEVICES=0 " in started
@@ -361,6 +380,6 @@ def test_another_trainers_task_is_refused_in_a_sentence(facts: Facts) -> None:
     found = made(facts)
     found = found.model_copy(update={"spec": found.spec | {"task": "sequence-classification"}})
     for name, target in TARGETS.items():
-        if "sequence-classification" not in target.tasks:
+        if target.tasks is not None and "sequence-classification" not in target.tasks:
             with pytest.raises(NotYet, match="sequence-classification"):
                 EXPORTS[name].write(found)
