@@ -29,7 +29,8 @@ from service.contract.job import JobSpec
 from service.contract.measurement import DatasetFacts, Measurement, Outcome
 from service.contract.objective import score
 from service.contract.task import PlanInput
-from service.space import applicable, space
+from service.levers import LEVERS
+from service.space import applicable, space, whole
 from worker.plan.proposers.baseline import baseline
 from worker.plan.space import effective_choices, every
 from worker.plan.view import View
@@ -66,6 +67,11 @@ class Table:
             kept |= {"measurements": [], "ratios": []}
         self._kept = kept
         self.spec, self.facts = JobSpec.model_validate(kept["spec"]), HardwareFacts.model_validate(kept["facts"])
+        if kept["measurements"]:  # levers that came since stay as the trials had them
+            then = kept["measurements"][0]["configuration"]["levers"]
+            since = {name: lever.baseline for name, lever in LEVERS.items() if name not in then}
+            search = self.spec.search.model_copy(update={"fixed": self.spec.search.fixed | since})
+            self.spec = self.spec.model_copy(update={"search": search})
 
     @property
     def dataset(self) -> DatasetFacts | None:
@@ -84,7 +90,16 @@ class Table:
 
     def ratios(self) -> list[dict[str, float]]:
         """Of each group, configuration's key -> its seconds over the baseline's as they took turns."""
-        return [row["ratios"] for row in self._kept.get("ratios", ())]
+        return [ratios for _, ratios in self._rounds()]
+
+    def _rounds(self) -> list[tuple[int, dict[str, float]]]:
+        """(round, ratios by the keys that configurations have now) of each group."""
+        kept = [Configuration.model_validate(row["configuration"]) for row in self._kept["measurements"]]
+        now = {one.key: whole(one).key for one in kept}
+        return [
+            (row["round"], {now.get(key, key): ratio for key, ratio in row["ratios"].items()})
+            for row in self._kept.get("ratios", ())
+        ]
 
     def baseline(self) -> Measurement:
         """The baseline's measurement."""
@@ -99,7 +114,7 @@ class Table:
         good = {one.configuration.key: one for one in self._every() if one.timing}
         good.pop(self.baseline().configuration.key)
         for number in range(rounds):
-            done = {key for row in self._kept.get("ratios", ()) if row["round"] == number for key in row["ratios"]}
+            done = {key for its_round, ratios in self._rounds() if its_round == number for key in ratios}
             left = [key for key in random.Random(number).sample(sorted(good), len(good)) if key not in done]
             for at in range(0, len(left), size):
                 yield number, [good[key] for key in left[at : at + size]]
@@ -110,8 +125,10 @@ class Table:
         self._write()
 
     def _every(self) -> list[Measurement]:
+        """All measurements; a lever that came since they were made is at its baseline in each."""
         dataset = self._kept["dataset"]
-        return [Measurement.model_validate({**one, "dataset": dataset}) for one in self._kept["measurements"]]
+        kept = [Measurement.model_validate({**one, "dataset": dataset}) for one in self._kept["measurements"]]
+        return [one.model_copy(update={"configuration": whole(one.configuration)}) for one in kept]
 
     def add(self, measurement: Measurement) -> None:
         """Keep a measurement beside those that there are of its configuration."""

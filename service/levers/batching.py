@@ -95,7 +95,7 @@ LEVER = Lever(
             "https://huggingface.co/docs/transformers/attention_interface",
         ),
         Exclusion(
-            {"batching": PACKED, "sees": ("both-ways",), "attention": MASKED},
+            {"batching": PACKED, "labels": ("tokens",), "sees": ("both-ways",), "attention": MASKED},
             "encoders see both ways: only a kernel that is told where samples end keeps them apart",
             "https://huggingface.co/docs/transformers/attention_interface",
         ),

@@ -20,11 +20,12 @@ from benchmarks.surfaces.base import normal
 from benchmarks.surfaces.lengths import BATCHING, Lengths, arrange
 from benchmarks.surfaces.mechanistic import MECHANISTIC
 from benchmarks.surfaces.policies import POLICIES, measured_score
-from benchmarks.surfaces.recorded import NOISE, SPREADS, Recorded, Table, told, valid
+from benchmarks.surfaces.recorded import NOISE, SPREADS, TABLES, Recorded, Table, tables, told, valid
 from benchmarks.surfaces.synthetic import FAR, synthetic
 from service.contract.measurement import Outcome
 from service.contract.objective import score
 from service.levers import LEVERS
+from service.levers.base import Choice, Lever
 from worker.plan.space import every
 
 MOST = 400  # configurations that a test computes one by one
@@ -207,6 +208,19 @@ def test_what_a_recorded_surface_tells_is_of_the_configuration_that_was_asked_fo
     recorded = build("llama-lora-cpu")
     asked = valid(recorded.spec, recorded.facts, recorded.rows)[1].at_micro_batch(4)
     assert recorded.measure(asked, 0).configuration == asked
+
+
+@pytest.mark.parametrize("name", tables())
+def test_a_table_stays_complete_where_a_lever_comes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's trials had it at its baseline, so that nothing has to be measured again."""
+    before = build(name)
+    scores = sorted(before.true_score(one) for one in valid(before.spec, before.facts, before.rows))
+    choices = (Choice("off", "as it is"), Choice("on", "otherwise", function="on"))
+    monkeypatch.setitem(LEVERS, "new", Lever("new", "A new one.", choices, "off", "https://example.org", stage="model"))
+    after = Recorded(TABLES / f"{name}.json")
+    every = valid(after.spec, after.facts, after.rows)
+    assert {one.levers["new"] for one in every} == {"off"} and after.fingerprint == before.fingerprint
+    assert sorted(after.true_score(one) for one in every) == pytest.approx(scores, rel=1e-3)
 
 
 def test_a_table_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
