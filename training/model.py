@@ -213,14 +213,14 @@ def change_model(model: Any, recipe: Recipe) -> None:
 def not_adapted(model: Any, drawn: Sequence[str], all_linear: bool, recipe: Recipe) -> list[str] | None:
     """The matrices that peft must leave out as they are trained whole; None where there are none.
 
-    They are those of the layers `drawn`, and, among all, parts of a head beside `classifier` itself, such as
-    DistilBERT's `pre_classifier`: peft trains every module whose name ends in a head's in full.
+    They are those of the layers `drawn`, and, among all, the head and its parts, such as DistilBERT's `pre_classifier`:
+    peft trains every module whose name ends in a head's in full, and leaves the head itself out for SEQ_CLS only.
     """
     linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     found = {name for name in linear if any(f"{name}.".startswith(f"{layer}.") for layer in drawn)}
     if all_linear:
         last = {name.rpartition(".")[2] for name in linear}
-        found |= {name for name in last if name.endswith(recipe.heads) and name not in recipe.heads}
+        found |= {name for name in last if name.endswith(recipe.heads)}
     return sorted(found) or None
 
 

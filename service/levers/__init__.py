@@ -53,16 +53,20 @@ def excluded(point: Mapping[str, str]) -> Exclusion | None:
 
 def circumstances(spec: JobSpec, method: str) -> dict[str, str]:
     """The values of all CIRCUMSTANCES in a job with one of its methods."""
-    task = TASKS[spec.task]
     return {
-        "task": spec.task,
-        "labels": "classes" if task.labels_are_classes else "tokens",
-        "sees": "both-ways" if task.needs_mask else "back",
+        **of_task(spec.task),
         "method": method,
         "clipping": "on" if spec.training.max_grad_norm else "off",
         "loss_on": spec.training.loss_on,
         "max_length": "other" if spec.dataset.max_length % 16 else "multiple-16",
     }
+
+
+def of_task(name: str) -> dict[str, str]:
+    """The values of those CIRCUMSTANCES that a job's task decides."""
+    task = TASKS[name]
+    labels, sees = "classes" if task.labels_are_classes else "tokens", "both-ways" if task.needs_mask else "back"
+    return {"task": name, "labels": labels, "sees": sees}
 
 
 def chosen(levers: Mapping[str, str]) -> list[Choice]:
@@ -133,6 +137,7 @@ __all__ = [
     "excluded",
     "exclusions",
     "is_compiled",
+    "of_task",
     "packages",
     "taken_back",
     "unknown",

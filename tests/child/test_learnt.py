@@ -15,6 +15,7 @@ import transformers
 from peft import PeftModel
 from tokenizers import decoders, pre_tokenizers
 
+from service.tasks import TASKS
 from tests.child import tiny
 from tests.child.test_data_mistakes import load, refused
 from training.errors import TrainingError
@@ -290,6 +291,20 @@ def test_layers_that_a_classifier_s_checkpoint_lacks_are_trained_and_saved_with_
     ids = torch.tensor([[1, 5, 9, 2]])
     with torch.no_grad():
         assert torch.allclose(again(ids).logits, bundle.model.eval()(ids).logits, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # by peft
+def test_a_head_is_trained_whole_whatever_peft_calls_the_task(
+    bert: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of SEQ_CLS alone peft leaves the head out of all linear layers; adapted, it could not be trained whole."""
+    job = tiny.job(bert, reviews, task="sequence-classification")
+    trained = []
+    for kind in ("SEQ_CLS", "TOKEN_CLS"):
+        monkeypatch.setitem(TASKS, job.task, replace(TASKS[job.task], peft=kind))
+        weights = tiny.bundle(job, "lora").model.named_parameters()
+        trained.append({name for name, weight in weights if weight.requires_grad})
+    assert trained[0] == trained[1] and "base_model.model.classifier.modules_to_save.default.weight" in trained[0]
 
 
 def test_of_a_masked_text_a_token_at_least_is_learnt_and_never_a_special_one() -> None:

@@ -29,7 +29,7 @@ from service.levers import discover as discover_levers
 from service.recommend import recommend
 from service.tasks import TASKS
 from service.tasks import discover as discover_tasks
-from tests.child import tiny
+from tests.child import test_tasks, tiny
 from tests.conftest import ROOT
 from tests.exports import test_targets
 from tests.factory import DATASET, configuration, history, measured, record
@@ -171,6 +171,8 @@ def test_a_task(
     name = add("service/tasks")
     assert add("training/tasks") == name not in TASKS
     monkeypatch.setitem(TASKS, name, discover_tasks()[name])
+    test_tasks.test_a_task_declares_columns_that_it_knows_the_names_of(name)
+    test_tasks.test_a_task_has_its_functions(name)
     job = tiny.job(llama, reviews, task=name)
     bundle = tiny.bundle(job)
     ids, labels = bundle.data.train[0]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from service.contract.hardware import HardwareFacts, Package
-from service.levers import LEVERS, METHOD_NEEDS, chosen, is_compiled, packages
+from service.levers import LEVERS, METHOD_NEEDS, chosen, excluded, is_compiled, of_task, packages
+from service.levers.batching import PACKED
+from service.tasks import TASKS
 from tests.exports.test_targets import known
 from tests.factory import configuration
 
@@ -24,6 +27,17 @@ def test_what_a_choice_says_to_trainer_are_arguments_that_it_has(name: str) -> N
     for choice in LEVERS[name].choices:
         assert {argument for asked in choice.asked_by for argument in asked.arguments} <= ARGUMENTS | BESIDE, choice
         assert set(choice.training_arguments) <= ARGUMENTS, choice
+
+
+@pytest.mark.parametrize("task", ["sequence-classification", "masked-lm", "causal-lm"])
+def test_what_a_task_declares_decides_on_packing_and_not_its_name(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a second task with one label a row would get rows of several samples."""
+    monkeypatch.setitem(TASKS, "new", replace(TASKS[task], name="new"))
+    for batching in PACKED:
+        for attention in ("eager", "varlen"):
+            levers = {"batching": batching, "attention": attention}
+            assert excluded(levers | of_task("new")) is excluded(levers | of_task(task))
+    assert (excluded({"batching": "packed"} | of_task("new")) is not None) is (task == "sequence-classification")
 
 
 def test_levers_are_in_their_order_and_of_equal_ones_by_name() -> None:

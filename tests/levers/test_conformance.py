@@ -22,7 +22,7 @@ from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from service.devices import device_facts
 from service.exports.arguments import arguments
-from service.levers import LEVERS, METHOD_NEEDS, excluded, exclusions
+from service.levers import LEVERS, METHOD_NEEDS, excluded, exclusions, of_task
 from service.levers.adapter import ATTENTION
 from service.levers.optimizer import WHOLE_STEP
 from tests.child import tiny
@@ -71,7 +71,7 @@ APPLIED = [
     and LEVERS[name].applies(method, task)
     and name != "experts"  # tests/levers/test_families.py has models with experts
     and not (model == "bert" and name == "kernels" and choice != "off")  # Liger has none for it
-    and excluded(POINT | {name: choice, "method": method, "task": task} | BESIDE.get(choice, {})) is None
+    and excluded(POINT | {name: choice, "method": method} | of_task(task) | BESIDE.get(choice, {})) is None
 ]
 # How far step 0 may be from the reference's (loss, gradient norm). The suite says so, not the lever.
 EXACT, ROUNDED = (1e-5, 1e-5), (1e-3, 1e-2)
