@@ -24,7 +24,7 @@ def test_devices_are_in_their_order_and_say_what_they_can() -> None:
 
 
 def test_an_unknown_kind_is_named_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="no device kind 'abacus'; known: cpu, cuda"):
+    with pytest.raises(ValueError, match="no device kind 'abacus'; known: .*cpu, .*cuda"):
         open_device("abacus")
 
 
