@@ -20,7 +20,6 @@ from kubernetes_validate.utils import ValidationError, latest_version, validate
 from typer.testing import CliRunner
 
 from service.cli.app import app
-from service.cli.launchers import discover
 from service.errors import Misconfigured
 from worker.runner.main import app as worker_app
 from worker.runner.stay import spelled_out
