@@ -105,7 +105,8 @@ def test_levers_need_no_control_plane(run: Run) -> None:
 def test_doctor(run: Run) -> None:
     done = run("doctor", "--json")
     found = json.loads(done.stdout)
-    assert done.returncode == 0 and found["devices"][-1]["device"] == "cpu" and found["free_disk_bytes"] > 0
+    assert done.returncode == 0 and found["free_disk_bytes"] > 0
+    assert "cpu" in {one["device"] for one in found["devices"]}
     assert "torch" in found["devices"][0]["versions"]
 
 

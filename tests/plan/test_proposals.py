@@ -113,6 +113,10 @@ def planned_with(proposer: Stubborn, known: PlanInput, monkeypatch: pytest.Monke
             "proposed a trial that cannot be, as lever 'optimizer' has no choice",
         ),
         (Stubborn(configuration(gradients="none")), "proposed a trial that does not have a choice of every lever"),
+        (
+            Stubborn(configuration(padding="max", attention="eager")),
+            "proposed a trial that does not have what the",
+        ),
         (Broken(configuration()), "failed: ZeroDivisionError: float division by zero"),
     ],
 )
@@ -120,7 +124,8 @@ def test_what_no_trial_may_be_of_is_refused_with_its_proposers_name(
     proposer: Stubborn, sentence: str, spec: Spec, facts: Facts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = record(measured(configuration(optimizer="adamw-loop")), Origin.repeat, number=3)
-    known = PlanInput(spec=spec(), facts=facts(), history=(*history(spec(), 6.0), tried), next_number=4)
+    job = spec(search={"fixed": {"padding": "longest"}})
+    known = PlanInput(spec=job, facts=facts(), history=(*history(job, 6.0), tried), next_number=4)
     with pytest.raises(BadProposal) as told:
         planned_with(proposer, known, monkeypatch)
     assert str(told.value).startswith(f"the proposer {name_of(proposer)} {sentence}")

@@ -9,7 +9,7 @@ from typing import Protocol
 from service.contract.configuration import Configuration
 from service.contract.states import Origin
 from service.folders import declared
-from service.levers import LEVERS, excluded, unknown
+from service.levers import LEVERS, as_fixed, excluded, unknown
 from worker.plan.space import point
 from worker.plan.view import View
 
@@ -78,6 +78,8 @@ def _refused(proposal: Proposal, view: View) -> str | None:
         return f"cannot be, as {sentence}"
     if made.key in (view.repeated if origin is Origin.repeat else view.taken):
         return "was tried before, or is under way"
+    if origin not in (Origin.baseline, Origin.repeat) and not as_fixed(view.spec, made):
+        return "does not have what the job fixes"
     # A user's own baseline is measured as it is, and what a version with fewer exclusions measured may be refined.
     if origin is Origin.baseline or any(made.levers == one.configuration.levers for one in view.history):
         return None
