@@ -178,7 +178,8 @@ def test_growth_counts_where_nothing_new_is_run(bundle: Bundle, monkeypatch: pyt
             used += 5 << 20
         seen.add(id(prepared))
         kept.append(prepared)  # so that no other gets its id
-        state.done, state.last_loss = number + 1, 1.0
+        state.done = number + 1
+        state.losses.append(1.0)
         state.live.append(used)
 
     kept: list[Any] = []
@@ -190,6 +191,35 @@ def test_growth_counts_where_nothing_new_is_run(bundle: Bundle, monkeypatch: pyt
     else:
         assert soak.soak(bundle, 2, 40, 0, 4, 600.0).steps == 40
         assert ran == 40 + soak.LEAST_REPEATS
+
+
+@pytest.mark.parametrize("every", [10, 25, 40])
+def test_a_leak_may_grow_in_jumps(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    """A dozen repeats of a step need not hold a jump, and then what was seen before was forgotten."""
+    used, ran = 100 << 20, 0
+
+    def step(_bundle: Bundle, prepared: Any, number: int, state: soak.State) -> None:
+        nonlocal used, ran
+        ran += 1
+        used += (100 << 20) if ran % every == 0 else 0
+        state.done = number + 1
+        state.losses.append(1.0)
+        state.live.append(used)
+
+    monkeypatch.setattr(soak, "_step", step)
+    monkeypatch.setattr(soak, "slowing", lambda paces: False)
+    with pytest.raises(TrainingError, match="MiB a step while one step is repeated"):
+        soak.soak(bundle, 2, 200, 0, 4, 600.0)
+
+
+def test_the_longest_pause_is_between_two_maxima() -> None:
+    assert soak.longest_pause([1, 2, 2, 2, 3, 4, 4]) == 2 and soak.longest_pause([3, 2, 1, 2]) == 3
+    assert soak.longest_pause([]) == 0
+
+
+def test_losses_are_told_by_fifths_of_the_steps() -> None:
+    assert soak.fifths([5.0, 5.0, 4.0, 4.0, 3.0, 3.0, 2.0, 9.0, 1.0, 2.0]) == [5.0, 4.0, 3.0, 5.5, 1.5]
+    assert soak.fifths([3.0, 2.0]) == [3.0, 2.0]
 
 
 def test_a_step_can_be_repeated(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +256,8 @@ def test_steps_are_slower_where_the_same_ones_are(bundle: Bundle, monkeypatch: p
         ran[0] += 1
         tokens = sum(batch["input_ids"].numel() for batch in prepared[0])
         now[0] += tokens * (1 + ran[0] / 10) if slows else tokens
-        state.done, state.last_loss = number + 1, 1.0
+        state.done = number + 1
+        state.losses.append(1.0)
         state.live.append(0)
 
     monkeypatch.setattr(soak, "_step", step)

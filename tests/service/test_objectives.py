@@ -157,12 +157,22 @@ def test_settings_that_diverge_are_told(spec: Spec, facts: Facts) -> None:
     """Speeds hold, but what the user asked for learns nothing, with the baseline as well."""
     job = spec(search={"verify": "quick"})
     request = VerifyRequest(method="lora", baseline=BASE, finalists=(FAST,), blocks=1, seconds_limit=60)
-    for last, evaluation, told in ((37.0, 40.0, True), (8.0, 8.5, False), (37.0, 9.0, False)):
-        soak = Soak(steps=8, wanted_steps=8, last_loss=last, evaluation_loss=evaluation)
+    for last, lowest, told in (
+        (37.0, 12.0, "before the first step, and was 37"),
+        (8.0, 2.0, "come down to 2, and was 8"),
+        (2.9, 2.0, "come down to 2"),
+        (0.7, 0.05, "come down to 0.05"),
+        (2.4, 2.0, None),
+        (0.4, 0.01, None),
+        (8.0, None, None),
+    ):
+        soak = Soak(steps=8, wanted_steps=8, last_loss=last, lowest_loss=lowest)
         held: dict[str, Verification | None] = {}
         held["lora"] = judge(job, request, (block(BASE, 6.0), block(FAST, 5.0)), {FAST.configuration.key: soak}, {})
         best = recommend("j", job, facts(), RECORDS[:2], held)
-        assert best and any(note.startswith("Training diverges") for note in best.notes) is told, (last, evaluation)
+        assert best
+        notes = [note for note in best.notes if note.startswith("Training diverges")]
+        assert told in notes[0] if told else notes == [], (last, lowest, notes)
 
 
 def test_what_blocks_find_slower_is_rejected_as_that(spec: Spec, facts: Facts) -> None:
