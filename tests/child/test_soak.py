@@ -262,6 +262,7 @@ def test_steps_are_slower_where_the_same_ones_are(bundle: Bundle, monkeypatch: p
 
     monkeypatch.setattr(soak, "_step", step)
     monkeypatch.setattr(soak, "slowing", lambda paces: True)
+    monkeypatch.setattr(soak, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr(bundle.device, "others_share", lambda *_: 0.0)
     if slows:
@@ -269,6 +270,28 @@ def test_steps_are_slower_where_the_same_ones_are(bundle: Bundle, monkeypatch: p
             soak.soak(bundle, 2, 40, 0, 4, 1e9)
     else:
         assert soak.soak(bundle, 2, 40, 0, 4, 1e9).steps == 40
+
+
+def test_steps_that_were_slow_for_a_while_only_are_sound(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour that the device cannot see slows a soak's end and the first repeats, and is gone after a pause."""
+    now, paused = [0.0], [False]
+
+    def step(_bundle: Bundle, prepared: Any, number: int, state: soak.State) -> None:
+        slow = number >= 20 and not paused[0]
+        now[0] += sum(batch["input_ids"].numel() for batch in prepared[0]) * (2 if slow else 1)
+        state.done = number + 1
+        state.losses.append(1.0)
+        state.live.append(0)
+
+    def sleep(seconds: float) -> None:
+        paused[0] = seconds == soak.PAUSE_SECONDS
+
+    monkeypatch.setattr(soak, "_step", step)
+    monkeypatch.setattr(soak, "slowing", lambda paces: True)
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(bundle.device, "others_share", lambda *_: None)
+    assert soak.soak(bundle, 2, 40, 0, 4, 1e9).steps == 40 and paused[0]
 
 
 def test_the_longest_validation_samples_are_evaluated(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
