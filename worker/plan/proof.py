@@ -256,7 +256,7 @@ def _gradients(ours: Replay, reference: Replay) -> list[str]:
         worst = max(wrong, key=lambda name: away[name])
         share = f"{away[worst]:.0%} away from the reference's, {FIRST_GRADIENT:.0%} allowed"
         return [f"step 0's gradient of {worst} is {share} ({len(wrong)} of {len(away)} matrices): it computes others"]
-    sizes = {name: math.hypot(*ours.gradients[name]) / math.hypot(*reference.gradients[name]) for name in away}
+    sizes = gradient_sizes(ours, reference)
     wrong = [name for name, size in sizes.items() if not 1 / FIRST_SIZE <= size <= FIRST_SIZE]
     if not wrong:
         return []
@@ -271,6 +271,12 @@ def gradients_away(ours: Replay, reference: Replay) -> dict[str, float]:
     sizes = {name: norm / len(theirs[name]) ** 0.5 for name, norm in norms.items()}
     least = NEXT_TO_NOTHING * statistics.median(sizes.values()) if sizes else 0.0
     return {name: math.dist(mine[name], theirs[name]) / norms[name] for name, size in sizes.items() if size > least}
+
+
+def gradient_sizes(ours: Replay, reference: Replay) -> dict[str, float]:
+    """Matrix -> how many times as large step 0's gradient is as the reference's, of those that `gradients_away` has."""
+    mine, theirs = ours.gradients, reference.gradients
+    return {name: math.hypot(*mine[name]) / math.hypot(*theirs[name]) for name in gradients_away(ours, reference)}
 
 
 def _stood_still(ours: Replay, reference: Replay) -> list[str]:
