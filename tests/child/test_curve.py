@@ -135,7 +135,11 @@ def test_a_full_search_runs_the_worst_case_of_all_that_the_probe_did_not(timing:
 
 @pytest.mark.parametrize(
     ("most", "sentence"),
-    [(2, "is above search.max_micro_batch_size"), (None, "does not fit or divide the effective batch")],
+    [
+        (2, "is above search.max_micro_batch_size"),
+        (4, "does not fit or divide the effective batch"),
+        (None, "does not fit or divide the effective batch"),
+    ],
 )
 def test_why_a_given_size_is_not_used_is_said(timing: Any, most: int | None, sentence: str) -> None:
     made, _ = timing
