@@ -133,6 +133,32 @@ def test_a_full_search_runs_the_worst_case_of_all_that_the_probe_did_not(timing:
     assert ran == [4]
 
 
+def test_a_gpu_runs_the_worst_case_of_all_that_the_probe_did_not(timing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the first call of its shape would be in the timing."""
+    made, ran = timing
+    monkeypatch.setattr(made._bundle.device, "first_call_per_shape", True)
+    assert made._time(4) and ran == [4]
+
+
+def test_a_size_that_is_cut_short_is_left_out_and_the_first_ends_the_trial(timing: Any) -> None:
+    """With what its user can change: a trial of which nothing was timed has nothing to say."""
+    made, _ = timing
+    made._deadline = 0.0
+    with pytest.raises(TimeoutError, match="one pass over 16 samples did not end in time; allow more minutes"):
+        made._time(2)
+    made._deadline = float("inf")
+    assert made._time(2)
+    made._deadline = 0.0
+    assert not made._time(4) and list(made._timed) == [2]
+
+
+def test_a_unit_is_given_up_once_it_is_clearly_slower_than_the_best(timing: Any) -> None:
+    made, _ = timing
+    assert made._time(2) and made._timed[2].most_seconds is None
+    made._request = made._request.model_copy(update={"best_seconds": 1e6})
+    assert made._time(4) and made._timed[4].most_seconds == pytest.approx(1.4e6)
+
+
 @pytest.mark.parametrize(
     ("most", "sentence"),
     [
