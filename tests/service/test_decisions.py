@@ -22,6 +22,7 @@ from service.contract.task import (
     TrialRequest,
     VerifyClaim,
     VerifyRequest,
+    Wish,
 )
 from service.models import Job, Task
 from service.queue import Queue
@@ -209,6 +210,39 @@ def test_a_task_that_fails_its_job_keeps_what_it_printed_and_when_it_ended(
     with Session(engine) as session:
         row = session.scalars(select(Task).where(Task.kind == TaskKind.trial)).one()
         assert (row.state, row.log) == (TaskState.cancelled, "Traceback") and row.finished_at is not None
+
+
+def test_a_job_that_fails_has_its_last_answer_as_the_final_one_and_ends_its_other_trials(
+    queue: Queue, engine: Engine, job_id: str
+) -> None:
+    decide(queue, trials=(request(1), request(2, batching="sorted"), request(3, batching="packed")))
+    first, second, third = trial(queue), trial(queue), trial(queue)
+    end(queue, first)
+    queue.fail(second, "the disk is full")
+    job = stored(engine, job_id)
+    assert job.recommendation and job.recommendation["final"] is True
+    assert queue.renew(third) is Wish.cancel
+    queue.fail(third, "it was told to end")
+    assert stored(engine, job_id).error == "the disk is full"
+
+
+def test_a_failure_after_the_end_does_not_fail_a_job(queue: Queue, engine: Engine, job_id: str) -> None:
+    decide(queue, trials=(request(1), request(2, batching="sorted")))
+    first, second = trial(queue), trial(queue)
+    end(queue, first)
+    queue.stop(job_id)
+    queue.fail(second, "the disk is full")
+    job = stored(engine, job_id)
+    assert job.status is JobStatus.succeeded and job.error is None
+    assert tasks(engine, TaskKind.trial, TaskState.running) == 0
+
+
+def test_what_a_task_does_is_told_in_a_whole_sentence(queue: Queue, engine: Engine, job_id: str) -> None:
+    decide(queue, trials=(request(1),))
+    claim, sentence = trial(queue), "timing micro batch 16 again, beside the best so far, as both may have been slowed"
+    queue.renew(claim, sentence)
+    with Session(engine) as session:
+        assert session.scalars(select(Task.progress).where(Task.id == claim.task_id)).one() == sentence
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["released", "died"])
