@@ -175,21 +175,35 @@ def test_why_a_given_size_is_not_used_is_said(timing: Any, most: int | None, sen
     assert made._fixed(4) == 2 and made.notes == [f"A micro batch of 4 {sentence}; 2 is used."]
 
 
+def timed_for(seconds: float, peak: int) -> Any:
+    """A unit of one step that takes so many seconds, and so many bytes."""
+    told = SimpleNamespace(seconds=seconds)
+    return SimpleNamespace(peak_bytes=peak, plan=[[[0]]], timing=lambda: told, updates_seconds=lambda: 0.0)
+
+
 @pytest.mark.parametrize(("whole", "promised", "tried"), [(True, 9.7, True), (False, 8.1, False), (False, 7.9, True)])
 def test_a_quick_search_times_another_size_for_a_fifth_only(
     curve: Any, whole: bool, promised: float, tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed = SimpleNamespace(
-        peak_bytes=GIB,
-        plan=[[[0]]],
-        timing=lambda: SimpleNamespace(seconds=8.0),  # what the model has seen slower: its own words are compared
-        updates_seconds=lambda: 0.0,
-    )
+    timed = timed_for(8.0, GIB)  # what the model has seen slower: its own words are compared
     curve._timed, curve._shapes, curve._samples, curve._candidates = {4: timed}, [], [], [1, 2, 4]
     curve._request, curve._bundle.data = SimpleNamespace(curve=whole), SimpleNamespace(lengths=[])
     monkeypatch.setattr(sizes, "cost_model", lambda _: None)
     monkeypatch.setattr(curve, "_promise", lambda size, *_: {4: 10.0, 2: promised, 1: 0.1}[size])
     assert curve._promising() == (2 if tried else None), "1 is too far from what was timed"
+
+
+@pytest.mark.parametrize(("peak", "asked", "tried"), [(1.5, 8, True), (2.0, 8, False), (0.6, 16, False)])
+def test_a_size_that_promises_much_is_timed_if_it_has_room_and_is_near(
+    curve: Any, peak: float, asked: int, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 3 GiB 8 rows take 3.5 where 4 take two; and of 16 rows the timings of 4 tell too little."""
+    timed = timed_for(8.0, int(peak * GIB))
+    curve._timed, curve._shapes, curve._samples, curve._candidates = {4: timed}, [], [], [4, asked]
+    curve._request, curve._bundle.data = SimpleNamespace(curve=True), SimpleNamespace(lengths=[])
+    monkeypatch.setattr(sizes, "cost_model", lambda _: None)
+    monkeypatch.setattr(curve, "_promise", lambda size, *_: {4: 10.0, asked: 1.0}[size])
+    assert curve._promising() == (asked if tried else None)
 
 
 def memory_curve_of(monkeypatch: pytest.MonkeyPatch, spec: Any, seconds: dict[int, float], limit: float | None) -> Any:

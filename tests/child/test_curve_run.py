@@ -33,6 +33,7 @@ class Trial:
         bundle: Any = SimpleNamespace(spec=spec, device=self.device, configuration=request.configuration)
         bundle.data, bundle.recipe = SimpleNamespace(facts=facts), SimpleNamespace(rows_are_packed=False)
         self.curve = Curve(bundle, [], request, lambda _: None, 100.0)
+        self.seconds = dict(SECONDS)
         self.sizes: list[int] = []
         self.again: list[tuple[int, int]] = []
         self.told: dict[str, Any] = {"passes": 1, "timed_share": 1.0}
@@ -53,7 +54,7 @@ class Trial:
             return False
         told = {"micro": size, "bundle": self.curve._bundle, "losses": [float(size)], "grad_norms": [1.0]}
         made = SimpleNamespace(**(told | self.told))
-        made.timing, made.first_calls = (lambda: timing_of(SECONDS[size], micro=size)), (lambda: 0.0)
+        made.timing, made.first_calls = (lambda: timing_of(self.seconds[size], micro=size)), (lambda: 0.0)
         self.curve._timed[size] = made  # type: ignore[assignment]
         return True
 
@@ -89,6 +90,16 @@ def test_a_full_search_times_the_curve_each_size_once(trial: Make) -> None:
     made = trial(curve=True)
     made.promising, made.ends_at = [2], 4
     assert made.run() == 8 and made.sizes == [8, 4], "the time is up before anything else is tried"
+
+
+@pytest.mark.parametrize(("seconds", "size"), [(5.04, 4), (5.06, 8)])
+def test_the_smallest_size_within_a_percent_of_the_fastest_is_recommended(
+    trial: Make, seconds: float, size: int
+) -> None:
+    """It leaves more memory free, and gains as much as can be told."""
+    made = trial(curve=True)
+    made.seconds[4] = seconds
+    assert made.run() == size
 
 
 def test_a_given_micro_batch_is_the_only_one_that_is_timed(trial: Make) -> None:
