@@ -13,7 +13,7 @@ from tests.factory import configuration, history, measured, record, timing
 from tests.plan.test_plan import known
 from worker.plan import plan
 from worker.plan.budget import verification_seconds
-from worker.plan.finalists import RESERVES, finalists, verification
+from worker.plan.finalists import RESERVES, affordable, finalists, verification
 from worker.plan.view import View
 
 Facts = Callable[..., HardwareFacts]
@@ -75,13 +75,16 @@ def test_a_simpler_one_and_another_size_are_finalists_where_they_are_about_as_fa
     assert finalists(view) == [best, simpler, other], "each once"
 
 
-@pytest.mark.parametrize(("spread", "slower", "is_one"), [(0.001, 5.2, False), (0.05, 5.2, True), (0.05, 5.6, False)])
+@pytest.mark.parametrize(
+    ("spread", "slower", "is_one"),
+    [(0.001, 5.08, True), (0.001, 5.2, False), (0.05, 5.2, True), (0.05, 5.6, False), (0.2, 5.6, False)],
+)
 def test_a_simpler_one_is_a_finalist_where_the_intervals_leave_open_that_it_is_as_fast(
     spec: Spec, facts: Facts, spread: float, slower: float, is_one: bool
 ) -> None:
     best = measured(configuration(batching="grouped", attention="eager"), timing=timing(5.0, spread))
-    other = measured(configuration(batching="grouped", head="chunked"), timing=timing(5.1, spread))
-    third = measured(configuration(batching="grouped", padding="multiple-8"), timing=timing(5.15, spread))
+    other = measured(configuration(batching="grouped", head="chunked"), timing=timing(5.01, spread))
+    third = measured(configuration(batching="grouped", padding="multiple-8"), timing=timing(5.02, spread))
     simpler = measured(configuration(batching="grouped"), timing=timing(slower, spread))
     records = (*history(spec()), *map(record, (best, other, third, simpler)))
     view = View(known(spec(search={"verify": "standard"}), facts(), records), "lora")
@@ -168,3 +171,12 @@ def test_methods_that_are_still_to_be_verified_share_the_time(spec: Spec, facts:
     assert alone is not None and shared is not None
     assert shared.seconds_limit == pytest.approx(alone.seconds_limit / 2)
     assert shared.seconds_limit == pytest.approx(view.budget.verify_seconds(2)), "it ends by then"
+
+
+def test_as_many_finalists_are_verified_as_fit_beside_the_baseline(spec: Spec, facts: Facts) -> None:
+    """The fastest is, however little time is left."""
+    job, base = spec(search={"verify": "quick"}), measured(configuration(micro=8), 10.0)
+    best = [measured(configuration(batching=one), at) for one, at in (("sorted", 4.0), ("grouped", 5.0))]
+    enough = verification_seconds(job, facts(), [base, *best])
+    assert affordable(job, facts(), best, [base], enough) == best
+    assert affordable(job, facts(), best, [base], enough - 1.0) == affordable(job, facts(), best, [base], 0) == best[:1]
