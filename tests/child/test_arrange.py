@@ -13,7 +13,7 @@ from service.levers.batching import BUDGETED, PACKED
 from tests.child import tiny
 from tests.factory import configuration
 from training.batches import arranged, epoch_steps
-from training.levers.batching import pack
+from training.levers.batching import pack, packed_globally
 from training.samples import Step
 from worker.child import arrange
 from worker.child.build import recipe_of
@@ -218,6 +218,13 @@ def test_global_packing_fills_rows_at_least_as_well_and_its_steps_have_their_sam
     rows, within = (sum(len(micro) for step in one for micro in step) for one in (plan, made.plan("packed")))
     assert rows <= within
     assert plan == made.plan("packed-global", seed)
+
+
+def test_no_step_is_left_without_a_row_however_many_samples_the_rows_before_it_hold() -> None:
+    """Thirteen samples are three steps of six at most; two rows that hold nearly all of them would be taken for two."""
+    lengths = [12, 3, 6, 3, 2, 3, 1, 7, 9, 1, 17, 11, 4]
+    plan = packed_globally(range(13), lengths, effective=6, micro=4, row_length=64, seed=4)
+    assert len(plan) == 3 and sorted(sum(map(flat, plan), [])) == list(range(13))
 
 
 def test_a_token_budget_fills_the_memory_that_long_samples_need() -> None:

@@ -75,6 +75,10 @@ def test_a_cpu_begins_with_what_keeps_its_cores_busy(
     assert first_size(bundle, [1, 2, 4, 8, 16]) == first
     assert first_size(bundle, [1, 2, 4, 8, 16], 8) == 8, "what was fastest with this batching"
     assert first_size(bundle, [1, 2, 4], 8) == min(first, 4), "which does not fit here"
+    facts, told = bundle.data.facts, (bundle.data.facts.tokens, bundle.data.facts.longest)
+    facts.tokens, facts.longest, bundle.spec.dataset.max_length = 10**7, 10**6, 10**6
+    assert first_size(bundle, [1, 2, 4]) == 1, "one row is more than enough"
+    (facts.tokens, facts.longest), bundle.spec.dataset.max_length = told, 512
     bundle.device.gains_from_large_batches = True
     assert first_size(bundle, [1, 2, 4, 8, 16]) == 16
 

@@ -14,7 +14,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome
 from service.contract.states import JobPhase, JobStatus, Origin
-from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
+from service.contract.task import MOST_LEASE_SECONDS, PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
 from service.db import now
 from service.models import Job, Task, Worker
 from service.queue import Queue
@@ -273,3 +273,28 @@ def test_a_worker_that_was_not_seen_for_a_day_is_forgotten(engine: Engine, queue
     queue.reap()
     with Session(engine) as session:
         assert {one.id for one in jobs.workers(session, now(session))} == {"away", "here"}
+
+
+def test_what_was_written_before_the_clock_was_set_back_keeps_nobody_waiting(
+    engine: Engine, queue: Queue, spec: Spec, facts: Facts
+) -> None:
+    """A lease, and a pause after a death, end within minutes; a time days ahead would never come."""
+    queue.submit(spec())
+    queue.register("w", 1, facts())
+    begin(queue, "w")
+    claim = queue.claim("w", (TaskKind.trial,))
+    assert isinstance(claim, TrialClaim)
+
+    def put(**ahead: float) -> None:
+        with Session(engine) as session, session.begin():
+            moved = {name: now(session) + seconds for name, seconds in ahead.items()}
+            session.execute(update(Task).where(Task.id == claim.task_id).values(**moved))
+
+    put(lease_until=MOST_LEASE_SECONDS)
+    assert queue.reap() == 0
+    put(lease_until=3 * MOST_LEASE_SECONDS)
+    assert queue.reap() == 1
+    put(not_before=MOST_LEASE_SECONDS)
+    assert queue.claim("w", (TaskKind.trial,)) is None
+    put(not_before=3 * MOST_LEASE_SECONDS)
+    assert queue.claim("w", (TaskKind.trial,)) is not None
