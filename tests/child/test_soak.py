@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from service.contract.job import JobSpec
 from service.contract.task import EVALUATED
 from service.levers import LEVERS
 from tests.child import tiny
+from tests.factory import configuration, measured, timing
 from training.errors import TrainingError
 from worker.child import soak, steps
 from worker.child.arrange import shape_of
@@ -64,6 +67,68 @@ def test_a_full_disk_says_nothing_of_a_configuration(bundle: Bundle, monkeypatch
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_short_soak_ran_the_longest_once(bundle: Bundle, steps: int) -> None:
     assert soak.soak(bundle, 2, steps, 0, 4, 600.0).worst_case_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("verify", "step", "steps"), [("quick", 5.0, 40), ("strict", 5.0, 1000), ("quick", 0.7, 43), ("quick", 1e-4, 5000)]
+)
+def test_a_soak_takes_half_a_minute_and_has_enough_steps(
+    spec: Callable[..., JobSpec], verify: str, step: float, steps: int
+) -> None:
+    """Of fast steps so many fit into that time that some are left out."""
+    candidate = measured(configuration(), timing=timing(2 * step))
+    assert soak.steps_of(spec(search={"verify": verify}), candidate) == steps
+    assert soak.steps_of(spec(search={"verify": verify}), measured(configuration(), timing=None)) == soak.STEPS[verify]
+
+
+def test_a_soak_without_time_evaluates_and_trains_a_step(bundle: Bundle) -> None:
+    """It tells how few steps it had; the evaluation is as likely to fail as any of them."""
+    found = soak.soak(bundle, 2, 30, 0, 4, 0.0)
+    assert (found.steps, found.wanted_steps, found.worst_case_steps) == (1, 30, 1)
+    assert found.evaluation_loss and found.saved_bytes
+    assert found.evaluation_rows == min(len(bundle.data.validation), EVALUATED["quick"]) and found.growth_bytes is None
+
+
+def test_the_peak_of_a_soak_is_that_of_its_largest_step(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([500, 900, *[300] * 10])
+    monkeypatch.setattr(bundle.device, "peak", lambda: next(peaks))
+    assert soak.soak(bundle, 2, 6, 0, 4, 600.0).peak_bytes == 900
+
+
+@pytest.mark.parametrize(("share", "counted"), [(None, 12), (0.0, 12), (1.0, 0)])
+def test_steps_beside_others_say_nothing_of_the_pace(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, share: float | None, counted: int
+) -> None:
+    """A neighbour that begins in the last third of a soak makes no configuration slower."""
+    counts: list[int] = []
+
+    def steady(paces: list[float]) -> bool:
+        counts.append(len(paces))
+        return False
+
+    monkeypatch.setattr(bundle.device, "others_share", lambda *_: share)
+    monkeypatch.setattr(soak, "slowing", steady)
+    soak.soak(bundle, 2, 12, 0, 4, 600.0)
+    assert counts == [counted]
+
+
+@pytest.mark.parametrize("loss", [None, math.nan, math.inf])
+def test_an_evaluation_without_a_finite_loss_does_not_pass(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, loss: float | None
+) -> None:
+    monkeypatch.setattr("training.evaluation.evaluate", lambda *_: {"loss": loss})
+    with pytest.raises(TrainingError, match=f"the evaluation loss is {loss}"):
+        soak.evaluate(bundle, 2)
+
+
+def test_a_soak_that_goes_on_knows_its_evaluation_and_its_peak(tmp_path: Path) -> None:
+    """The memory of its steps is that of a process that has ended."""
+    seen = soak.Evaluation(2.5, 0.5, 1.0, {"bleu": 30.0})
+    state = soak.State(40, done=20, segments=1, peak=900, evaluation=seen, saved=7, live=[1, 2, 3])
+    state.save(tmp_path / "folder" / "soak.json")
+    assert soak.State.load(tmp_path / "folder" / "soak.json", 40) == dataclasses.replace(state, live=[])
+    assert soak.State.load(tmp_path / "folder" / "soak.json", 41) == soak.State(41)
+    assert soak.State.load(tmp_path / "none.json", 40) == soak.State.load(None, 40) == soak.State(40)
 
 
 def test_a_state_of_an_earlier_version_is_read(tmp_path: Path) -> None:
@@ -158,8 +223,11 @@ def test_a_loss_that_is_not_a_number_does_not_pass(bundle: Bundle) -> None:
         ([(100 << 20) + min(step, 25) * (1 << 20) for step in range(60)], False),
         ([(100 << 20) + (step % 7) * (8 << 20) for step in range(60)], False),
         ([(100 << 20) + step * (1 << 16) for step in range(60)], False),
+        ([100 << 20] * 40 + [150 << 20] * 20, False),
+        ([100 << 20] * 20 + [140 << 20] * 20 + [150 << 20] * 20, False),
+        ([100 << 20] * 20 + [105 << 20] * 20 + [108 << 20] * 20, False),
     ],
-    ids=["flat", "leak", "levels off", "noise", "within noise"],
+    ids=["flat", "leak", "levels off", "noise", "within noise", "one jump", "levels off slowly", "noise at the end"],
 )
 def test_growth(live: list[int], grows: bool) -> None:
     assert (soak.growth(live) > 0) == grows
@@ -245,6 +313,7 @@ def test_steps_that_seem_to_become_slower() -> None:
     assert not soak.slowing([one * (1 + at / 100) for at, one in enumerate(steady)])
     assert soak.slowing([one * (1 if at < 8 else 2) for at, one in enumerate(steady)])
     assert not soak.slowing([1.0] * 4 + [2.0] * 8), "too few to tell"
+    assert soak.slowing([1.0] * 5 + [1.5] * 5 + [2.0] * 5), "just enough"
 
 
 @pytest.mark.parametrize("slows", [True, False], ids=["slower", "other shapes"])

@@ -122,6 +122,19 @@ def test_memory_takes_the_least_peak_that_is_not_slower(spec: Spec, facts: Facts
     assert alone and alone.evidence.measurement == SLOW and "nothing says how slow" in alone.notes[0]
 
 
+@pytest.mark.parametrize(("seconds", "peak"), [(12.0, 2 * GIB), (9.0, None)], ids=["slower", "unknown"])
+def test_of_methods_the_one_that_takes_least_leads_if_it_is_not_slower_and_its_peak_is_known(
+    spec: Spec, facts: Facts, seconds: float, peak: int | None
+) -> None:
+    job = for_memory(spec, fixed={"checkpointing": "full"}).model_copy(update={"method": ("lora", "qlora")})
+    lora = measured(configuration(checkpointing="full"), seconds, peak_bytes=peak)
+    other = measured(configuration("qlora", micro=8), 10.0, peak_bytes=8 * GIB)
+    qlora = measured(configuration("qlora", checkpointing="full"), 9.5, peak_bytes=4 * GIB)
+    baselines = (record(BASE, Origin.baseline), record(other, Origin.baseline))
+    best = recommend("j", job, facts(), (*baselines, record(lora), record(qlora)), {})
+    assert best and set(best.methods) == {"lora", "qlora"} and best.evidence.measurement == qlora
+
+
 def verified(job: JobSpec, slim: float, soak: Soak | None = None) -> dict[str, Verification | None]:
     request = VerifyRequest(method="lora", baseline=BASE, finalists=(SLIM, FAST), blocks=1, seconds_limit=60)
     blocks = (block(BASE, 10.0), block(SLIM, slim), block(FAST, 5.0))
