@@ -98,12 +98,14 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     theirs = one_step(spec, reference, ours.steps)
     away = proof.gradients_away(ours, theirs)
     worst = max(away, key=lambda one: away[one])
+    size = max(max(one, 1 / one) for one in proof.gradient_sizes(ours, theirs).values())
     norm = (ours.grad_norms[0] or 0.0) / (theirs.grad_norms[0] or 1.0) - 1
     return {
         "case": name,
         "matrices": len(away),
         "largest": away[worst],
         "of": worst,
+        "size": size,
         "norm": abs(norm),
         "loss": abs(ours.losses[0] / theirs.losses[0] - 1),
     }
@@ -125,8 +127,8 @@ def main() -> None:
                 rows.append(measure(name, folder) | {"weights": times})
                 row = rows[-1]
                 print(
-                    f"  {name:50} {row['largest']:7.1%} of {row['of']}; all gradients' norm {row['norm']:.2%}, "
-                    f"loss {row['loss']:.3%}",
+                    f"  {name:50} {row['largest']:7.1%} of {row['of']}; one is {row['size']:.2f} times as large or "
+                    f"small; all gradients' norm {row['norm']:.2%}, loss {row['loss']:.3%}",
                     flush=True,
                 )
     if options.json:

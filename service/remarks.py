@@ -13,10 +13,11 @@ from service.headline import sentence
 from service.levers.batching import ACROSS_STEPS
 from service.scaling import NOT_ADAPTIVE, asked_batch, larger_batch
 
-# Training diverges where the losses of a soak's last step and of its evaluation are both so many times that of the
-# untouched weights, and higher by so much: a model that knows the data has a loss near 0, of which 1.5 times is little.
-RISEN = 1.5
-LEAST_RISE = 1.0  # nats
+# Training diverges where the loss of a soak's last fifth is so many times that of an earlier fifth, and higher by so
+# many nats: a model that knows the data has a loss near 0, of which 1.3 times is little. The loss of the untouched
+# weights is of a few short samples, so that more has to lie between.
+RISEN, LEAST_RISE = 1.3, 0.5
+RISEN_FROM_FIRST, LEAST_FROM_FIRST = 1.5, 1.0
 
 
 def remarks(
@@ -44,18 +45,22 @@ def remarks(
 
 
 def _diverging(best: Winner) -> str | None:
-    """That the soak learnt nothing: the job's own settings diverge, with the baseline as with what is as fast."""
+    """That what the soak had learnt was lost: the job's own settings diverge, with the baseline as with the answer."""
     verdict, before = best.stability.verdict, best.evidence.measurement.check_loss
     soak = verdict.soak if verdict else None
-    if soak is None or before is None or soak.last_loss is None or soak.evaluation_loss is None:
+    if soak is None or before is None or soak.last_loss is None:
         return None
-    after = min(soak.last_loss, soak.evaluation_loss)
-    if after <= max(before * RISEN, before + LEAST_RISE):
+    after, lowest = soak.last_loss, soak.last_loss if soak.lowest_loss is None else soak.lowest_loss
+    if after > max(before * RISEN_FROM_FIRST, before + LEAST_FROM_FIRST):
+        rose = f"the loss was {before:.3g} before the first step"
+    elif after > max(lowest * RISEN, lowest + LEAST_RISE):
+        rose = f"the loss had come down to {lowest:.3g}"
+    else:
         return None
     return (
-        f"Training diverges with these settings: the loss was {before:.3g} before the first step, and {after:.3g} or "
-        f"more in the soak of {soak.steps} steps. Speeds and memory hold; look at the learning rate, which is "
-        f"{best.configuration.learning_rate:g}, before you train."
+        f"Training diverges with these settings: {rose}, and was {after:.3g} at the end of the soak of {soak.steps} "
+        f"steps. Speeds and memory hold; look at the learning rate, which is {best.configuration.learning_rate:g}, "
+        "before you train."
     )
 
 

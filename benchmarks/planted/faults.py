@@ -53,6 +53,21 @@ def wrapped_optimizer(change: Callable[[Any], None]) -> Plant:
     return plant
 
 
+def gradients_times(matrix: str, factor: float) -> Plant:
+    """Multiplies the gradient of the first trained matrix whose name holds `matrix`, as a wrong kernel may."""
+
+    def plant(patch: Patch) -> None:
+        def faulty(model: Any, recipe: Any) -> Any:
+            optimizer = optimization.make_optimizer(model, recipe)
+            every = [one for name, one in model.named_parameters() if matrix in name and one.requires_grad]
+            every[0].register_hook(lambda gradient: gradient * factor)
+            return optimizer
+
+        patch.setattr(build, "make_optimizer", faulty)
+
+    return plant
+
+
 def stepping(when: Callable[[int], bool]) -> Callable[[Any], None]:
     """Has an optimizer take only some of its steps."""
 

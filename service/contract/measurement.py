@@ -303,7 +303,10 @@ class Soak(Contract):
     generation_seconds: float | None = Field(default=None, description="Of these, for generating and scoring.")
     saved_bytes: int | None = None
     peak_bytes: int | None = None
-    last_loss: float | None = None
+    last_loss: float | None = Field(default=None, description="The median loss of the last fifth of its steps.")
+    lowest_loss: float | None = Field(
+        default=None, description="The least median loss of a fifth of its steps, the last one included."
+    )
 
 
 class Verdict(Contract):

@@ -6,6 +6,24 @@ from pydantic import Field
 
 from service.contract.base import Contract
 
+# Nats. Below SURE a loss's rounding is larger than its share, up to MOST_WIDER times; below LEAST_LOSS no difference
+# that matters is as small as a share of it.
+SURE, MOST_WIDER, LEAST_LOSS = 1.0, 5.0, 0.1
+
+
+def loss_scale(loss: float) -> float:
+    """The loss, in nats, of which a tolerance is a share, where a mean loss that is computed otherwise is compared.
+
+    A model that is sure of its data has large logits, and 16 bits round a logit of 8 by up to 0.03: that changes what
+    is left of the loss, and its gradients, by 3%, however small they are.
+    """
+    return max(loss, min(SURE, MOST_WIDER * loss), LEAST_LOSS)
+
+
+def widening(loss: float) -> float:
+    """How many times as far from one another rounding may put two gradients' norms where the mean loss is `loss`."""
+    return min(MOST_WIDER, loss_scale(loss) / max(loss, 1e-9))
+
 
 class Replay(Contract):
     """What a configuration did over some optimizer steps from its first weights on, without dropout."""

@@ -13,7 +13,7 @@ from service.levers.batching import BUDGETED, PACKED
 from tests.child import tiny
 from tests.factory import configuration
 from training.batches import arranged, epoch_steps
-from training.levers.batching import pack
+from training.levers.batching import pack, packed_globally
 from training.samples import Step
 from worker.child import arrange
 from worker.child.build import recipe_of
@@ -132,11 +132,19 @@ def test_grouped_never_makes_a_step_larger_than_the_effective_batch(seed: int) -
     assert max(len(flat(step)) for step in made.plan("grouped", seed)) <= made.effective
 
 
-def test_grouped_is_shuffled_by_the_seed_and_only_by_it() -> None:
+@pytest.mark.parametrize(("effective", "micro", "rows"), [(12, 5, 4), (8, 3, 2), (8, 8, 8), (7, 6, 1)])
+def test_grouped_takes_the_largest_micro_batch_that_a_step_is_made_of(effective: int, micro: int, rows: int) -> None:
+    """Smaller ones would fit as well, and leave most of the device idle."""
+    made = Case(list(range(4 * effective)), [5 + at % 50 for at in range(4 * effective)], effective, micro)
+    assert {len(one) for step in made.plan("grouped") for one in step} == {rows}
+
+
+@pytest.mark.parametrize("batching", ["grouped", "packed-global"])
+def test_what_is_sorted_over_steps_is_shuffled_by_the_seed_and_only_by_it(batching: str) -> None:
     made = Case(list(range(128)), [1 + at % 100 for at in range(128)], 8, 4)
-    assert made.plan("grouped", 1) == made.plan("grouped", 1)
-    assert made.plan("grouped", 1) != made.plan("grouped", 2)
-    first = [made.lengths[flat(step)[0]] for step in made.plan("grouped", 1)]
+    assert made.plan(batching, 1) == made.plan(batching, 1)
+    assert made.plan(batching, 1) != made.plan(batching, 2)
+    first = [made.lengths[flat(step)[0]] for step in made.plan(batching, 1)]
     assert first != sorted(first, reverse=True), "long batches must not all come first"
 
 
@@ -212,9 +220,28 @@ def test_global_packing_fills_rows_at_least_as_well_and_its_steps_have_their_sam
     assert plan == made.plan("packed-global", seed)
 
 
+def test_no_step_is_left_without_a_row_however_many_samples_the_rows_before_it_hold() -> None:
+    """Thirteen samples are three steps of six at most; two rows that hold nearly all of them would be taken for two."""
+    lengths = [12, 3, 6, 3, 2, 3, 1, 7, 9, 1, 17, 11, 4]
+    plan = packed_globally(range(13), lengths, effective=6, micro=4, row_length=64, seed=4)
+    assert len(plan) == 3 and sorted(sum(map(flat, plan), [])) == list(range(13))
+
+
 def test_a_token_budget_fills_the_memory_that_long_samples_need() -> None:
     made = Case(list(range(16)), [100] * 4 + [10] * 12, 16, 2)
     assert [len(micro) for step in made.plan("token-budget") for micro in step] == [2, 2, 12]
+
+
+def test_a_row_of_many_samples_takes_the_tokens_of_a_micro_batch_of_the_longest() -> None:
+    """Without padding each row is a micro batch, of any number of samples: memory goes by its tokens."""
+    made = Case(list(range(16)), [100] * 4 + [10] * 12, 16, 2)
+    assert [[len(row) for row in micro] for step in made.plan("padding-free") for micro in step] == [[2], [2], [12]]
+
+
+def test_a_packed_row_has_as_many_samples_of_its_step_as_fit() -> None:
+    """The micro batch counts rows, and says nothing of how many samples one of them holds."""
+    made = Case(list(range(16)), [16] * 16, 8, 2)
+    assert [[len(row) for row in micro] for step in made.plan("packed") for micro in step] == [[8], [8]]
 
 
 def test_candidates_divide_the_effective_batch_and_respect_the_limit() -> None:

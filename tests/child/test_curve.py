@@ -75,6 +75,10 @@ def test_a_cpu_begins_with_what_keeps_its_cores_busy(
     assert first_size(bundle, [1, 2, 4, 8, 16]) == first
     assert first_size(bundle, [1, 2, 4, 8, 16], 8) == 8, "what was fastest with this batching"
     assert first_size(bundle, [1, 2, 4], 8) == min(first, 4), "which does not fit here"
+    facts, told = bundle.data.facts, (bundle.data.facts.tokens, bundle.data.facts.longest)
+    facts.tokens, facts.longest, bundle.spec.dataset.max_length = 10**7, 10**6, 10**6
+    assert first_size(bundle, [1, 2, 4]) == 1, "one row is more than enough"
+    (facts.tokens, facts.longest), bundle.spec.dataset.max_length = told, 512
     bundle.device.gains_from_large_batches = True
     assert first_size(bundle, [1, 2, 4, 8, 16]) == 16
 
@@ -133,9 +137,39 @@ def test_a_full_search_runs_the_worst_case_of_all_that_the_probe_did_not(timing:
     assert ran == [4]
 
 
+def test_a_gpu_runs_the_worst_case_of_all_that_the_probe_did_not(timing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the first call of its shape would be in the timing."""
+    made, ran = timing
+    monkeypatch.setattr(made._bundle.device, "first_call_per_shape", True)
+    assert made._time(4) and ran == [4]
+
+
+def test_a_size_that_is_cut_short_is_left_out_and_the_first_ends_the_trial(timing: Any) -> None:
+    """With what its user can change: a trial of which nothing was timed has nothing to say."""
+    made, _ = timing
+    made._deadline = 0.0
+    with pytest.raises(TimeoutError, match="one pass over 16 samples did not end in time; allow more minutes"):
+        made._time(2)
+    made._deadline = float("inf")
+    assert made._time(2)
+    made._deadline = 0.0
+    assert not made._time(4) and list(made._timed) == [2]
+
+
+def test_a_unit_is_given_up_once_it_is_clearly_slower_than_the_best(timing: Any) -> None:
+    made, _ = timing
+    assert made._time(2) and made._timed[2].most_seconds is None
+    made._request = made._request.model_copy(update={"best_seconds": 1e6})
+    assert made._time(4) and made._timed[4].most_seconds == pytest.approx(1.4e6)
+
+
 @pytest.mark.parametrize(
     ("most", "sentence"),
-    [(2, "is above search.max_micro_batch_size"), (None, "does not fit or divide the effective batch")],
+    [
+        (2, "is above search.max_micro_batch_size"),
+        (4, "does not fit or divide the effective batch"),
+        (None, "does not fit or divide the effective batch"),
+    ],
 )
 def test_why_a_given_size_is_not_used_is_said(timing: Any, most: int | None, sentence: str) -> None:
     made, _ = timing
@@ -145,21 +179,35 @@ def test_why_a_given_size_is_not_used_is_said(timing: Any, most: int | None, sen
     assert made._fixed(4) == 2 and made.notes == [f"A micro batch of 4 {sentence}; 2 is used."]
 
 
+def timed_for(seconds: float, peak: int) -> Any:
+    """A unit of one step that takes so many seconds, and so many bytes."""
+    told = SimpleNamespace(seconds=seconds)
+    return SimpleNamespace(peak_bytes=peak, plan=[[[0]]], timing=lambda: told, updates_seconds=lambda: 0.0)
+
+
 @pytest.mark.parametrize(("whole", "promised", "tried"), [(True, 9.7, True), (False, 8.1, False), (False, 7.9, True)])
 def test_a_quick_search_times_another_size_for_a_fifth_only(
     curve: Any, whole: bool, promised: float, tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed = SimpleNamespace(
-        peak_bytes=GIB,
-        plan=[[[0]]],
-        timing=lambda: SimpleNamespace(seconds=8.0),  # what the model has seen slower: its own words are compared
-        updates_seconds=lambda: 0.0,
-    )
+    timed = timed_for(8.0, GIB)  # what the model has seen slower: its own words are compared
     curve._timed, curve._shapes, curve._samples, curve._candidates = {4: timed}, [], [], [1, 2, 4]
     curve._request, curve._bundle.data = SimpleNamespace(curve=whole), SimpleNamespace(lengths=[])
     monkeypatch.setattr(sizes, "cost_model", lambda _: None)
     monkeypatch.setattr(curve, "_promise", lambda size, *_: {4: 10.0, 2: promised, 1: 0.1}[size])
     assert curve._promising() == (2 if tried else None), "1 is too far from what was timed"
+
+
+@pytest.mark.parametrize(("peak", "asked", "tried"), [(1.5, 8, True), (2.0, 8, False), (0.6, 16, False)])
+def test_a_size_that_promises_much_is_timed_if_it_has_room_and_is_near(
+    curve: Any, peak: float, asked: int, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 3 GiB 8 rows take 3.5 where 4 take two; and of 16 rows the timings of 4 tell too little."""
+    timed = timed_for(8.0, int(peak * GIB))
+    curve._timed, curve._shapes, curve._samples, curve._candidates = {4: timed}, [], [], [4, asked]
+    curve._request, curve._bundle.data = SimpleNamespace(curve=True), SimpleNamespace(lengths=[])
+    monkeypatch.setattr(sizes, "cost_model", lambda _: None)
+    monkeypatch.setattr(curve, "_promise", lambda size, *_: {4: 10.0, asked: 1.0}[size])
+    assert curve._promising() == (asked if tried else None)
 
 
 def memory_curve_of(monkeypatch: pytest.MonkeyPatch, spec: Any, seconds: dict[int, float], limit: float | None) -> Any:

@@ -119,6 +119,11 @@ FAULTS: list[tuple[str, Plant, str, dict[str, str], str]] = [
         {"checkpointing": "selective"},
         "step 0's gradient of model.layers",
     ),
+    *(
+        (f"{matrix} times {factor}", faults.gradients_times(matrix, factor), method, {}, said)
+        for method, matrix in (("lora", "lora_A"), ("lora", "lora_B"), ("full", "q_proj"))
+        for factor, said in ((-1.0, "away from the reference's, 60% allowed"), (1.5, "1.50 times as large"))
+    ),
     ("the longest left out", faults.without_the_longest_tenth, "lora", {"batching": "grouped"}, "leaves out 4 of "),
 ]
 
@@ -159,7 +164,7 @@ def test_steps_of_half_the_size_are_seen(llama: Path, functions: Path) -> None:
     made = configuration("lora", 8)
     candidate = measured(made, micro_batch_size=2, check_grad_norm=1.0)
     halves = replay(proof.samples_a_step(candidate) // 2)
-    found = proof.prove(tiny.job(llama, functions), candidate, halves, halves, proof.Noise(0.01, 0.01))
+    found = proof.prove(tiny.job(llama, functions), candidate, halves, halves, proof.Noise(0.01, 0.01, 5))
     assert found.reasons == ("it takes 10 optimizer steps for 20 samples, not 5",)
 
 
@@ -167,7 +172,7 @@ def test_a_job_that_is_not_steady_proves_nothing_by_that(llama: Path, functions:
     candidate = measured(configuration("lora", 8), micro_batch_size=2, check_grad_norm=1.0)
     theirs = replay(proof.samples_a_step(candidate))
     astray = theirs.model_copy(update={"moved": {name: 0.3 * way for name, way in theirs.moved.items()}})
-    found = proof.prove(tiny.job(llama, functions), candidate, astray, theirs, proof.Noise(0.6, 0.6))
+    found = proof.prove(tiny.job(llama, functions), candidate, astray, theirs, proof.Noise(0.6, 0.6, 5))
     assert "moved 0.30 times as far" in found.reasons[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from service.contract.job import JobSpec
 from service.contract.task import EVALUATED
 from service.levers import LEVERS
 from tests.child import tiny
+from tests.factory import configuration, measured, timing
 from training.errors import TrainingError
 from worker.child import soak, steps
 from worker.child.arrange import shape_of
@@ -64,6 +67,68 @@ def test_a_full_disk_says_nothing_of_a_configuration(bundle: Bundle, monkeypatch
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_short_soak_ran_the_longest_once(bundle: Bundle, steps: int) -> None:
     assert soak.soak(bundle, 2, steps, 0, 4, 600.0).worst_case_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("verify", "step", "steps"), [("quick", 5.0, 40), ("strict", 5.0, 1000), ("quick", 0.7, 43), ("quick", 1e-4, 5000)]
+)
+def test_a_soak_takes_half_a_minute_and_has_enough_steps(
+    spec: Callable[..., JobSpec], verify: str, step: float, steps: int
+) -> None:
+    """Of fast steps so many fit into that time that some are left out."""
+    candidate = measured(configuration(), timing=timing(2 * step))
+    assert soak.steps_of(spec(search={"verify": verify}), candidate) == steps
+    assert soak.steps_of(spec(search={"verify": verify}), measured(configuration(), timing=None)) == soak.STEPS[verify]
+
+
+def test_a_soak_without_time_evaluates_and_trains_a_step(bundle: Bundle) -> None:
+    """It tells how few steps it had; the evaluation is as likely to fail as any of them."""
+    found = soak.soak(bundle, 2, 30, 0, 4, 0.0)
+    assert (found.steps, found.wanted_steps, found.worst_case_steps) == (1, 30, 1)
+    assert found.evaluation_loss and found.saved_bytes
+    assert found.evaluation_rows == min(len(bundle.data.validation), EVALUATED["quick"]) and found.growth_bytes is None
+
+
+def test_the_peak_of_a_soak_is_that_of_its_largest_step(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([500, 900, *[300] * 10])
+    monkeypatch.setattr(bundle.device, "peak", lambda: next(peaks))
+    assert soak.soak(bundle, 2, 6, 0, 4, 600.0).peak_bytes == 900
+
+
+@pytest.mark.parametrize(("share", "counted"), [(None, 12), (0.0, 12), (1.0, 0)])
+def test_steps_beside_others_say_nothing_of_the_pace(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, share: float | None, counted: int
+) -> None:
+    """A neighbour that begins in the last third of a soak makes no configuration slower."""
+    counts: list[int] = []
+
+    def steady(paces: list[float]) -> bool:
+        counts.append(len(paces))
+        return False
+
+    monkeypatch.setattr(bundle.device, "others_share", lambda *_: share)
+    monkeypatch.setattr(soak, "slowing", steady)
+    soak.soak(bundle, 2, 12, 0, 4, 600.0)
+    assert counts == [counted]
+
+
+@pytest.mark.parametrize("loss", [None, math.nan, math.inf])
+def test_an_evaluation_without_a_finite_loss_does_not_pass(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, loss: float | None
+) -> None:
+    monkeypatch.setattr("training.evaluation.evaluate", lambda *_: {"loss": loss})
+    with pytest.raises(TrainingError, match=f"the evaluation loss is {loss}"):
+        soak.evaluate(bundle, 2)
+
+
+def test_a_soak_that_goes_on_knows_its_evaluation_and_its_peak(tmp_path: Path) -> None:
+    """The memory of its steps is that of a process that has ended."""
+    seen = soak.Evaluation(2.5, 0.5, 1.0, {"bleu": 30.0})
+    state = soak.State(40, done=20, segments=1, peak=900, evaluation=seen, saved=7, live=[1, 2, 3])
+    state.save(tmp_path / "folder" / "soak.json")
+    assert soak.State.load(tmp_path / "folder" / "soak.json", 40) == dataclasses.replace(state, live=[])
+    assert soak.State.load(tmp_path / "folder" / "soak.json", 41) == soak.State(41)
+    assert soak.State.load(tmp_path / "none.json", 40) == soak.State.load(None, 40) == soak.State(40)
 
 
 def test_a_state_of_an_earlier_version_is_read(tmp_path: Path) -> None:
@@ -158,8 +223,11 @@ def test_a_loss_that_is_not_a_number_does_not_pass(bundle: Bundle) -> None:
         ([(100 << 20) + min(step, 25) * (1 << 20) for step in range(60)], False),
         ([(100 << 20) + (step % 7) * (8 << 20) for step in range(60)], False),
         ([(100 << 20) + step * (1 << 16) for step in range(60)], False),
+        ([100 << 20] * 40 + [150 << 20] * 20, False),
+        ([100 << 20] * 20 + [140 << 20] * 20 + [150 << 20] * 20, False),
+        ([100 << 20] * 20 + [105 << 20] * 20 + [108 << 20] * 20, False),
     ],
-    ids=["flat", "leak", "levels off", "noise", "within noise"],
+    ids=["flat", "leak", "levels off", "noise", "within noise", "one jump", "levels off slowly", "noise at the end"],
 )
 def test_growth(live: list[int], grows: bool) -> None:
     assert (soak.growth(live) > 0) == grows
@@ -178,7 +246,8 @@ def test_growth_counts_where_nothing_new_is_run(bundle: Bundle, monkeypatch: pyt
             used += 5 << 20
         seen.add(id(prepared))
         kept.append(prepared)  # so that no other gets its id
-        state.done, state.last_loss = number + 1, 1.0
+        state.done = number + 1
+        state.losses.append(1.0)
         state.live.append(used)
 
     kept: list[Any] = []
@@ -190,6 +259,35 @@ def test_growth_counts_where_nothing_new_is_run(bundle: Bundle, monkeypatch: pyt
     else:
         assert soak.soak(bundle, 2, 40, 0, 4, 600.0).steps == 40
         assert ran == 40 + soak.LEAST_REPEATS
+
+
+@pytest.mark.parametrize("every", [10, 25, 40])
+def test_a_leak_may_grow_in_jumps(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    """A dozen repeats of a step need not hold a jump, and then what was seen before was forgotten."""
+    used, ran = 100 << 20, 0
+
+    def step(_bundle: Bundle, prepared: Any, number: int, state: soak.State) -> None:
+        nonlocal used, ran
+        ran += 1
+        used += (100 << 20) if ran % every == 0 else 0
+        state.done = number + 1
+        state.losses.append(1.0)
+        state.live.append(used)
+
+    monkeypatch.setattr(soak, "_step", step)
+    monkeypatch.setattr(soak, "slowing", lambda paces: False)
+    with pytest.raises(TrainingError, match="MiB a step while one step is repeated"):
+        soak.soak(bundle, 2, 200, 0, 4, 600.0)
+
+
+def test_the_longest_pause_is_between_two_maxima() -> None:
+    assert soak.longest_pause([1, 2, 2, 2, 3, 4, 4]) == 2 and soak.longest_pause([3, 2, 1, 2]) == 3
+    assert soak.longest_pause([]) == 0
+
+
+def test_losses_are_told_by_fifths_of_the_steps() -> None:
+    assert soak.fifths([5.0, 5.0, 4.0, 4.0, 3.0, 3.0, 2.0, 9.0, 1.0, 2.0]) == [5.0, 4.0, 3.0, 5.5, 1.5]
+    assert soak.fifths([3.0, 2.0]) == [3.0, 2.0]
 
 
 def test_a_step_can_be_repeated(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +313,7 @@ def test_steps_that_seem_to_become_slower() -> None:
     assert not soak.slowing([one * (1 + at / 100) for at, one in enumerate(steady)])
     assert soak.slowing([one * (1 if at < 8 else 2) for at, one in enumerate(steady)])
     assert not soak.slowing([1.0] * 4 + [2.0] * 8), "too few to tell"
+    assert soak.slowing([1.0] * 5 + [1.5] * 5 + [2.0] * 5), "just enough"
 
 
 @pytest.mark.parametrize("slows", [True, False], ids=["slower", "other shapes"])
@@ -226,11 +325,13 @@ def test_steps_are_slower_where_the_same_ones_are(bundle: Bundle, monkeypatch: p
         ran[0] += 1
         tokens = sum(batch["input_ids"].numel() for batch in prepared[0])
         now[0] += tokens * (1 + ran[0] / 10) if slows else tokens
-        state.done, state.last_loss = number + 1, 1.0
+        state.done = number + 1
+        state.losses.append(1.0)
         state.live.append(0)
 
     monkeypatch.setattr(soak, "_step", step)
     monkeypatch.setattr(soak, "slowing", lambda paces: True)
+    monkeypatch.setattr(soak, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr(bundle.device, "others_share", lambda *_: 0.0)
     if slows:
@@ -238,6 +339,28 @@ def test_steps_are_slower_where_the_same_ones_are(bundle: Bundle, monkeypatch: p
             soak.soak(bundle, 2, 40, 0, 4, 1e9)
     else:
         assert soak.soak(bundle, 2, 40, 0, 4, 1e9).steps == 40
+
+
+def test_steps_that_were_slow_for_a_while_only_are_sound(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour that the device cannot see slows a soak's end and the first repeats, and is gone after a pause."""
+    now, paused = [0.0], [False]
+
+    def step(_bundle: Bundle, prepared: Any, number: int, state: soak.State) -> None:
+        slow = number >= 20 and not paused[0]
+        now[0] += sum(batch["input_ids"].numel() for batch in prepared[0]) * (2 if slow else 1)
+        state.done = number + 1
+        state.losses.append(1.0)
+        state.live.append(0)
+
+    def sleep(seconds: float) -> None:
+        paused[0] = seconds == soak.PAUSE_SECONDS
+
+    monkeypatch.setattr(soak, "_step", step)
+    monkeypatch.setattr(soak, "slowing", lambda paces: True)
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(bundle.device, "others_share", lambda *_: None)
+    assert soak.soak(bundle, 2, 40, 0, 4, 1e9).steps == 40 and paused[0]
 
 
 def test_the_longest_validation_samples_are_evaluated(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from training import batches
 from worker.child import steps, windows
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle
-from worker.child.pieces import MOST_OTHERS, Pieces, interval
+from worker.child.pieces import MOST_OTHERS, Pieces, interval, stalling
 from worker.child.timing import Unit, piece_count, time_unit
 from worker.devices.cpu import Cpu
 
@@ -85,6 +85,13 @@ def test_the_interval_brackets_the_sum_of_medians_and_shrinks_with_more_timings(
         assert low <= total <= high and low < high
         assert interval(pieces) == (total, low, high), "the same every time"
     assert interval(many)[2] - interval(many)[1] < 0.6 * (interval(few)[2] - interval(few)[1])
+
+
+def test_stalls_are_in_the_means_and_in_no_median() -> None:
+    """Of four passes over ten pieces, each stalls in another piece for nine times as long as the piece takes."""
+    pieces = {(0, at): [10.0 if at == number else 1.0 for number in range(4)] for at in range(10)}
+    assert interval(pieces)[0] == 10.0 and stalling(pieces) == pytest.approx(1.9)
+    assert stalling({(0, 0): [2.0], (0, 1): [3.0, 3.0]}) == 1.0
 
 
 def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:

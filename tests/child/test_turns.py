@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_turns_that_are_already_trained_are_over_at_once() -> None:
     assert turns.are_over and not orders.left
 
 
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("passes", [1, 2, 3])
 def test_a_unit_in_turns_trains_what_it_trains_alone(llama: Path, functions: Path, passes: int) -> None:
     spec, samples = tiny.job(llama, functions), list(range(16))
     alone, in_turns = tiny.bundle(spec, "lora"), tiny.bundle(spec, "lora")
@@ -66,6 +67,10 @@ def test_a_unit_in_turns_trains_what_it_trains_alone(llama: Path, functions: Pat
         other.run()
     assert other.losses == pytest.approx(unit.losses, rel=1e-6) and other.passes == unit.passes == passes
     assert orders.pauses == 5 and not orders.left
+    timed = other.timing()
+    means = sum(map(statistics.fmean, other.pieces.best().values()))
+    assert timed.seconds == pytest.approx(timed.token_factor * means), "a stall of one pass is the candidate's own"
+    assert timed.low <= timed.seconds <= timed.high
     slices = other.slices()
     assert [one.turn for one in slices] == [0, 1, 2, 3, 4]
     total = sum(one.seconds for one in slices)

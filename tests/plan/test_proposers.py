@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
 from service.contract.states import Origin
 from service.contract.task import PlanInput
+from service.levers import LEVERS
+from service.levers.base import Exclusion
 from tests.factory import configuration, failed, history, measured, record, timing
 from worker.plan.proposers import name_of, proposers
 from worker.plan.proposers.improvement import ExpectedImprovement
@@ -129,6 +132,24 @@ def test_where_memory_is_short_only_what_needs_little_is_drawn(spec: Spec, facts
         taken.add(one.key)
         others.append(one.levers["checkpointing"])
     assert set(others) != {"full"}, "memory was not short"
+
+
+def test_lean_choices_that_exclude_each_other_leave_something_to_draw(
+    spec: Spec, facts: Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept alone, two levers' leanest choices left no draw valid, and the job ended as if everything had been tried."""
+    lever = LEVERS["checkpointing"]
+    rule = Exclusion({"checkpointing": ("full",), "head": ("chunked",)}, "made up for this test", "nowhere")
+    changed = replace(lever, exclusions=(*lever.exclusions, rule))
+    monkeypatch.setitem(LEVERS, "checkpointing", changed)
+    for levers in (None, ["checkpointing", "head"]):  # with few levers all combinations are listed
+        job = spec(method="full", search={"trials": 50, "quality": "allow", "levers": levers})
+        small = configuration(checkpointing="full").model_copy(update={"method": "full"})
+        known = PlanInput(spec=job, facts=facts(), history=(record(failed(small)),), next_number=2)
+        view = View(known, "full")
+        found = ask(view, set(view.taken))
+        assert found is not None
+        assert (found.levers["checkpointing"], found.levers["head"]) != ("full", "chunked")
 
 
 def test_a_trial_begins_with_the_micro_batch_that_was_fastest_for_its_batching(spec: Spec, facts: Facts) -> None:

@@ -11,9 +11,11 @@ import pytest
 
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, PROCESS_SPREAD, Block, Outcome, Slice
+from service.contract.objective import counted_seconds, seconds_beside
 from service.contract.task import VerifyRequest
 from tests.factory import block, configuration, measured
 from worker.plan.ratios import (
+    by_blocks,
     certainly_slower,
     chained,
     is_sure,
@@ -55,8 +57,42 @@ def test_a_block_that_others_disturbed_says_little_beside_a_quiet_one(spec: Spec
     uneven = [1.0 + 0.2 * rng.random() for _ in range(8)]
     quiet = sliced(block(BASE, 10.0), [1.0] * 8, 1), sliced(block(FAST, 5.0), [1.0] * 8, 2)
     disturbed = sliced(block(BASE, 13.0, 1), uneven, 3, 0.3), sliced(block(FAST, 5.0, 1), [1.0] * 8, 4)
-    found = ratio(spec(search={"objective": "throughput"}), (*quiet, *disturbed), FAST, BASE)
-    assert found is not None and found[0] == pytest.approx(2.0, rel=0.03) and found[1] < 2.0 < found[2]
+    for share in (0.3, None):
+        told = [shared(one, share) for one in disturbed]
+        found = ratio(spec(search={"objective": "throughput"}), (*quiet, *told), FAST, BASE)
+        assert found is not None and found[0] == pytest.approx(2.0, rel=0.03) and found[1] < 2.0 < found[2]
+
+
+def shared(one: Block, clean_share: float | None) -> Block:
+    """The block, of whose timings such a share is known to be clean."""
+    assert one.timing is not None
+    return one.model_copy(update={"timing": one.timing.model_copy(update={"clean_share": clean_share})})
+
+
+def test_blocks_in_which_a_candidate_stalls_count_like_those_in_which_it_does_not(spec: Spec) -> None:
+    """Nobody disturbs it, so that its stalls are its own: in two of five blocks a turn takes ten times as long."""
+    blocks: list[Block] = []
+    for number, stalls in enumerate((False, True, False, True, True)):
+        turns = [1.0] * 7 + [10.0 if stalls else 1.0]
+        blocks += [sliced(block(BASE, 10.0, number), [1.0] * 8, number)]
+        blocks += [sliced(block(FAST, 5.0 * sum(turns) / 8, number), turns, 10 + number)]
+    found = ratio(spec(search={"objective": "throughput"}), tuple(blocks), FAST, BASE)
+    assert found is not None and found[0] == pytest.approx(10 / (5 * 17 / 8), rel=0.01)
+
+
+def test_what_a_run_takes_beside_its_steps_is_unsure_however_many_blocks_there_are(spec: Spec) -> None:
+    """A trial sees loading and compiling once."""
+    blocks = tuple(one for at in range(8) for one in (block(BASE, 10.0, at), block(FAST, 5.0, at)))
+    compiles = FAST.model_copy(update={"compile_seconds": 300.0})
+    for objective, is_wide in (("throughput", False), ("wall-clock", True)):
+        job = spec(search={"objective": objective})
+        whole, of_blocks = ratio(job, blocks, compiles, BASE), by_blocks(job, blocks, compiles, BASE)
+        assert whole is not None and of_blocks is not None and whole[0] == of_blocks[0]
+        width = math.log(whole[2] / whole[0])
+        share = 0.0 if objective == "throughput" else seconds_beside(job, compiles) / counted_seconds(job, compiles)
+        assert (share > 0.2) is is_wide
+        assert width >= math.hypot(math.log(of_blocks[2] / of_blocks[0]), 0.19 * share)
+        assert (width > math.log(of_blocks[2] / of_blocks[0]) * 1.2) is is_wide
 
 
 def test_the_weighted_median_is_the_median_where_all_values_count_the_same() -> None:

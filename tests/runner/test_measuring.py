@@ -9,13 +9,24 @@ from typing import Any
 
 import pytest
 
-from service.contract.child import Built, ChildFailed, ChildMessage, EndingKind, OutOfMemory, ProbeStarted, Workplace
+from service.contract.child import (
+    Built,
+    ChildFailed,
+    ChildMessage,
+    EndingKind,
+    OutOfMemory,
+    ProbeDone,
+    ProbeStarted,
+    Result,
+    RunTrial,
+    Workplace,
+)
 from service.contract.job import JobSpec
-from service.contract.measurement import Measurement, MemoryLine, Outcome
+from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRequest
-from tests.factory import DATASET, configuration
-from worker.runner.measuring import Bench, measure
+from tests.factory import DATASET, configuration, measured
+from worker.runner.measuring import LEAST_SECONDS, Bench, JobFailed, free_disk_problem, measure
 from worker.runner.sandbox import Ending
 
 SPEC = JobSpec.model_validate({"model": {"source": "org/model"}, "dataset": {"source": "org/data"}})
@@ -33,23 +44,42 @@ BUILT = Built(
 )
 
 
-def ended(*endings: Ending, line: MemoryLine | None = None, limits: list[float] | None = None) -> Measurement:
-    """The measurement of a trial whose children end that way; `limits` gets the seconds that each of them has."""
-    left, seconds = list(endings), limits if limits is not None else []
+def run(*endings: Ending, line: MemoryLine | None = None) -> tuple[Measurement, str, list[RunTrial], list[float]]:
+    """(the measurement of a trial whose children end that way, its log, what each was asked, the seconds of each)."""
+    left, asked, limits = list(endings), list[RunTrial](), list[float]()
 
     def watch(limit: float, *_: Any) -> Ending:
-        seconds.append(limit)
+        limits.append(limit)
         return left.pop(0)
 
-    child = SimpleNamespace(watch=watch)
-    sandbox: Any = SimpleNamespace(started=lambda *_: contextlib.nullcontext(child))
+    def started(request: RunTrial, _: int | None) -> contextlib.AbstractContextManager[Any]:
+        asked.append(request)
+        return contextlib.nullcontext(SimpleNamespace(watch=watch))
+
+    sandbox: Any = SimpleNamespace(started=started)
     facts: Any = SimpleNamespace(has_own_memory=False)
     place = Workplace(device="cpu", data_roots=(), hub_cache=Path())
     trial = TrialRequest(configuration=configuration(), origin=Origin.recipe, number=2, memory_line=line)
     bench = Bench(sandbox, facts, Path(), place)
-    found, _ = measure(bench, SPEC, "j", trial, lambda _: None, lambda: False, None)
+    found, log = measure(bench, SPEC, "j", trial, lambda _: None, lambda: False, None)
     assert found is not None
+    return found, log, asked, limits
+
+
+def ended(*endings: Ending, line: MemoryLine | None = None, limits: list[float] | None = None) -> Measurement:
+    """The measurement of a trial whose children end that way; `limits` gets the seconds that each of them has."""
+    found, _, _, seconds = run(*endings, line=line)
+    if limits is not None:
+        limits += seconds
     return found
+
+
+def out_of_memory(*sizes: int, fitted: tuple[int, ...] = (), reason: str = "no memory", **told: Any) -> Ending:
+    """The end of a child that began steps of these micro batches, of which some fitted, and then had no memory."""
+    begun = [ProbeStarted(micro_batch_size=size) for size in sizes]
+    done = [ProbeDone(probe=Probe(micro_batch_size=size, peak_bytes=size * GIB)) for size in fitted]
+    last = OutOfMemory(reason=reason, **({"used_bytes": GIB} | told))
+    return Ending(EndingKind.out_of_memory, reason, last, [*begun, *done], log=f"{sizes}")
 
 
 def test_one_sample_that_does_not_fit_is_told_with_what_was_known() -> None:
@@ -72,17 +102,14 @@ def test_one_sample_that_does_not_fit_compiled_is_told_so() -> None:
 
 
 def test_downloads_of_the_first_child_take_nothing_of_the_next_one_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 1000.0, 1000.0, 1001.0, 1001.0])
+    now = iter([0.0, 1000.0, 1001.0, 1004.0])
     monkeypatch.setattr("worker.runner.measuring.time", SimpleNamespace(monotonic=lambda: next(now)))
-    last = OutOfMemory(reason="no memory", used_bytes=GIB)
-    seen: list[ChildMessage] = [
-        BUILT.model_copy(update={"prepare_seconds": 990.0}),
-        ProbeStarted(micro_batch_size=4),
-    ]
+    first = out_of_memory(4)
+    first.seen.append(BUILT.model_copy(update={"prepare_seconds": 990.0}))
     limits: list[float] = []
-    first = Ending(EndingKind.out_of_memory, last.reason, last, [*seen])
-    ended(first, Ending(EndingKind.signal, "killed by SIGSEGV"), limits=limits)
-    assert limits[1] == limits[0] - 10
+    found = ended(first, out_of_memory(2), Ending(EndingKind.signal, "killed by SIGSEGV"), limits=limits)
+    assert limits == [limits[0], limits[0] - 10, limits[0] - 11]
+    assert found.time_spent == {"failed": 14.0, "prepare": 990.0}
 
 
 def test_what_a_failed_trial_took_is_told() -> None:
@@ -118,5 +145,85 @@ def test_memory_that_runs_out_above_one_sample_or_in_an_evaluation_is_tried_agai
     """A smaller size, or a smaller evaluation's batch, may fit."""
     last, crash = OutOfMemory(reason="no memory", used_bytes=GIB), Ending(EndingKind.signal, "killed by SIGSEGV")
     for begun in (ProbeStarted(micro_batch_size=2), ProbeStarted(micro_batch_size=1, phase=ProbePhase.evaluation)):
-        found = ended(Ending(EndingKind.out_of_memory, last.reason, last, [begun]), crash)
+        seen: list[ChildMessage] = [ProbeStarted(micro_batch_size=1), begun]
+        found = ended(Ending(EndingKind.out_of_memory, last.reason, last, seen), crash)
         assert (found.outcome, found.reason) == (Outcome.crashed, "killed by SIGSEGV"), "the second child's end"
+
+
+def test_the_next_child_knows_what_fitted_and_what_did_not() -> None:
+    """It goes on below the size that was begun last, and does not run again what is known to fit."""
+    good = measured(configuration(), probes=(Probe(micro_batch_size=3, peak_bytes=3 * GIB),))
+    result = Result(measurement=good)
+    last = Ending(EndingKind.result, "", result, [ProbeDone(probe=good.probes[0])], log="fine")
+    found, log, asked, _ = run(out_of_memory(1, 2, 4, fitted=(1, 2)), last)
+    known = tuple(Probe(micro_batch_size=at, peak_bytes=peak) for at, peak in ((1, GIB), (2, 2 * GIB), (4, None)))
+    assert [one.known for one in asked] == [(), known] and found.probes == (*known, *good.probes)
+    assert found.timing == good.timing and log == "(1, 2, 4)fine", "the log is of all its children"
+
+
+def test_a_trial_whose_memory_runs_out_again_and_again_is_given_up_with_the_sizes() -> None:
+    found = ended(*(out_of_memory(1, size, fitted=(1,)) for size in (16, 8, 4, 2)))
+    assert found.outcome is Outcome.infeasible
+    assert found.reason == "memory ran out 4 times (micro batches 16, 8, 4, 2), so it is not safe at any size tried"
+
+
+def test_a_trial_that_has_no_time_left_gives_its_next_child_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough to see whether a smaller size fits, or none would be measured where the first took all of the time."""
+    now = iter([0.0, 1e6, 1e6, 1e6])
+    monkeypatch.setattr("worker.runner.measuring.time", SimpleNamespace(monotonic=lambda: next(now)))
+    limits: list[float] = []
+    ended(out_of_memory(4), Ending(EndingKind.timed_out, "it took too long"), limits=limits)
+    assert limits[1] == LEAST_SECONDS > 0
+
+
+def test_a_child_that_is_too_slow_has_timed_out_and_did_not_crash() -> None:
+    """The search then expects that it takes long, and not that one of its choices is broken."""
+    assert ended(Ending(EndingKind.timed_out, "it took too long")).outcome is Outcome.timed_out
+    assert ended(Ending(EndingKind.exit, "exit code 3")).outcome is Outcome.crashed
+
+
+@pytest.mark.parametrize(
+    ("reason", "needed"),
+    [
+        ("Tried to allocate 2.00 GiB. GPU 0 has", " and 3.00 GiB (3,221,225,472 bytes) needed to go on"),
+        ("Tried to allocate 512.00 MiB. GPU 0 has", " and 1.50 GiB (1,610,612,736 bytes) needed to go on"),
+        ("you tried to allocate 1073741824 bytes", " and 2.00 GiB (2,147,483,648 bytes) needed to go on"),
+        ("CUDA error: out of memory", ""),
+    ],
+)
+def test_memory_that_is_lacking_is_told_in_bytes_as_far_as_it_is_known(reason: str, needed: str) -> None:
+    said = "not even a micro batch of 1 fits; 1.00 GiB were held" + needed
+    assert ended(out_of_memory(1, reason=reason)).reason == said
+    others = "; 40.0 GiB of this GPU are held by other processes, or outside of torch's allocator"
+    assert ended(out_of_memory(1, reason=reason, others_bytes=40 * GIB)).reason == said + others
+    assert ended(out_of_memory(1, reason=reason, others_bytes=GIB)).reason == said, "a context takes about as much"
+
+
+def test_memory_that_runs_out_before_any_step_is_told_so() -> None:
+    found = ended(out_of_memory())
+    assert (found.outcome, found.probes) == (Outcome.infeasible, ())
+    assert found.reason == "memory ran out while it was built; 1.00 GiB were held"
+
+
+def test_what_no_configuration_can_change_fails_the_job_with_its_log() -> None:
+    last = ChildFailed(outcome=Outcome.invalid, reason="there is no column 'text'", whole_job=True)
+    with pytest.raises(JobFailed, match="there is no column 'text'") as failure:
+        ended(Ending(EndingKind.failed, last.reason, last, log="Traceback"))
+    assert failure.value.log == "Traceback"
+
+
+@pytest.mark.parametrize(("has_own_memory", "cap"), [(False, 3 * GIB), (True, None)])
+def test_a_cap_on_a_gpu_s_memory_is_none_on_the_host_s(has_own_memory: bool, cap: int | None) -> None:
+    """A child of a GPU's job would be killed for the host memory that it needs to load the model."""
+    sandbox: Any = None
+    facts: Any = SimpleNamespace(has_own_memory=has_own_memory)
+    bench = Bench(sandbox, facts, Path("home"), Workplace(device="cpu", data_roots=(), hub_cache=Path()))
+    capped = SPEC.model_copy(update={"hardware": SPEC.hardware.model_copy(update={"memory_gib": 3})})
+    assert bench.host_cap(capped) == cap
+    assert bench.host_cap(SPEC) is None
+
+
+def test_too_little_disk_is_told_with_what_is_free_and_needed(tmp_path: Path) -> None:
+    assert free_disk_problem(tmp_path, 0) is None
+    said = free_disk_problem(tmp_path, 1 << 60)
+    assert said is not None and f"GiB free at {tmp_path}, 1073741824.0 GiB needed" in said

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from service.aims import break_even, instead
-from service.contract.job import JobSpec
-from tests.factory import configuration, measured
+import pytest
 
+from service.aims import break_even, instead
+from service.contract.hardware import HardwareFacts
+from service.contract.job import JobSpec
+from service.contract.measurement import Soak
+from service.contract.states import Origin
+from service.contract.task import VerifyRequest
+from service.recommend import recommend
+from tests.factory import block, configuration, measured, record
+from worker.plan.verdicts import judge
+
+Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]
 COMPILED: dict[str, Any] = {"compile": "per-layer", "batching": "grouped"}
 
@@ -39,3 +48,16 @@ def test_compiling_says_when_it_pays(spec: Spec) -> None:
     said = break_even(spec(), best, [best, eager, other])
     assert said is not None and "pays from 20 optimizer steps on" in said and said.endswith("this run has 96.")
     assert break_even(spec(), eager, [best, eager]) is None and break_even(spec(), best, [best]) is None
+
+
+def test_another_s_speed_is_beside_the_size_that_the_soak_left(spec: Spec, facts: Facts) -> None:
+    """At the trial's micro batch the answer was twice as fast as the plain one; memory ran out at it later."""
+    job = spec(search={"objective": "throughput", "verify": "quick"})
+    base, fast = measured(configuration(micro=8), 10.0), measured(configuration(batching="sorted"), 5.0)
+    request = VerifyRequest(method="lora", baseline=base, finalists=(fast,), blocks=1, seconds_limit=60)
+    soak = Soak(micro_batch_size=4, steps=8, wanted_steps=8, peak_bytes=1 << 30)
+    judged = judge(job, request, (block(base, 10.0), block(fast, 8.0)), {fast.configuration.key: soak}, {})
+    best = recommend("j", job, facts(), (record(base, Origin.baseline), record(fast)), {"lora": judged})
+    assert best and best.configuration.micro_batch_size == 4
+    (plain,) = (one for one in best.instead if one.aim == "plain-arguments")
+    assert plain.speed == pytest.approx(8 / 10)

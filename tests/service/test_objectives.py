@@ -122,6 +122,19 @@ def test_memory_takes_the_least_peak_that_is_not_slower(spec: Spec, facts: Facts
     assert alone and alone.evidence.measurement == SLOW and "nothing says how slow" in alone.notes[0]
 
 
+@pytest.mark.parametrize(("seconds", "peak"), [(12.0, 2 * GIB), (9.0, None)], ids=["slower", "unknown"])
+def test_of_methods_the_one_that_takes_least_leads_if_it_is_not_slower_and_its_peak_is_known(
+    spec: Spec, facts: Facts, seconds: float, peak: int | None
+) -> None:
+    job = for_memory(spec, fixed={"checkpointing": "full"}).model_copy(update={"method": ("lora", "qlora")})
+    lora = measured(configuration(checkpointing="full"), seconds, peak_bytes=peak)
+    other = measured(configuration("qlora", micro=8), 10.0, peak_bytes=8 * GIB)
+    qlora = measured(configuration("qlora", checkpointing="full"), 9.5, peak_bytes=4 * GIB)
+    baselines = (record(BASE, Origin.baseline), record(other, Origin.baseline))
+    best = recommend("j", job, facts(), (*baselines, record(lora), record(qlora)), {})
+    assert best and set(best.methods) == {"lora", "qlora"} and best.evidence.measurement == qlora
+
+
 def verified(job: JobSpec, slim: float, soak: Soak | None = None) -> dict[str, Verification | None]:
     request = VerifyRequest(method="lora", baseline=BASE, finalists=(SLIM, FAST), blocks=1, seconds_limit=60)
     blocks = (block(BASE, 10.0), block(SLIM, slim), block(FAST, 5.0))
@@ -157,12 +170,22 @@ def test_settings_that_diverge_are_told(spec: Spec, facts: Facts) -> None:
     """Speeds hold, but what the user asked for learns nothing, with the baseline as well."""
     job = spec(search={"verify": "quick"})
     request = VerifyRequest(method="lora", baseline=BASE, finalists=(FAST,), blocks=1, seconds_limit=60)
-    for last, evaluation, told in ((37.0, 40.0, True), (8.0, 8.5, False), (37.0, 9.0, False)):
-        soak = Soak(steps=8, wanted_steps=8, last_loss=last, evaluation_loss=evaluation)
+    for last, lowest, told in (
+        (37.0, 12.0, "before the first step, and was 37"),
+        (8.0, 2.0, "come down to 2, and was 8"),
+        (2.9, 2.0, "come down to 2"),
+        (0.7, 0.05, "come down to 0.05"),
+        (2.4, 2.0, None),
+        (0.4, 0.01, None),
+        (8.0, None, None),
+    ):
+        soak = Soak(steps=8, wanted_steps=8, last_loss=last, lowest_loss=lowest)
         held: dict[str, Verification | None] = {}
         held["lora"] = judge(job, request, (block(BASE, 6.0), block(FAST, 5.0)), {FAST.configuration.key: soak}, {})
         best = recommend("j", job, facts(), RECORDS[:2], held)
-        assert best and any(note.startswith("Training diverges") for note in best.notes) is told, (last, evaluation)
+        assert best
+        notes = [note for note in best.notes if note.startswith("Training diverges")]
+        assert told in notes[0] if told else notes == [], (last, lowest, notes)
 
 
 def test_what_blocks_find_slower_is_rejected_as_that(spec: Spec, facts: Facts) -> None:

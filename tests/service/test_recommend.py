@@ -152,6 +152,7 @@ def test_what_was_compared_with_nothing_is_not_called_stable(spec: Spec, facts: 
     judged = judge(spec(), request, (block(one, 5.0),), {one.configuration.key: SOAK}, {})
     best = recommend("j", spec(), facts(), records, {"lora": judged})
     assert best and best.stability.stable is None and best.evidence.speedup is None
+    assert "the baseline did not run to its end" in best.evidence.speedup_from
     assert "it was compared with nothing, as no baseline ran to its end" in best.stability.statement
     assert "a soak of 8 of 8 steps" in best.stability.statement
     console = Console(width=200)
@@ -187,6 +188,33 @@ def test_the_peak_is_that_of_the_micro_batch_that_the_soak_lowered(
     assert ", an evaluation (no save: the disk" in best.stability.statement
     assert best.evidence.peak_bytes == peak
     assert best.evidence.headroom_bytes == (None if peak is None else (3 << 30) - peak)
+
+
+def test_what_the_soak_lowered_is_what_is_run(spec: Spec, facts: Facts) -> None:
+    """A step of 32 samples takes eleven micro batches of 3, and their tokens and the evaluation are as was soaked."""
+    dataset = DATASET.model_copy(update={"longest": 700})
+    budgeted = measured(configuration(batching="token-budget"), 5.0, dataset=dataset)
+    records = (history(spec())[0], record(budgeted))
+    base, one = (record.measurement for record in records)
+    request = VerifyRequest(method="lora", baseline=base, finalists=(one,), blocks=1, seconds_limit=60)
+    soak = Soak(micro_batch_size=3, steps=8, wanted_steps=8, evaluation_batch_size=6, peak_bytes=1 << 30)
+    judged = judge(spec(), request, (block(base, 12.0), block(one, 5.0)), {one.configuration.key: soak}, {})
+    best = recommend("j", spec(), facts(), records, {"lora": judged})
+    assert best and best.configuration.levers["batching"] == "token-budget"
+    run = best.configuration
+    assert (run.micro_batch_size, run.gradient_accumulation_steps, run.evaluation_batch_size) == (3, 11, 6)
+    assert run.token_budget == 3 * 700
+    unsoaked = recommend("j", spec(), facts(), records, {})
+    assert unsoaked and unsoaked.configuration.evaluation_batch_size == 16, "as the trial found it to fit"
+    assert unsoaked.configuration.token_budget == 8 * 700
+    padded = recommend("j", spec(), facts(), records[:1], {})
+    assert padded and padded.configuration.token_budget is None
+
+
+def test_what_the_adapter_leaves_out_and_saves_is_as_it_was_measured(spec: Spec, facts: Facts) -> None:
+    kept = {"adapter_excludes": ("router",), "adapter_saves": ("score",)}
+    best = recommend("j", spec(), facts(), (record(measured(configuration(), 5.0, **kept)),), {})
+    assert best and (best.configuration.adapter_excludes, best.configuration.adapter_saves) == (("router",), ("score",))
 
 
 def test_it_names_the_commits_that_were_measured(spec: Spec, facts: Facts) -> None:

@@ -13,10 +13,10 @@ from service import events, jobs
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Outcome
-from service.contract.states import Origin
-from service.contract.task import PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
+from service.contract.states import JobPhase, JobStatus, Origin
+from service.contract.task import MOST_LEASE_SECONDS, PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
 from service.db import now
-from service.models import Task, Worker
+from service.models import Job, Task, Worker
 from service.queue import Queue
 from tests.factory import configuration, measured
 
@@ -126,6 +126,77 @@ def test_a_job_of_which_nothing_is_measured_goes_on_elsewhere(
     assert kinds == ["submitted", "started", "unbound", "started"]
 
 
+def test_a_job_that_goes_on_elsewhere_is_told_once_and_began_when_it_did(
+    engine: Engine, queue: Queue, spec: Spec, facts: Facts
+) -> None:
+    job_id = queue.submit(spec())
+    queue.register("old", 1, facts())
+    begin(queue, "old")
+    with Session(engine) as session, session.begin():
+        session.execute(update(Job).where(Job.id == job_id).values(started_at=1000.0))
+    queue.leave("old")
+    for _ in range(2):
+        queue.reap()
+    with Session(engine) as session:
+        assert [event.kind for event in events.tail(session, job_id)] == ["submitted", "started", "unbound"]
+    queue.register("new", 2, facts(name="Another CPU"))
+    assert queue.claim("new", (TaskKind.plan,)) is not None
+    with Session(engine) as session:
+        job = jobs.get(session, job_id)
+        assert job.started_at == 1000.0 and job.phase is JobPhase.baseline
+
+
+def test_a_job_waits_no_longer_for_a_worker_that_is_not_heard_of(
+    engine: Engine, queue: Queue, spec: Spec, facts: Facts
+) -> None:
+    """It may still be listed. What was planned for its hardware says nothing of another's, nor do the plan's notes."""
+    job_id = queue.submit(spec())
+    queue.register("old", 1, facts())
+    claim = queue.claim("old", (TaskKind.plan,))
+    assert isinstance(claim, PlanClaim)
+    queue.plan_input(claim)
+    request = TrialRequest(configuration=configuration(), origin=Origin.baseline, number=1)
+    queue.finish_plan(claim, PlanDecision(trials=(request,), planned_trials=9, notes=("no compiler was found",)))
+    with Session(engine) as session, session.begin():
+        session.execute(update(Worker).values(seen_at=now(session) - 3600))
+    queue.reap()
+    queue.register("new", 2, facts(name="Another CPU"))
+    assert queue.claim("new", (TaskKind.plan,)) is not None
+    with Session(engine) as session:
+        job = jobs.get(session, job_id)
+        assert (job.planned_trials, job.notes or []) == (None, [])
+
+
+def test_a_job_stays_while_its_trial_runs(engine: Engine, queue: Queue, spec: Spec, facts: Facts) -> None:
+    """Its worker may have been started again beside the process that holds the lease."""
+    job_id = queue.submit(spec())
+    queue.register("old", 1, facts())
+    begin(queue, "old")
+    claim = queue.claim("old", (TaskKind.trial,))
+    assert isinstance(claim, TrialClaim)
+    queue.leave("old")
+    queue.register("new", 2, facts(name="Another CPU"))
+    queue.reap()
+    assert queue.claim("new", tuple(TaskKind)) is None
+    queue.finish_trial(claim, measured(configuration(), 100.0), "")
+    with Session(engine) as session:
+        assert [event.kind for event in events.tail(session, job_id)] == ["submitted", "started", "trial"]
+
+
+def test_a_job_that_has_ended_goes_on_nowhere(engine: Engine, queue: Queue, spec: Spec, facts: Facts) -> None:
+    job_id = queue.submit(spec())
+    queue.register("old", 1, facts())
+    begin(queue, "old")
+    queue.cancel(job_id)
+    queue.leave("old")
+    queue.register("new", 2, facts(name="Another CPU"))
+    queue.reap()
+    assert queue.claim("new", tuple(TaskKind)) is None
+    with Session(engine) as session:
+        job = jobs.get(session, job_id)
+        assert job.facts and job.facts["name"] == facts().name and job.status is JobStatus.cancelled
+
+
 def test_a_job_with_a_measured_trial_stays_on_its_hardware(
     engine: Engine, queue: Queue, spec: Spec, facts: Facts
 ) -> None:
@@ -189,3 +260,41 @@ def test_a_worker_counts_as_alive_while_its_own_trial_runs(
     assert queue.reap() == 1
     claim = queue.claim("v", (TaskKind.trial,))
     assert claim is not None and alive(claim) == ["v"]
+
+
+def test_a_worker_that_was_not_seen_for_a_day_is_forgotten(engine: Engine, queue: Queue, facts: Facts) -> None:
+    """Its machine is gone; one that was lost for a night may come back, and is shown until then."""
+    hours = {"gone": 25.0, "away": 23.0, "here": 0.0}
+    for name in hours:
+        queue.register(name, 1, facts())
+    with Session(engine) as session, session.begin():
+        for name, one in hours.items():
+            session.execute(update(Worker).where(Worker.id == name).values(seen_at=now(session) - 3600 * one))
+    queue.reap()
+    with Session(engine) as session:
+        assert {one.id for one in jobs.workers(session, now(session))} == {"away", "here"}
+
+
+def test_what_was_written_before_the_clock_was_set_back_keeps_nobody_waiting(
+    engine: Engine, queue: Queue, spec: Spec, facts: Facts
+) -> None:
+    """A lease, and a pause after a death, end within minutes; a time days ahead would never come."""
+    queue.submit(spec())
+    queue.register("w", 1, facts())
+    begin(queue, "w")
+    claim = queue.claim("w", (TaskKind.trial,))
+    assert isinstance(claim, TrialClaim)
+
+    def put(**ahead: float) -> None:
+        with Session(engine) as session, session.begin():
+            moved = {name: now(session) + seconds for name, seconds in ahead.items()}
+            session.execute(update(Task).where(Task.id == claim.task_id).values(**moved))
+
+    put(lease_until=MOST_LEASE_SECONDS)
+    assert queue.reap() == 0
+    put(lease_until=3 * MOST_LEASE_SECONDS)
+    assert queue.reap() == 1
+    put(not_before=MOST_LEASE_SECONDS)
+    assert queue.claim("w", (TaskKind.trial,)) is None
+    put(not_before=3 * MOST_LEASE_SECONDS)
+    assert queue.claim("w", (TaskKind.trial,)) is not None

@@ -11,6 +11,7 @@ from service.contract.child import Built, ProbeStarted, Progress, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import PREPARE, DatasetFacts, Measurement, Outcome, Probe, Timing
 from service.contract.objective import evaluations, minimises_memory
+from service.contract.replay import loss_scale, widening
 from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
@@ -323,12 +324,10 @@ def check_reference(
     allowed = ROUNDED if rounded else EXACT
     if any(choice.changes_learning for choice in choices):
         allowed = LEARNS_OTHERWISE
-    for what, ours, theirs, most in zip(
-        ("loss", "gradient norm"),
-        (result.loss, result.grad_norm),
-        (request.reference_loss, request.reference_grad_norm),
-        allowed,
-        strict=True,
+    loss = max(request.reference_loss, 1e-9)
+    for what, ours, theirs, most in (
+        ("loss", result.loss, loss, allowed[0] * loss_scale(loss) / loss),
+        ("gradient norm", result.grad_norm, request.reference_grad_norm, allowed[1] * widening(loss)),
     ):
         away = abs(ours - theirs) / max(abs(theirs), 1e-12)
         if away > most:

@@ -52,6 +52,14 @@ class Pieces:
         return None if count and self.unknown == count else (clean - self.unknown) / max(1, count)
 
 
+def stalling(pieces: dict[tuple[int, int], list[float]]) -> float:
+    """How many times as long the pieces take by the means of their timings as by the medians.
+
+    A step that stalls now and then, as when an allocator has to free its cache, is in no median of three passes.
+    """
+    return sum(map(statistics.fmean, pieces.values())) / sum(map(statistics.median, pieces.values()))
+
+
 def interval(pieces: dict[tuple[int, int], list[float]], away: list[float] | None = None) -> tuple[float, float, float]:
     """(sum of the pieces' medians, low, high): the 95% interval of that sum by a bootstrap.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ Steps = tuple[tuple[int, ...], ...]  # the samples of each
 
 WATCHED = 4096  # weights of each trained tensor, spread over it: a copy of all weights might not fit
 COMPARED = 48  # values of the gradient of each trained matrix, spread over it
+STIRRED = 0.02  # standard deviation of an adapter's matrices B: about that of a model's own weights
 LONGEST = 0.1  # of the samples are the longest of the data, because faults often show on long rows only
 
 
@@ -82,6 +84,7 @@ def samples(lengths: list[int], count: int, seed: int, effective: int) -> list[i
 
 def replay(bundle: Bundle, plan: list[Step], given: list[int]) -> Replay:
     """Train a plan's steps on a bundle with untouched weights."""
+    stir_adapter(bundle.model)
     watch, arrived = Watch(bundle.model), Arrived(bundle)
     losses, norms, terms, still = [], [], [], []
     with steps.without_dropout(bundle.model):
@@ -108,6 +111,18 @@ def replay(bundle: Bundle, plan: list[Step], given: list[int]) -> Replay:
         moved=watch.moved(),
         shrunk=watch.shrunk(),
     )
+
+
+def stir_adapter(model: torch.nn.Module) -> None:
+    """Draw LoRA's matrices B, which begin at 0, the same in each replay.
+
+    With zeros there, step 0 would tell nothing of the adapter: neither what it adds to the layers nor the gradients of
+    its matrices A, which are all 0.
+    """
+    for name, weight in trained_tensors(model).items():
+        if ".lora_B." in name:
+            drawn = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            weight.data.copy_(STIRRED * torch.randn(weight.shape, generator=drawn))
 
 
 def _labels(batch: Batch) -> int:

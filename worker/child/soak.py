@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 
 from service.contract.child import ChildMessage, RunSoak
@@ -43,8 +44,9 @@ MOST_STEPS = 5000  # of a soak whose steps the job does not give
 MOST_SLOWING = 1.3
 LEAST_FOR_PACE = 15  # undisturbed steps, before their pace can be said to change
 REPEATED_EARLY = 7  # steps after the first, which are trained again at the end to tell whether steps became slower
+PAUSE_SECONDS = 30.0  # before they are trained a second time, where they were slower
 NOISE_BYTES = 4 << 20  # differences of memory between steps that are not taken for growth
-LEAST_REPEATS, MOST_REPEATS = 12, 60  # of one step, to tell a leak from what libraries keep for each new shape
+LEAST_REPEATS, MOST_REPEATS = 12, 120  # of one step, to tell a leak from what libraries keep for each new shape
 SAVE_EVERY = 20  # steps
 LEFT_FREE = 1 << 30  # bytes of disk that a save leaves free
 
@@ -72,7 +74,7 @@ class State:
     evaluation: Evaluation | None = None
     saved: int = 0
     live: list[int] = field(default_factory=list)
-    last_loss: float | None = None
+    losses: list[float] = field(default_factory=list)
 
     @classmethod
     def load(cls, file: Path | None, steps: int) -> State:
@@ -196,7 +198,7 @@ def soak(
         if rising >= 2:
             raise TrainingError(f"the allocator had to free its cache on two steps running (step {number})", "memory")
         if pace := growth(state.live):
-            confirm_growth(bundle, step, number, pace)
+            confirm_growth(bundle, step, number, pace, longest_pause(state.live))
             state.live = []  # it was the shapes' first time: watched anew from here
         if state.done % SAVE_EVERY == 0:
             state.save(file)
@@ -204,7 +206,7 @@ def soak(
     state.save(file)
     if slowing(paces):
         confirm_slowing(bundle, early, state.done)
-    seen = state.evaluation or evaluate(bundle, evaluation_size)
+    seen, by_fifth = state.evaluation or evaluate(bundle, evaluation_size), fifths(state.losses)
     return Soak(
         micro_batch_size=micro,
         steps=state.done,
@@ -222,7 +224,8 @@ def soak(
         peak_bytes=state.peak,
         retries=state.retries,
         growth_bytes=_thirds(state.live)[2] - _thirds(state.live)[0] if len(state.live) >= LEAST_FOR_GROWTH else None,
-        last_loss=state.last_loss,
+        last_loss=by_fifth[-1] if by_fifth else None,
+        lowest_loss=min(by_fifth, default=None),
     )
 
 
@@ -233,9 +236,17 @@ def _step(bundle: Bundle, step: Prepared, number: int, state: State) -> None:
     bundle.device.synchronize()
     result = optimizer_steps.StepResult(float(loss), float(norm))
     optimizer_steps.check(bundle, result, number)
-    state.done, state.last_loss = number + 1, result.loss
+    state.done = number + 1
+    state.losses.append(result.loss)
     state.peak = max(state.peak, bundle.device.peak())
     state.live.append(bundle.device.live())
+
+
+def fifths(losses: Sequence[float]) -> list[float]:
+    """The median loss of each fifth of the steps: single batches' losses differ by more than training changes them."""
+    ends = [len(losses) * part // 5 for part in range(6)]
+    parts = [losses[begin:end] for begin, end in pairwise(ends)]
+    return [statistics.median(part) for part in parts if part]
 
 
 def _thirds(live: Sequence[float]) -> tuple[float, float, float]:
@@ -260,19 +271,24 @@ def slowing(paces: list[float]) -> bool:
 
 
 def confirm_slowing(bundle: Bundle, early: list[tuple[Prepared, float]], done: int) -> None:
-    """TrainingError when early steps, trained again, take clearly longer than they did; `done` steps came before."""
-    times, repeated = [], State(len(early))
-    for step, seconds in early:
-        around, began = bundle.device.neighbours(), time.perf_counter()
-        _step(bundle, step, done, repeated)
-        taken = time.perf_counter() - began
-        share = bundle.device.others_share(around, bundle.device.neighbours())
-        if share is None or share <= MOST_OTHERS:
-            times.append(taken / seconds)
-    if times and statistics.median(times) > MOST_SLOWING:
-        raise TrainingError(
-            f"its steps became {statistics.median(times):.1f} times slower over {done} steps", "numbers"
-        )
+    """TrainingError when early steps, trained again, take clearly longer than they did; `done` steps came before.
+
+    They are trained once more after a pause, as a neighbour that the device cannot see may slow them for a while.
+    """
+    for pause in (0.0, PAUSE_SECONDS):
+        time.sleep(pause)
+        times, repeated = [], State(len(early))
+        for step, seconds in early:
+            around, began = bundle.device.neighbours(), time.perf_counter()
+            _step(bundle, step, done, repeated)
+            taken = time.perf_counter() - began
+            share = bundle.device.others_share(around, bundle.device.neighbours())
+            if share is None or share <= MOST_OTHERS:
+                times.append(taken / seconds)
+        slower = statistics.median(times) if times else 1.0
+        if slower <= MOST_SLOWING:
+            return
+    raise TrainingError(f"its steps became {slower:.1f} times slower over {done} steps", "numbers")
 
 
 def growth(live: list[int]) -> float:
@@ -288,13 +304,23 @@ def growth(live: list[int]) -> float:
     return 0.0
 
 
-def confirm_growth(bundle: Bundle, step: Prepared, number: int, pace: float) -> None:
+def longest_pause(live: Sequence[int]) -> int:
+    """The most steps in a row in which memory came to no new maximum: a leak may grow in jumps."""
+    longest = most = since = 0
+    for now in live:
+        since = 0 if now > most else since + 1
+        most, longest = max(most, now), max(longest, since)
+    return longest
+
+
+def confirm_growth(bundle: Bundle, step: Prepared, number: int, pace: float, pause: int = 0) -> None:
     """TrainingError when memory goes on growing at half of that pace or more while one and the same step is repeated.
 
     Libraries keep something for each shape that they meet, as oneDNN does on a CPU (its primitive cache), so that
-    memory also grows while shapes are new. A leak grows without them.
+    memory also grows while shapes are new. A leak grows without them. The step is repeated for three times the longest
+    pause in which memory did not grow, or each third of the repeats might miss a jump.
     """
-    repeats = min(max(LEAST_REPEATS, math.ceil(3 * NOISE_BYTES / pace)), MOST_REPEATS)
+    repeats = min(max(LEAST_REPEATS, math.ceil(3 * NOISE_BYTES / pace), 3 * (pause + 1)), MOST_REPEATS)
     repeated = State(repeats)
     for _ in range(repeats):
         _step(bundle, step, number, repeated)

@@ -1,7 +1,8 @@
 """Times the job's work unit: every micro batch by device marks, counting the timings that no other process disturbed.
 
-The unit's time is the sum over its batches of the median of their clean timings; its interval is a bootstrap over
-them. Mean tokens over the median step's seconds would not do: where lengths vary, that flatters grouping.
+The unit's time is the sum over its batches of the median of their clean timings, or of their mean where candidates take
+turns; its interval is a bootstrap over them. Mean tokens over the median step's seconds would not do: where lengths
+vary, that flatters grouping.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from training.samples import Step
 from worker.child import sizes, steps, typical
 from worker.child.arrange import shape_of
 from worker.child.build import Bundle
-from worker.child.pieces import Pieces, interval
+from worker.child.pieces import Pieces, interval, stalling
 from worker.child.turns import Turns
 from worker.child.windows import Mark, Window
 
@@ -219,7 +220,10 @@ class Unit:
     def timing(self) -> Timing:
         """The timing of the unit from the passes so far."""
         factor, of_steps = self.token_factor(), self._run_shapes.steps_a_token / self._unit_shapes.steps_a_token
-        seconds, low, high = (factor * one for one in interval(self._pieces(), self._away()))
+        pieces = self._pieces()
+        # What others do slows all that take turns, so that a stall is the candidate's own.
+        longer = factor * (stalling(pieces) if self.turns is not None else 1.0)
+        seconds, low, high = (longer * one for one in interval(pieces, self._away()))
         samples = [sample for step in self.plan for micro in step for row in micro for sample in row]
         shapes = [shape for number in range(len(self.plan)) for shape in self.shapes_in(number)]
         clocks = [clock for clock, _ in self.clocks]

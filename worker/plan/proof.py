@@ -16,7 +16,7 @@ from service.contract.child import FIRST_ROWS
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
-from service.contract.replay import Proof, Replay
+from service.contract.replay import Proof, Replay, loss_scale, widening
 from service.levers import LEVERS, chosen
 from service.levers.batching import BUDGETED, PACKED, ROWS
 from service.levers.optimizer import WHOLE_STEP
@@ -36,6 +36,9 @@ FIRST_LOSS, FIRST_NORM = {False: 1e-4, True: 5e-3}, {False: 2e-3, True: 5e-2}  #
 # By how much a single matrix's gradient in step 0 may differ, as a share of its norm: rounding of what nearly cancels
 # may be large, and what is wrong is larger. What is this small beside the median matrix's gradient is not looked at.
 FIRST_GRADIENT, NEXT_TO_NOTHING = 0.6, 0.01
+# How many times as large or as small a single matrix's gradient may be: rounding by the limit above, in a direction of
+# its own, makes it 1.17 times as large.
+FIRST_SIZE = 1.25
 LEAST_MOVEMENT = {False: 0.05, True: 0.15}  # the narrowest limit on how far from 1 the movement is, in the same way
 MOST_LOSS, MOST_MOVEMENT = 0.25, 0.5  # the widest limits, however much a job's own losses and movement differ
 SEEDS = 3.0  # times the difference that another seed makes to the reference's movement
@@ -45,10 +48,21 @@ HARDLY = 0.1  # of the reference's movement: a tensor that moves less does not l
 
 @dataclass(frozen=True)
 class Noise:
-    """How far the reference is from itself: in its losses at a rate 2% higher, in its movement under another seed."""
+    """How far the reference is from itself: in its losses at a rate 2% higher, in its movement under another seed.
+
+    Both were seen in `steps` steps.
+    """
 
     loss: float
     movement: float
+    steps: int
+
+    def of_step(self, step: int) -> float:
+        """How far the losses of a step, from 0, may be from one another by a rate 2% higher.
+
+        That moves the weights 2% further, so that a later step's losses differ by more, in proportion to the way.
+        """
+        return self.loss * max(1.0, (step + 1) / self.steps)
 
 
 def precise(measurement: Measurement) -> bool:
@@ -138,6 +152,7 @@ def noise(reference: Replay, faster: Replay, other_seed: Replay) -> Noise:
     return Noise(
         loss=max(_differences(faster, reference), default=0.0),
         movement=abs(_movement(other_seed, faster) * RATE_CHANGE - 1),
+        steps=len(faster.losses),
     )
 
 
@@ -146,9 +161,9 @@ def prove(
 ) -> Proof:
     """Compare a candidate's replay with the reference's, which is called `name`; both ran under the exposed `spec`."""
     rounds = not precise(candidate)
-    allowed_loss = min(max(noise.loss, ROUNDED if rounds else EXACT), MOST_LOSS)
+    largest, allowed_loss = _furthest(ours, reference, noise, ROUNDED if rounds else EXACT)
     allowed_movement = min(max(LEAST_MOVEMENT[rounds], SEEDS * noise.movement), MOST_MOVEMENT)
-    largest, movement = max(_differences(ours, reference), default=0.0), _movement(ours, reference)
+    movement = _movement(ours, reference)
     learns_otherwise = any(choice.changes_learning for choice in chosen(candidate.configuration.levers))
     reasons = _counted(spec, candidate, ours, reference) or _stood_still(ours, reference)
     reasons = reasons or _first_step(ours, reference, rounds, learns_otherwise)
@@ -174,8 +189,17 @@ def prove(
 
 
 def _differences(ours: Replay, theirs: Replay) -> list[float]:
+    """Of each step, how far its loss is from theirs, as a share of that; infinite where it is no number."""
     pairs = zip(ours.losses, theirs.losses, strict=False)
-    return [abs(one - other) / max(abs(other), 1e-9) for one, other in pairs]
+    shares = [abs(one - other) / loss_scale(abs(other)) for one, other in pairs]
+    return [share if math.isfinite(share) else math.inf for share in shares]
+
+
+def _furthest(ours: Replay, reference: Replay, noise: Noise, least: float) -> tuple[float, float]:
+    """(the difference of a step's losses, what is allowed of it): of the step in which that is the most beside this."""
+    away = _differences(ours, reference) or [0.0]
+    allowed = [min(max(noise.of_step(step), least), MOST_LOSS) for step in range(len(away))]
+    return max(zip(away, allowed, strict=True), key=lambda one: one[0] / one[1])
 
 
 def _movement(ours: Replay, theirs: Replay) -> float:
@@ -211,8 +235,12 @@ def _first_step(ours: Replay, reference: Replay, rounds: bool, learns_otherwise:
     if away > FIRST_LOSS[rounds]:
         share = f"{away:.2%} away from the reference's, {FIRST_LOSS[rounds]:.2%} allowed"
         return [f"step 0's loss on the untouched weights is {share}: it computes another loss"]
-    mine, other = ours.grad_norms[0], reference.grad_norms[0]
-    if mine is None or other is None or learns_otherwise or abs(mine / other - 1) <= FIRST_NORM[rounds]:
+    mine, other, allowed = (
+        ours.grad_norms[0],
+        reference.grad_norms[0],
+        FIRST_NORM[rounds] * widening(reference.losses[0]),
+    )
+    if mine is None or other is None or learns_otherwise or abs(mine / other - 1) <= allowed:
         return []
     return [f"step 0's gradients have norm {mine:.4g} where the reference's have {other:.4g}: it computes others"]
 
@@ -224,11 +252,16 @@ def _gradients(ours: Replay, reference: Replay) -> list[str]:
     """
     away = gradients_away(ours, reference)
     wrong = [name for name, far in away.items() if far > FIRST_GRADIENT]
+    if wrong:
+        worst = max(wrong, key=lambda name: away[name])
+        share = f"{away[worst]:.0%} away from the reference's, {FIRST_GRADIENT:.0%} allowed"
+        return [f"step 0's gradient of {worst} is {share} ({len(wrong)} of {len(away)} matrices): it computes others"]
+    sizes = gradient_sizes(ours, reference)
+    wrong = [name for name, size in sizes.items() if not 1 / FIRST_SIZE <= size <= FIRST_SIZE]
     if not wrong:
         return []
-    worst = max(wrong, key=lambda name: away[name])
-    share = f"{away[worst]:.0%} away from the reference's, {FIRST_GRADIENT:.0%} allowed"
-    return [f"step 0's gradient of {worst} is {share} ({len(wrong)} of {len(away)} matrices): it computes others"]
+    size = f"{sizes[wrong[0]]:.2f} times as large as the reference's"
+    return [f"step 0's gradient of {wrong[0]} is {size} ({len(wrong)} of {len(away)} matrices): it computes others"]
 
 
 def gradients_away(ours: Replay, reference: Replay) -> dict[str, float]:
@@ -238,6 +271,12 @@ def gradients_away(ours: Replay, reference: Replay) -> dict[str, float]:
     sizes = {name: norm / len(theirs[name]) ** 0.5 for name, norm in norms.items()}
     least = NEXT_TO_NOTHING * statistics.median(sizes.values()) if sizes else 0.0
     return {name: math.dist(mine[name], theirs[name]) / norms[name] for name, size in sizes.items() if size > least}
+
+
+def gradient_sizes(ours: Replay, reference: Replay) -> dict[str, float]:
+    """Matrix -> how many times as large step 0's gradient is as the reference's, of those that `gradients_away` has."""
+    mine, theirs = ours.gradients, reference.gradients
+    return {name: math.hypot(*mine[name]) / math.hypot(*theirs[name]) for name in gradients_away(ours, reference)}
 
 
 def _stood_still(ours: Replay, reference: Replay) -> list[str]:

@@ -11,7 +11,14 @@ import numpy as np
 
 from service.contract.job import JobSpec
 from service.contract.measurement import NORMAL, PROCESS_SPREAD, Block, Measurement
-from service.contract.objective import SMALLEST_WITHIN, counted_seconds, minimises_memory, score
+from service.contract.objective import (
+    SMALLEST_WITHIN,
+    counted_seconds,
+    counts_once,
+    minimises_memory,
+    score,
+    seconds_beside,
+)
 from service.contract.task import VerifyRequest
 
 SURE_WITHIN = 0.05  # half the width of the speed-up's interval at which it is settled
@@ -20,19 +27,38 @@ SEEN = 4  # pairs of processes that PROCESS_SPREAD counts as, beside the blocks'
 # least as wide as after four blocks, none would before a verification's last.
 TIED_WITHIN = 0.02
 
+# Standard deviation of the logarithm of what a run takes beside its steps (loading, compiling, evaluating), which a
+# trial sees once: chosen, not measured. Blocks do not tell it, however many there are.
+BESIDE_SPREAD = 0.1
+QUIET = 0.9  # the share of clean timings from which on a block counts as undisturbed
+
 Ratio = tuple[float, float, float]
 
 
 def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: Measurement) -> Ratio | None:
     """(their seconds over ours in the blocks that both ran in, low, high): the 95% interval. None without a block.
 
-    The seconds are those that the job's objective counts. The variance has two parts: that within a block, from its
-    turns or, where the candidates were not alive together, from the intervals of their timings; and that between pairs
-    of processes. Two or three blocks do not tell the latter by themselves, so it is estimated as if SEEN other pairs
-    had shown PROCESS_SPREAD, and is never less: blocks that scatter by more widen the interval (a scaled inverse
-    chi-squared prior; Gelman et al., Bayesian Data Analysis, section 2.6). The ratio is the blocks' median, in which a
-    block counts by the inverse of its variance, so that one which others disturbed says little beside quiet ones (a
-    random-effects meta-analysis: DerSimonian and Laird 1986).
+    The seconds are those that the job's objective counts. The interval is that of the blocks, wider by how unsure the
+    seconds beside the steps are, where these count.
+    """
+    found = by_blocks(spec, blocks, ours, theirs)
+    if found is None or not counts_once(spec):
+        return found
+    shares = [seconds_beside(spec, one) / counted_seconds(spec, one) for one in (ours, theirs)]
+    beside = [NORMAL * BESIDE_SPREAD * share for share in shares]
+    times = math.exp(math.hypot(math.log(found[2] / found[0]), *beside))
+    return found[0], found[0] / times, found[0] * times
+
+
+def by_blocks(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: Measurement) -> Ratio | None:
+    """`ratio` with the interval that blocks tell, and more blocks make narrower.
+
+    The variance has two parts: that within a block, from its turns or, where the candidates were not alive together,
+    from the intervals of their timings; and that between pairs of processes. Two or three blocks do not tell the latter
+    by themselves, so it is estimated as if SEEN other pairs had shown PROCESS_SPREAD, and is never less: blocks that
+    scatter by more widen the interval (a scaled inverse chi-squared prior; Gelman et al., Bayesian Data Analysis,
+    section 2.6). The ratio is the blocks' median, in which a block counts by the inverse of its variance, so that one
+    which others disturbed says little beside quiet ones (a random-effects meta-analysis: DerSimonian and Laird 1986).
     """
     logs, within, pairs = [], [], []
     for block in blocks:
@@ -47,12 +73,30 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
                 pairs.append((block, other))
     if not logs:
         return None
+    within = pooled(within, [is_quiet(*pair) for pair in pairs])
     weights = [1 / (one**2 + PROCESS_SPREAD**2) for one in within]
     shares = [one / sum(weights) for one in weights]
     middle, between = weighted_median(logs, shares), spread_of_pairs(logs)
     own = sum((share * one) ** 2 for share, one in zip(shares, within, strict=True))
     error = math.sqrt(own + between**2 / process_pairs(pairs, shares))
     return math.exp(middle), math.exp(middle - NORMAL * error), math.exp(middle + NORMAL * error)
+
+
+def pooled(errors: Sequence[float], quiet: Sequence[bool]) -> list[float]:
+    """The blocks' standard errors: all quiet ones have the same, and no other has less.
+
+    Of blocks that nobody disturbed, those in which a candidate happened not to stall scatter least. If each counted by
+    its own scatter, these would decide, and a configuration that stalls would seem as fast as one that does not.
+    """
+    of_quiet = [error**2 for error, is_one in zip(errors, quiet, strict=True) if is_one]
+    least = math.sqrt(statistics.fmean(of_quiet)) if of_quiet else 0.0
+    return [least if is_one else max(error, least) for error, is_one in zip(errors, quiet, strict=True)]
+
+
+def is_quiet(ours: Block, theirs: Block) -> bool:
+    """Whether it is known that hardly any of the two timings was disturbed by others."""
+    shares = [one.timing.clean_share if one.timing else None for one in (ours, theirs)]
+    return all(share is not None and share >= QUIET for share in shares)
 
 
 def weighted_median(values: Sequence[float], shares: Sequence[float]) -> float:
@@ -158,9 +202,9 @@ def settled(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) ->
     if not running:
         return True
     best = min(running, key=lambda one: costs[one.configuration.key])
-    if not is_sure(ratio(spec, blocks, best, request.baseline) if request.baseline else None):
+    if not is_sure(by_blocks(spec, blocks, best, request.baseline) if request.baseline else None):
         return False
-    others = [ratio(spec, blocks, best, one) for one in running if one is not best]
+    others = [by_blocks(spec, blocks, best, one) for one in running if one is not best]
     return all(found is None or found[1] > 1.0 or found[2] < 1 + TIED_WITHIN for found in others)
 
 
@@ -172,7 +216,7 @@ def _bounded(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -
     """
     bound = 1 / (1 + SMALLEST_WITHIN)
     for one in sorted(request.finalists, key=lambda one: score(spec, one)):
-        found = ratio(spec, blocks, one, request.baseline) if request.baseline else None
+        found = by_blocks(spec, blocks, one, request.baseline) if request.baseline else None
         if found is None and request.baseline is not None:
             continue  # it has failed in its block
         if found is None or found[1] >= bound:

@@ -54,7 +54,7 @@ def make(spec: JobSpec, method: Method, levers: dict[str, str], effective: int) 
 
 
 def repaired(spec: JobSpec, method: Method, levers: dict[str, str], choices: Space) -> dict[str, str]:
-    """The choices, with one of every two that exclude each other set back to its lever's baseline.
+    """The choices, with one of every two that exclude each other set back to its lever's baseline, if `choices` has it.
 
     With many levers, most random draws would otherwise be invalid because of two levers that hardly matter.
     """

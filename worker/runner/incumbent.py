@@ -85,7 +85,7 @@ class Incumbent:
     def meet(
         self, new: Contender, spec: JobSpec, on_progress: Callable[[str], None], ended: Callable[[], bool]
     ) -> Measurement:
-        """What a good trial measured, by turns with the best one where it is close to it; the faster one stays.
+        """What a good trial measured, by turns with the best one where it is close to it; the best one stays.
 
         The seconds of one that is not close are divided by how much slower the machine was in the latest turns, so that
         they compare with the best one's.
@@ -191,7 +191,10 @@ def _scaled(measured: Measurement, factor: float, note: str, told: dict[str, Any
 
 
 def _is_best(measured: Measurement, best: Measurement | None, best_seconds: float | None) -> bool:
-    """Whether a trial is the fastest so far: faster than `best`, or within CLOSE times `best_seconds`.
+    """Whether a trial is the fastest so far: surely faster than `best`, or within CLOSE times `best_seconds`.
+
+    Surely, by its interval: trials are told by their ratio to the best one, and where each that seems faster took its
+    place, only lucky ratios would, so that told seconds fell from trial to trial though all are as fast.
 
     The latter if no process of the best trial is alive (`best` is None). The search's first trial always is, and one of
     which only a part of the work unit was timed never.
@@ -199,7 +202,7 @@ def _is_best(measured: Measurement, best: Measurement | None, best_seconds: floa
     if measured.timing is None or measured.timing.timed_share < 1.0:
         return False
     if best is not None:
-        return _seconds(measured) < _seconds(best)
+        return measured.timing.high < _seconds(best)
     return best_seconds is None or _seconds(measured) <= CLOSE * best_seconds
 
 

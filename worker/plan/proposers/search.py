@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import product
 
 import numpy as np
 import optuna
@@ -16,14 +17,13 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 
 from service.contract.configuration import Configuration
-from service.contract.job import JobSpec, Method
 from service.contract.states import Origin
 from service.space import Space, applicable
 from worker.plan.grid import EFFECTIVE, Grid
 from worker.plan.memory_needs import memory_tables
 from worker.plan.prior import short_of_memory
 from worker.plan.proposers import Proposal
-from worker.plan.space import every, make, repaired
+from worker.plan.space import make, repaired
 from worker.plan.view import View
 
 MOST_ASKS = 16  # of the sampler, before a random configuration is taken
@@ -65,9 +65,8 @@ def ask(view: View, taken: set[str]) -> Configuration | None:
     tried before is told as FAIL.
     """
     spec, method, effectives = view.spec, view.method, view.effectives
-    choices = applicable(view.choices, method, spec.task)
-    if short_of_memory(view):
-        choices = _slim(view, choices)
+    everything = applicable(view.choices, method, spec.task)
+    choices = _slim(view, everything) if short_of_memory(view) else everything
     distributions: dict[str, CategoricalDistribution] = {
         name: CategoricalDistribution(options) for name, options in choices.items()
     }
@@ -80,16 +79,19 @@ def ask(view: View, taken: set[str]) -> Configuration | None:
             study.add_trial(create_trial(params=parameters, distributions=distributions, value=FAILED))
     for _ in range(MOST_ASKS):
         trial = study.ask(distributions)
-        levers = repaired(spec, method, {name: str(trial.params[name]) for name in choices}, choices)
+        levers = _repaired(view, {name: str(trial.params[name]) for name in choices}, choices, everything)
         made = make(spec, method, levers, int(trial.params[EFFECTIVE]))
         if made is not None and made.key not in taken:
             return made
         study.tell(trial, state=TrialState.FAIL)
-    return _any_left(spec, method, choices, effectives, taken)
+    return _any_left(view, choices, everything, taken)
 
 
 def _slim(view: View, choices: Space) -> Space:
-    """The choices of each lever that need about the least memory, by what the catalogue says of them."""
+    """The choices of each lever that need about the least memory, by what the catalogue says of them.
+
+    Those of two levers may all exclude each other, so that one of the two has to go back to its baseline.
+    """
     grid = Grid(view.spec, view.method, choices, view.effectives, [])
     tables = memory_tables(view, grid)
     found = {}
@@ -102,20 +104,32 @@ def _slim(view: View, choices: Space) -> Space:
     return {name: found[name] or choices[name] for name in choices}
 
 
-def _any_left(
-    spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...], taken: set[str]
-) -> Configuration | None:
+def _repaired(view: View, levers: dict[str, str], choices: Space, everything: Space) -> dict[str, str]:
+    """Levers of `choices` that exclude each other set back to their baselines: to such among `choices` if that helps.
+
+    Elsewhere to one that is only in `everything`.
+    """
+    found = repaired(view.spec, view.method, levers, choices)
+    return repaired(view.spec, view.method, found, everything)
+
+
+def _any_left(view: View, choices: Space, everything: Space, taken: set[str]) -> Configuration | None:
     """A random configuration that was not tried, where the sampler suggests only tried ones; None if none is left."""
+    spec, method, effectives = view.spec, view.method, view.effectives
+    rng = random.Random(spec.search.seed + len(taken))
     if math.prod(map(len, choices.values())) > MOST_LISTED:
-        rng = random.Random(spec.search.seed + len(taken))
         for _ in range(MOST_DRAWN):
             drawn = {name: rng.choice(options) for name, options in choices.items()}
-            made = make(spec, method, repaired(spec, method, drawn, choices), rng.choice(effectives))
+            made = make(spec, method, _repaired(view, drawn, choices, everything), rng.choice(effectives))
             if made is not None and made.key not in taken:
                 return made
         return None
-    left = [one for one in every(spec, method, choices, effectives) if one.key not in taken]
-    return random.Random(spec.search.seed + len(taken)).choice(left) if left else None
+    every: dict[str, Configuration] = {}
+    for combination in product(*choices.values()):
+        levers = _repaired(view, dict(zip(choices, combination, strict=True)), choices, everything)
+        made_of_sizes = (make(spec, method, levers, size) for size in effectives)
+        every |= {one.key: one for one in made_of_sizes if one is not None and one.key not in taken}
+    return rng.choice(list(every.values())) if every else None
 
 
 PROPOSER = Search()
