@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from peft.tuners.lora import LoraLayer
 
 from benchmarks.planted import faults
 from benchmarks.planted.faults import Plant, stepping, wrapped_optimizer
@@ -194,3 +196,19 @@ def test_data_of_few_samples_are_trained_again_until_there_are_steps_to_compare(
         given, plan = replays.arranged(bundle, 10, size, micro, SEED)
         trained = sorted(sample for step in plan for part in step for row in part for sample in row)
         assert len(plan) == 10 and trained == sorted(given) and len(given) == 10 * size
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(4, 1.0), (16, 32.0), (64, 512.0)])
+def test_an_adapter_is_drawn_small_beside_its_layers(llama: Path, functions: Path, rank: int, alpha: float) -> None:
+    """And the same each time, so that candidate and reference begin alike. A large alpha would else overflow."""
+    models = []
+    for _ in range(2):
+        models.append(tiny.bundle(tiny.job(llama, functions, lora={"r": rank, "alpha": alpha}), "lora").model)
+        replays.stir_adapter(models[-1])
+    first, second = (dict(one.named_parameters()) for one in models)
+    assert all(torch.equal(first[name], weight) for name, weight in second.items())
+    layers = [one for one in models[0].modules() if isinstance(one, LoraLayer)]
+    assert layers
+    for layer in layers:
+        added = layer.get_delta_weight("default")
+        assert 0.02 < added.std() / layer.get_base_layer().weight.std() < 1.0

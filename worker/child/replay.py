@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from peft.tuners.lora import LoraLayer
 
 from service.contract.child import FIRST_ROWS, RunReplay
 from service.contract.replay import Replay
@@ -28,7 +29,9 @@ Steps = tuple[tuple[int, ...], ...]  # the samples of each
 
 WATCHED = 4096  # weights of each trained tensor, spread over it: a copy of all weights might not fit
 COMPARED = 48  # values of the gradient of each trained matrix, spread over it
-STIRRED = 0.02  # standard deviation of an adapter's matrices B: about that of a model's own weights
+# Standard deviation of an adapter's matrices B, times its scaling and the square root of its rank: with peft's way of
+# drawing A, what the adapter adds is then about a tenth of weights of the usual size.
+STIRRED = 0.16
 LONGEST = 0.1  # of the samples are the longest of the data, because faults often show on long rows only
 
 
@@ -117,12 +120,13 @@ def stir_adapter(model: torch.nn.Module) -> None:
     """Draw LoRA's matrices B, which begin at 0, the same in each replay.
 
     With zeros there, step 0 would tell nothing of the adapter: neither what it adds to the layers nor the gradients of
-    its matrices A, which are all 0.
+    its matrices A, which are all 0. What is added is small beside a layer's own weights, whatever rank and alpha are.
     """
-    for name, weight in trained_tensors(model).items():
-        if ".lora_B." in name:
-            drawn = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            weight.data.copy_(STIRRED * torch.randn(weight.shape, generator=drawn))
+    for name, layer in model.named_modules():
+        for adapter, linear in layer.lora_B.items() if isinstance(layer, LoraLayer) else ():
+            drawn = torch.Generator().manual_seed(zlib.crc32(name.replace("_orig_mod.", "").encode()))
+            size = STIRRED / (layer.scaling[adapter] * layer.r[adapter] ** 0.5)
+            linear.weight.data.copy_(size * torch.randn(linear.weight.shape, generator=drawn))
 
 
 def _labels(batch: Batch) -> int:
