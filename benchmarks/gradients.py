@@ -98,7 +98,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     theirs = one_step(spec, reference, ours.steps)
     away = proof.gradients_away(ours, theirs)
     worst = max(away, key=lambda one: away[one])
-    size = max(max(one, 1 / one) for one in proof.gradient_sizes(ours, theirs).values())
+    size = max(max(one, 1 / max(one, 1e-9)) for one in proof.gradient_sizes(ours, theirs).values())
     norm = (ours.grad_norms[0] or 0.0) / (theirs.grad_norms[0] or 1.0) - 1
     return {
         "case": name,

@@ -17,20 +17,24 @@ def declared(
 ) -> dict[str, Any]:
     """Name -> the value that a file of a package declares as `constant`, of all files of its folders, the `path`.
 
-    `named` gives a value's name; without it that is the file's. `helpers` are the files that declare nothing.
-    ValueError names any other file without the constant, as it may misspell it, and files of which one would silently
-    take the other's place. Called again it finds files that have come since, as those of a folder that was added.
+    `named` gives a value's name; without it that is the file's. `helpers`, and files whose names begin with `_`,
+    declare nothing. ValueError names any other file without the constant, as it may misspell it, and files of which one
+    would silently take the other's place. Called again it finds files that have come since, as those of a folder that
+    was added.
     """
     found: dict[str, Any] = {}
     files: dict[str, str] = {}
-    for file in pkgutil.iter_modules(path):
-        if file.name in helpers:
+    every = [file.name for folder in path for file in pkgutil.iter_modules([folder])]
+    if twice := {file for file in every if every.count(file) > 1}:
+        raise ValueError(f"two folders of {package} have a file {min(twice)}.py, of which only one would be read")
+    for file in every:
+        if file in helpers or file.startswith("_"):
             continue
-        module = import_module(f"{package}.{file.name}")
+        module = import_module(f"{package}.{file}")
         if not hasattr(module, constant):
             raise ValueError(f"{module.__file__} declares no {constant}, and is not among the helpers of {package}")
         value = getattr(module, constant)
-        name = named(value) if named else file.name
+        name = named(value) if named else file
         if name in files:
             raise ValueError(f"{files[name]} and {module.__file__} both declare a {constant} named {name!r}")
         found[name], files[name] = value, str(module.__file__)

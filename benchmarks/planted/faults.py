@@ -60,7 +60,8 @@ def gradients_times(matrix: str, factor: float) -> Plant:
         def faulty(model: Any, recipe: Any) -> Any:
             optimizer = optimization.make_optimizer(model, recipe)
             every = [one for name, one in model.named_parameters() if matrix in name and one.requires_grad]
-            every[0].register_hook(lambda gradient: gradient * factor)
+            if not every[0]._backward_hooks:  # an optimizer is made more than once
+                every[0].register_hook(lambda gradient: gradient * factor)
             return optimizer
 
         patch.setattr(build, "make_optimizer", faulty)

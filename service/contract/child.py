@@ -111,6 +111,7 @@ class RunReplay(Contract):
     samples_a_step: int
     first_samples: int = Field(default=0, description="Of step 0, where it has more than the others; else 0.")
     steps: tuple[tuple[int, ...], ...] = ()
+    stirs: bool = Field(default=False, description="The adapter's matrices B, which begin at 0, are drawn.")
     stays: bool = STAYS
 
 

@@ -118,9 +118,9 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # that something t
 class Timing(Contract):
     """The job's work unit, timed at one micro batch size.
 
-    `seconds` is the sum over the unit's micro batches of the median of their clean timings, or, where `timed_share` is
-    below 1, of what their shapes predict; `low` and `high` are the ends of its 95% bootstrap interval.
-    `padded_tokens` counts what the device computed, `tokens` leaves padding out.
+    `seconds` is the sum over the unit's micro batches of the median of their clean timings, of the mean where
+    candidates take turns, or, where `timed_share` is below 1, of what their shapes predict; `low` and `high` are the
+    ends of its 95% bootstrap interval. `padded_tokens` counts what the device computed, `tokens` leaves padding out.
     """
 
     micro_batch_size: int
@@ -305,7 +305,7 @@ class Soak(Contract):
     peak_bytes: int | None = None
     last_loss: float | None = Field(default=None, description="The median loss of the last fifth of its steps.")
     lowest_loss: float | None = Field(
-        default=None, description="The least median loss of a fifth of its steps, the last one included."
+        default=None, description="The least median loss of a fifth of its steps, where there are 40 or more."
     )
 
 

@@ -28,17 +28,22 @@ NOISES: dict[str, proof.Noise] = {}  # by method, as a verification measures it 
 
 
 def replayed(
-    spec: JobSpec, candidate: Measurement, steps: tuple[tuple[int, ...], ...] = (), seed: int = SEED, rate: float = 1.0
+    spec: JobSpec,
+    candidate: Measurement,
+    steps: tuple[tuple[int, ...], ...] = (),
+    seed: int = SEED,
+    rate: float = 1.0,
+    stirs: bool = True,
 ) -> Replay:
     made = candidate.configuration
     bundle = tiny.built(spec, made.model_copy(update={"learning_rate": made.learning_rate * rate}), seed=seed)
     if steps:
         given, plan = replays.followed(steps, bundle.data.lengths, candidate.micro_batch_size or 1)
-        return replays.replay(bundle, plan, given)
+        return replays.replay(bundle, plan, given, stirs)
     size = proof.samples_a_step(candidate)
     count, micro = proof.STEPS[spec.search.verify], candidate.micro_batch_size or 1
     given, plan = replays.arranged(bundle, count, size, micro, seed, proof.first_samples(spec, candidate))
-    return replays.replay(bundle, plan, given)
+    return replays.replay(bundle, plan, given, stirs)
 
 
 @pytest.fixture
@@ -59,8 +64,8 @@ def proved(
         with monkeypatch.context() as patch:
             if plant:
                 plant(patch)
-            ours = replayed(spec, candidate)
-        theirs = replayed(spec, reference, ours.steps)
+            ours = replayed(spec, candidate, stirs=proof.stirs(candidate))
+        theirs = replayed(spec, reference, ours.steps, stirs=proof.stirs(candidate))
         if method not in NOISES:
             half = ours.steps[:5]
             faster = replayed(spec, reference, half, rate=proof.RATE_CHANGE)
@@ -85,6 +90,8 @@ GOOD: list[tuple[str, dict[str, str]]] = [
     ("full", {"checkpointing": "full", "head": "chunked"}),
     ("qlora", {"batching": "grouped"}),
     ("full", {"checkpointing": "selective"}),
+    ("lora", {"optimizer": "adamw-offloaded"}),
+    *(("lora", {"adapter": adapter}) for adapter in ("base-dtype", "attention-only", "rslora", "dora")),
 ]
 
 

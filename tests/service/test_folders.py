@@ -56,6 +56,21 @@ def test_a_file_without_the_constant_is_named(
         discover()
 
 
+def test_what_begins_with_an_underscore_declares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a folder's own share, beside the helpers that its package names."""
+    (tmp_path / "_shared.py").write_text("")
+    monkeypatch.setattr(service.tasks, "__path__", [*service.tasks.__path__, str(tmp_path)])
+    assert service.tasks.discover() == service.tasks.TASKS
+
+
+def test_a_file_that_another_folder_hides_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python imports the first of two modules of one name, whatever the second declares."""
+    (tmp_path / "causal_lm.py").write_text("TASK = None\n")
+    monkeypatch.setattr(service.tasks, "__path__", [*service.tasks.__path__, str(tmp_path)])
+    with pytest.raises(ValueError, match=r"two folders of service.tasks have a file causal_lm.py"):
+        service.tasks.discover()
+
+
 @pytest.mark.parametrize(
     ("package", "discover", "text"),
     [

@@ -44,7 +44,7 @@ def run_replay(request: RunReplay, bundle: Bundle) -> Replay:
         size = request.samples_a_step
         whole = size if bundle.recipe.steps_in_backward else micro
         given, plan = arranged(bundle, request.count, size, whole, request.seed, request.first_samples)
-    return replay(bundle, plan, given)
+    return replay(bundle, plan, given, request.stirs)
 
 
 def followed(given: Steps, lengths: list[int], micro: int) -> tuple[list[int], list[Step]]:
@@ -85,9 +85,11 @@ def samples(lengths: list[int], count: int, seed: int, effective: int) -> list[i
     return mixed
 
 
-def replay(bundle: Bundle, plan: list[Step], given: list[int]) -> Replay:
-    """Train a plan's steps on a bundle with untouched weights."""
-    stir_adapter(bundle.model)
+def replay(bundle: Bundle, plan: list[Step], given: list[int], stirs: bool = False) -> Replay:
+    """Train a plan's steps on a bundle with untouched weights, but for what `stir_adapter` draws where it `stirs`."""
+    if stirs:
+        stir_adapter(bundle.model)
+        steps.reset_optimizer(bundle)  # one that keeps a copy of the weights has copied the former ones
     watch, arrived = Watch(bundle.model), Arrived(bundle)
     losses, norms, terms, still = [], [], [], []
     with steps.without_dropout(bundle.model):

@@ -42,6 +42,7 @@ MOST_STEPS = 5000  # of a soak whose steps the job does not give
 # configuration fails its soak.
 # The last third of the steps over the first, in seconds a padded token; and early steps, trained again, over before.
 MOST_SLOWING = 1.3
+LEAST_FOR_FIFTHS = 40  # steps, before the losses of one fifth of them can be held against those of another
 LEAST_FOR_PACE = 15  # undisturbed steps, before their pace can be said to change
 REPEATED_EARLY = 7  # steps after the first, which are trained again at the end to tell whether steps became slower
 PAUSE_SECONDS = 30.0  # before they are trained a second time, where they were slower
@@ -198,7 +199,8 @@ def soak(
         if rising >= 2:
             raise TrainingError(f"the allocator had to free its cache on two steps running (step {number})", "memory")
         if pace := growth(state.live):
-            confirm_growth(bundle, step, number, pace, longest_pause(state.live))
+            pause = longest_pause(state.live[len(state.live) // 3 :])  # before, much is allocated for the first time
+            confirm_growth(bundle, step, number, pace, pause, seconds - (time.perf_counter() - started))
             state.live = []  # it was the shapes' first time: watched anew from here
         if state.done % SAVE_EVERY == 0:
             state.save(file)
@@ -225,7 +227,7 @@ def soak(
         retries=state.retries,
         growth_bytes=_thirds(state.live)[2] - _thirds(state.live)[0] if len(state.live) >= LEAST_FOR_GROWTH else None,
         last_loss=by_fifth[-1] if by_fifth else None,
-        lowest_loss=min(by_fifth, default=None),
+        lowest_loss=min(by_fifth) if len(state.losses) >= LEAST_FOR_FIFTHS else None,
     )
 
 
@@ -306,26 +308,30 @@ def growth(live: list[int]) -> float:
 
 def longest_pause(live: Sequence[int]) -> int:
     """The most steps in a row in which memory came to no new maximum: a leak may grow in jumps."""
-    longest = most = since = 0
-    for now in live:
+    longest = since = 0
+    most = live[0] if live else 0
+    for now in live[1:]:
         since = 0 if now > most else since + 1
         most, longest = max(most, now), max(longest, since)
     return longest
 
 
-def confirm_growth(bundle: Bundle, step: Prepared, number: int, pace: float, pause: int = 0) -> None:
+def confirm_growth(
+    bundle: Bundle, step: Prepared, number: int, pace: float, pause: int = 0, left: float = math.inf
+) -> None:
     """TrainingError when memory goes on growing at half of that pace or more while one and the same step is repeated.
 
     Libraries keep something for each shape that they meet, as oneDNN does on a CPU (its primitive cache), so that
     memory also grows while shapes are new. A leak grows without them. The step is repeated for three times the longest
-    pause in which memory did not grow, or each third of the repeats might miss a jump.
+    pause in which memory did not grow, or each third of the repeats might miss a jump; but for no more seconds than are
+    `left`, once it was repeated a dozen times.
     """
     repeats = min(max(LEAST_REPEATS, math.ceil(3 * NOISE_BYTES / pace), 3 * (pause + 1)), MOST_REPEATS)
-    repeated = State(repeats)
-    for _ in range(repeats):
+    repeated, until = State(repeats), time.perf_counter() + left
+    while len(repeated.live) < repeats and (len(repeated.live) < LEAST_REPEATS or time.perf_counter() < until):
         _step(bundle, step, number, repeated)
     first, _, last = _thirds(repeated.live)
-    grown = (last - first) / (repeats * 2 / 3)
+    grown = (last - first) / (len(repeated.live) * 2 / 3)
     if grown >= pace / 2:
         pace_mib = grown / 2**20
         sentence = f"memory held between steps keeps growing, by {pace_mib:.2f} MiB a step while one step is repeated"

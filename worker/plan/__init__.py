@@ -14,7 +14,7 @@ from service.space import blocked, unavailable
 from worker.plan.budget import GRACE_SHARE, Budget, searched_seconds
 from worker.plan.ending import nothing_worked
 from worker.plan.finalists import verification
-from worker.plan.proposers import asked, proposers
+from worker.plan.proposers import BadProposal, asked, proposers
 from worker.plan.proposers.improvement import promising
 from worker.plan.view import View, completed
 
@@ -110,4 +110,4 @@ def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], note
             waiting.remove(method)
 
 
-__all__ = ["plan"]
+__all__ = ["BadProposal", "plan"]

@@ -114,6 +114,16 @@ def references_of(candidate: Measurement, facts: HardwareFacts) -> list[tuple[st
     ]
 
 
+def stirs(candidate: Measurement) -> bool:
+    """Whether replays draw LoRA's matrices B: where the reference's adapter is of the same form as the candidate's."""
+    return candidate.configuration.method != "full" and not _learns_otherwise(candidate)
+
+
+def _learns_otherwise(candidate: Measurement) -> bool:
+    """Whether one of the candidate's choices changes what is learnt, which the user has allowed."""
+    return any(choice.changes_learning for choice in chosen(candidate.configuration.levers))
+
+
 def samples_a_step(candidate: Measurement) -> int:
     """How many samples a step has: two micro batches at least, where effective batch and data hold them."""
     micro, most = candidate.micro_batch_size or 1, candidate.configuration.effective_batch_size
@@ -164,7 +174,7 @@ def prove(
     largest, allowed_loss = _furthest(ours, reference, noise, ROUNDED if rounds else EXACT)
     allowed_movement = min(max(LEAST_MOVEMENT[rounds], SEEDS * noise.movement), MOST_MOVEMENT)
     movement = _movement(ours, reference)
-    learns_otherwise = any(choice.changes_learning for choice in chosen(candidate.configuration.levers))
+    learns_otherwise = _learns_otherwise(candidate)
     reasons = _counted(spec, candidate, ours, reference) or _stood_still(ours, reference)
     reasons = reasons or _first_step(ours, reference, rounds, learns_otherwise)
     if learns_otherwise:
@@ -189,17 +199,23 @@ def prove(
 
 
 def _differences(ours: Replay, theirs: Replay) -> list[float]:
-    """Of each step, how far its loss is from theirs, as a share of that; infinite where it is no number."""
+    """Of each step, how far its loss is from theirs, as a share of its `loss_scale`; infinite where no number."""
     pairs = zip(ours.losses, theirs.losses, strict=False)
     shares = [abs(one - other) / loss_scale(abs(other)) for one, other in pairs]
     return [share if math.isfinite(share) else math.inf for share in shares]
 
 
 def _furthest(ours: Replay, reference: Replay, noise: Noise, least: float) -> tuple[float, float]:
-    """(the difference of a step's losses, what is allowed of it): of the step in which that is the most beside this."""
-    away = _differences(ours, reference) or [0.0]
-    allowed = [min(max(noise.of_step(step), least), MOST_LOSS) for step in range(len(away))]
-    return max(zip(away, allowed, strict=True), key=lambda one: one[0] / one[1])
+    """(the difference of a step's losses, what is allowed of it): of the step in which that is the most beside this.
+
+    Both are shares of the reference's loss in that step.
+    """
+    found = []
+    for step, (away, loss) in enumerate(zip(_differences(ours, reference), reference.losses, strict=False)):
+        allowed = min(max(noise.of_step(step), least), MOST_LOSS)
+        times = loss_scale(loss) / max(loss, 1e-9)
+        found.append((away / allowed, away * times, allowed * times))
+    return max(found, default=(0.0, 0.0, least))[1:]
 
 
 def _movement(ours: Replay, theirs: Replay) -> float:
@@ -231,9 +247,9 @@ def _counted(spec: JobSpec, candidate: Measurement, ours: Replay, reference: Rep
 
 def _first_step(ours: Replay, reference: Replay, rounds: bool, learns_otherwise: bool) -> list[str]:
     """What is wrong with step 0, whose weights nothing has touched yet: its loss, or its gradients' norm."""
-    away = _differences(ours, reference)[0]
+    away, times = _differences(ours, reference)[0], loss_scale(reference.losses[0]) / max(reference.losses[0], 1e-9)
     if away > FIRST_LOSS[rounds]:
-        share = f"{away:.2%} away from the reference's, {FIRST_LOSS[rounds]:.2%} allowed"
+        share = f"{away * times:.2%} away from the reference's, {FIRST_LOSS[rounds] * times:.2%} allowed"
         return [f"step 0's loss on the untouched weights is {share}: it computes another loss"]
     mine, other, allowed = (
         ours.grad_norms[0],
@@ -260,8 +276,9 @@ def _gradients(ours: Replay, reference: Replay) -> list[str]:
     wrong = [name for name, size in sizes.items() if not 1 / FIRST_SIZE <= size <= FIRST_SIZE]
     if not wrong:
         return []
-    size = f"{sizes[wrong[0]]:.2f} times as large as the reference's"
-    return [f"step 0's gradient of {wrong[0]} is {size} ({len(wrong)} of {len(away)} matrices): it computes others"]
+    worst = max(wrong, key=lambda name: abs(math.log(max(sizes[name], 1e-9))))
+    size = f"{sizes[worst]:.2f} times as large as the reference's"
+    return [f"step 0's gradient of {worst} is {size} ({len(wrong)} of {len(away)} matrices): it computes others"]
 
 
 def gradients_away(ours: Replay, reference: Replay) -> dict[str, float]:
@@ -310,8 +327,8 @@ def _as_low(largest: float, allowed: float) -> list[str]:
 
 def _not_higher(ours: Replay, reference: Replay, allowed: float) -> list[str]:
     """All that is asked of a choice that learns otherwise, which the user has allowed."""
-    most = statistics.fmean(reference.losses) * (1 + max(allowed, HIGHER))
-    higher = statistics.fmean(ours.losses) > most
+    mean = statistics.fmean(reference.losses)
+    higher = statistics.fmean(ours.losses) > mean + loss_scale(mean) * max(allowed, HIGHER)
     return ["its losses are higher than the reference's on the same samples"] if higher else []
 
 

@@ -41,7 +41,11 @@ def ratio(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, theirs: M
     The seconds are those that the job's objective counts. The interval is that of the blocks, wider by how unsure the
     seconds beside the steps are, where these count.
     """
-    found = by_blocks(spec, blocks, ours, theirs)
+    return _widened(spec, by_blocks(spec, blocks, ours, theirs), ours, theirs)
+
+
+def _widened(spec: JobSpec, found: Ratio | None, ours: Measurement, theirs: Measurement) -> Ratio | None:
+    """A ratio by blocks with the interval of the whole run's seconds, as `ratio` says."""
     if found is None or not counts_once(spec):
         return found
     shares = [seconds_beside(spec, one) / counted_seconds(spec, one) for one in (ours, theirs)]
@@ -151,12 +155,12 @@ def chained(
         return direct
     found = []
     for one in others:
-        near, far = ratio(spec, blocks, ours, one), ratio(spec, blocks, one, theirs)
+        near, far = by_blocks(spec, blocks, ours, one), by_blocks(spec, blocks, one, theirs)
         if near is not None and far is not None:
             width = math.exp(math.hypot(math.log(near[2] / near[0]), math.log(far[2] / far[0])))
             middle = near[0] * far[0]
             found.append((middle, middle / width, middle * width))
-    return min(found, key=lambda one: one[2] / one[0], default=None)
+    return _widened(spec, min(found, key=lambda one: one[2] / one[0], default=None), ours, theirs)
 
 
 def standard_error(ours: Block, theirs: Block) -> float:
@@ -244,7 +248,7 @@ def certainly_slower(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block,
         faster, most = (request.baseline,) if request.baseline else (), 1 + SMALLEST_WITHIN
     for one in request.finalists:
         for other in faster:
-            times = ratio(spec, blocks, other, one) if other is not one else None
+            times = by_blocks(spec, blocks, other, one) if other is not one else None
             if times and times[1] > most:
                 found.add(one.configuration.key)
     return found

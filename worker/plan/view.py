@@ -29,7 +29,7 @@ class View:
     `history` are the method's finished measurements in finish order; `good` those that may be recommended, best first;
     `earlier` trials of other jobs that tell something of it; `under_way` the trials of all methods that are queued or
     run, or were proposed a moment ago; `taken` the keys of all configurations tried or under way, `repeated` of those
-    among them that no repeat is left of; `lacks` the choices that the job's model was found to lack, and why; `choices`
+    that were repeated, or are under way; `lacks` the choices that the job's model was found to lack, and why; `choices`
     the search space without these; `effectives` the effective batch sizes to try, in samples.
     """
 
@@ -46,11 +46,16 @@ class View:
         repeats = (one.request for one in known.history if one.request.origin is Origin.repeat)
         self.repeated = {one.configuration.key for one in (*repeats, *self.under_way)}
         self.lacks = {name: reason for one in measured for name, reason in one.lacks.items()}
-        self.choices = without(space(self.spec, self.facts, self.is_half()), self.lacks)
+        self.choices = without(space(self.spec, self.facts, self.is_half()), self._lacks_that_count())
         self.earlier = self._earlier()
         self._datasets = {one.dataset.fingerprint for one in self.history if one.dataset}
         rows = next((one.dataset.rows for one in self.history if one.dataset), None)
         self.effectives = effective_choices(self.spec, rows)
+
+    def _lacks_that_count(self) -> set[str]:
+        """What the model lacks, but for choices that the job fixes and that do nothing where they are lacked."""
+        fixed = {f"{name}={one}" for name, one in self.spec.search.fixed.items() if LEVERS[name].may_do_nothing}
+        return self.lacks.keys() - fixed
 
     def is_half(self) -> bool:
         """Whether the checkpoint's weights have 16 bits, as a trial in the checkpoint's own format found."""

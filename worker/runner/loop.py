@@ -256,9 +256,12 @@ class Loop:
             return ended() or self._stopping.is_set()
 
         if claim.kind is TaskKind.plan:
-            from worker.plan import plan  # imported here, as a worker that only measures needs no Optuna
+            from worker.plan import BadProposal, plan  # imported here, as a worker that only measures needs no Optuna
 
-            decision = plan(self._persist(lambda: broker.plan_input(claim)))
+            try:
+                decision = plan(self._persist(lambda: broker.plan_input(claim)))
+            except BadProposal as error:
+                raise JobFailed(f"The search failed: {error}.") from error
             return lambda: broker.finish_plan(claim, decision)
         if claim.kind is TaskKind.estimate:
             estimate = answer(self.bench, claim, lease.show, ended)

@@ -45,6 +45,7 @@ class Prover:
             count=judged.STEPS[spec.search.verify],
             samples_a_step=judged.samples_a_step(candidate),
             first_samples=judged.first_samples(spec, candidate),
+            stirs=judged.stirs(candidate),
         )
         ours = self._replay(asked, "candidate")
         if not isinstance(ours, Replay):

@@ -156,13 +156,13 @@ class Verifier:
 
         Such a block is to order finalists whose speed-ups are known already.
         """
-        from worker.plan.ratios import is_sure, ratio
+        from worker.plan.ratios import by_blocks, is_sure
 
         blocks, baseline = tuple(self._blocks), self._request.baseline
         if not self._quick or not blocks or len(finalists) == 1 or baseline is None or self._rested:
             self._rested = False
             return False
-        self._rested = all(is_sure(ratio(self._spec, blocks, one, baseline)) for one in finalists)
+        self._rested = all(is_sure(by_blocks(self._spec, blocks, one, baseline)) for one in finalists)
         return self._rested
 
     def _run_block(self, candidates: list[Measurement]) -> None:

@@ -27,8 +27,8 @@ from worker.plan.space import make, repaired
 from worker.plan.view import View
 
 MOST_ASKS = 16  # of the sampler, before a random configuration is taken
-MOST_LISTED = 10_000  # combinations up to which all are listed to choose from
-MOST_DRAWN = 200  # random draws where there are more combinations
+MOST_DRAWN = 200  # random draws before all combinations are listed
+MOST_LISTED = 10_000  # combinations that are listed at most
 MOST_UNAFFORDABLE = 8  # configurations for which there is no time, before the proposer gives up
 FAILED = 1.0  # what the sampler is told of a failed trial
 # How much more memory than the least of a lever's choices still counts as about as little: in the logarithm of
@@ -105,9 +105,9 @@ def _slim(view: View, choices: Space) -> Space:
 
 
 def _repaired(view: View, levers: dict[str, str], choices: Space, everything: Space) -> dict[str, str]:
-    """Levers of `choices` that exclude each other set back to their baselines: to such among `choices` if that helps.
+    """The levers, those that exclude each other set back to their baselines.
 
-    Elsewhere to one that is only in `everything`.
+    That is to a baseline among `choices` where there is one, and else to one that only `everything` has.
     """
     found = repaired(view.spec, view.method, levers, choices)
     return repaired(view.spec, view.method, found, everything)
@@ -117,19 +117,19 @@ def _any_left(view: View, choices: Space, everything: Space, taken: set[str]) ->
     """A random configuration that was not tried, where the sampler suggests only tried ones; None if none is left."""
     spec, method, effectives = view.spec, view.method, view.effectives
     rng = random.Random(spec.search.seed + len(taken))
+    for _ in range(MOST_DRAWN):
+        drawn = {name: rng.choice(options) for name, options in choices.items()}
+        made = make(spec, method, _repaired(view, drawn, choices, everything), rng.choice(effectives))
+        if made is not None and made.key not in taken:
+            return made
     if math.prod(map(len, choices.values())) > MOST_LISTED:
-        for _ in range(MOST_DRAWN):
-            drawn = {name: rng.choice(options) for name, options in choices.items()}
-            made = make(spec, method, _repaired(view, drawn, choices, everything), rng.choice(effectives))
-            if made is not None and made.key not in taken:
-                return made
         return None
-    every: dict[str, Configuration] = {}
+    left: dict[str, Configuration] = {}
     for combination in product(*choices.values()):
         levers = _repaired(view, dict(zip(choices, combination, strict=True)), choices, everything)
-        made_of_sizes = (make(spec, method, levers, size) for size in effectives)
-        every |= {one.key: one for one in made_of_sizes if one is not None and one.key not in taken}
-    return rng.choice(list(every.values())) if every else None
+        of_sizes = (make(spec, method, levers, size) for size in effectives)
+        left |= {one.key: one for one in of_sizes if one is not None and one.key not in taken}
+    return rng.choice(list(left.values())) if left else None
 
 
 PROPOSER = Search()
