@@ -152,16 +152,6 @@ def test_the_baseline_is_what_transformers_takes_where_the_model_lacks_sdpa(spec
     assert best and best.evidence.baseline and best.evidence.baseline.configuration == again.configuration
 
 
-def test_a_fixed_choice_that_does_nothing_on_the_model_is_searched_with(spec: Spec, facts: Facts) -> None:
-    """A vocabulary that is a multiple already: each trial has what was fixed, and none is refused for that."""
-    job = spec(search={"trials": 6, "fixed": {"vocabulary": "multiple-8"}})
-    lacks = {"vocabulary=multiple-8": "it is a multiple of 8 already", "vocabulary=multiple-64": "and of 64"}
-    records = [record(measured(configuration(), 10.0, lacks=lacks), Origin.baseline)]
-    known = PlanInput(spec=job, facts=facts(), history=tuple(records), next_number=2)
-    (request,) = plan(known).trials
-    assert request.configuration.levers["vocabulary"] == "multiple-8"
-
-
 def test_a_fixed_choice_that_the_model_lacks_ends_the_job_with_a_sentence(spec: Spec, facts: Facts) -> None:
     job = spec(search={"fixed": {"attention": "sdpa"}})
     lacks = {"attention=sdpa": "Gemma2ForCausalLM does not support it"}

@@ -108,6 +108,16 @@ def test_a_precision_that_the_model_lacks_stays_left_out_of_half_a_checkpoints_t
     assert View(known, "lora").choices["precision"] == ("checkpoint",)
 
 
+def test_a_fixed_choice_that_does_nothing_on_the_model_is_searched_with(spec: Spec, facts: Facts) -> None:
+    """A vocabulary that is a multiple already: each trial has what was fixed, and none is refused for that."""
+    job = spec(search={"trials": 6, "fixed": {"vocabulary": "multiple-8"}})
+    lacks = {"vocabulary=multiple-8": "it is a multiple of 8 already", "vocabulary=multiple-64": "and of 64"}
+    records = [record(measured(configuration(), 10.0, lacks=lacks), Origin.baseline)]
+    known = PlanInput(spec=job, facts=facts(), history=tuple(records), next_number=2)
+    (request,) = plan(known).trials
+    assert request.configuration.levers["vocabulary"] == "multiple-8"
+
+
 def test_where_memory_is_short_only_what_needs_little_is_drawn(spec: Spec, facts: Facts) -> None:
     """An optimizer with two numbers a weight is no news where one without any did not fit."""
     job = spec(method="full", search={"trials": 50, "quality": "allow"})
