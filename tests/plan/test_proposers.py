@@ -17,6 +17,7 @@ from service.contract.task import PlanInput
 from service.levers import LEVERS
 from service.levers.base import Exclusion
 from tests.factory import configuration, failed, history, measured, record, timing
+from worker.plan import plan
 from worker.plan.proposers import name_of, proposers
 from worker.plan.proposers.improvement import ExpectedImprovement
 from worker.plan.proposers.micro_batches import neighbours, pending

@@ -54,7 +54,7 @@ class Simulation:
         self.now, self.started_count = 0.0, 0
         self.faults: dict[str, Fault] = {}
         self._own = threading.local()
-        clock = SimpleNamespace(perf_counter=lambda: self._own.device.host)
+        clock = SimpleNamespace(perf_counter=lambda: self._own.device.host, sleep=lambda _: None)
         monkeypatch.setattr("worker.devices.open_device", self._open)
         monkeypatch.setattr(timing, "time", clock)
         monkeypatch.setattr(soak, "time", clock)
