@@ -64,7 +64,7 @@ def model_of(folder: Path, times: float) -> Path:
     return folder
 
 
-def one_step(spec: JobSpec, candidate: Measurement, steps: replays.Steps = ()) -> Replay:
+def one_step(spec: JobSpec, candidate: Measurement, stirs: bool, steps: replays.Steps = ()) -> Replay:
     """What a configuration does in one step: its own, or one of the samples that are given."""
     place = Workplace(device="cpu", data_roots=(ROOT, Path(spec.model.source)), hub_cache=ROOT)
     bundle = build(spec, candidate.configuration, open_device("cpu"), place, SEED)
@@ -72,7 +72,7 @@ def one_step(spec: JobSpec, candidate: Measurement, steps: replays.Steps = ()) -
         given, plan = replays.followed(steps, bundle.data.lengths, MICRO)
     else:
         given, plan = replays.arranged(bundle, 1, proof.samples_a_step(candidate), MICRO, SEED)
-    return replays.replay(bundle, plan, given)
+    return replays.replay(bundle, plan, given, stirs)
 
 
 def measure(name: str, folder: Path) -> dict[str, Any]:
@@ -92,10 +92,10 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     try:
         if name == FAULT:
             faults.rotates_in_place(faults.Forever())
-        ours = one_step(spec, candidate)
+        ours = one_step(spec, candidate, proof.stirs(candidate))
     finally:
         modeling_llama.apply_rotary_pos_emb = rotary
-    theirs = one_step(spec, reference, ours.steps)
+    theirs = one_step(spec, reference, proof.stirs(candidate), ours.steps)
     away = proof.gradients_away(ours, theirs)
     worst = max(away, key=lambda one: away[one])
     size = max(max(one, 1 / max(one, 1e-9)) for one in proof.gradient_sizes(ours, theirs).values())

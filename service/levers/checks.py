@@ -44,8 +44,8 @@ def mistakes(levers: Mapping[str, Lever], circumstances: Mapping[str, Collection
 
 def _of_lever(lever: Lever, circumstances: Mapping[str, Collection[str]]) -> Iterator[str]:
     """What is wrong with a lever itself, as the rest of a sentence."""
-    if len(set(lever.names)) < max(2, len(lever.names)):
-        yield "needs two choices or more, each with a name of its own"
+    if len(set(lever.names)) < max(1, len(lever.names)):
+        yield "needs choices, each with a name of its own"
     named = [*(lever.simulated or ()), lever.reference or lever.baseline]
     kin = [choice for family in lever.families for choice in family]
     if unknown := {lever.baseline, *named, *kin} - set(lever.names):

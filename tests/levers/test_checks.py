@@ -66,7 +66,7 @@ def test_what_a_choice_says_is_read_and_possible(changes: dict[str, Any], senten
         (replace(NEW, tasks=("causal_lm",)), "the lever new is for tasks that there are not: causal_lm; there are: "),
         (replace(NEW, simulated=("of",)), "the lever new names choices that it does not have: of"),
         (replace(NEW, families=(("on", "off"), ("on",))), "the lever new has a choice in two families"),
-        (replace(NEW, choices=(OFF, OFF)), "the lever new needs two choices or more, each with a name of its own"),
+        (replace(NEW, choices=(OFF, OFF)), "the lever new needs choices, each with a name of its own"),
         (replace(NEW, choices=(replace(OFF, effect=Effect(0.9)), ON)), "new=off is the baseline, and expected effects"),
         (replace(NEW, together=(Together({"new": ("on",)}, 0.9, ""),)), "the lever new has a rule on new, which has"),
         (replace(NEW, together=(Together({"new": ("on",), "task": ("x",)}, 0.9, ""),)), "the lever new has a rule on"),
