@@ -6,13 +6,13 @@ from pydantic import Field
 
 from service.contract.base import Contract
 
-# Nats. Below SURE a loss's rounding is larger than its share, up to MOST_WIDER times; below LEAST_LOSS no difference
-# that matters is as small as a share of it.
+# In nats. A tolerance is a share of the loss where that is SURE or more. Of a smaller loss it is up to MOST_WIDER times
+# as large a share, and it is never less than the same share of LEAST_LOSS.
 SURE, MOST_WIDER, LEAST_LOSS = 1.0, 5.0, 0.1
 
 
 def loss_scale(loss: float) -> float:
-    """The loss, in nats, of which a tolerance is a share, where a mean loss that is computed otherwise is compared.
+    """The nats of which a tolerance is a share, where a mean loss is compared with another way of computing it.
 
     A model that is sure of its data has large logits, and 16 bits round a logit of 8 by up to 0.03: that changes what
     is left of the loss, and its gradients, by 3%, however small they are.
@@ -20,9 +20,14 @@ def loss_scale(loss: float) -> float:
     return max(loss, min(SURE, MOST_WIDER * loss), LEAST_LOSS)
 
 
+def scale_over(loss: float) -> float:
+    """How many times the loss its `loss_scale` is: by that a tolerance of the loss is a larger share of the loss."""
+    return loss_scale(loss) / max(loss, 1e-9)
+
+
 def widening(loss: float) -> float:
     """How many times as far from one another rounding may put two gradients' norms where the mean loss is `loss`."""
-    return min(MOST_WIDER, loss_scale(loss) / max(loss, 1e-9))
+    return min(MOST_WIDER, scale_over(loss))
 
 
 class Replay(Contract):

@@ -70,6 +70,14 @@ def end(queue: Queue, claim: TrialClaim, **changes: Any) -> Measurement:
     return made
 
 
+def second_of_two(queue: Queue) -> TrialClaim:
+    """The second of two trials, which is under way; the first has ended."""
+    decide(queue, trials=(request(1), request(2, batching="sorted")))
+    first, second = trial(queue), trial(queue)
+    end(queue, first)
+    return second
+
+
 def stored(engine: Engine, job_id: str) -> Job:
     with Session(engine) as session:
         return jobs.get(session, job_id)
@@ -85,9 +93,7 @@ def test_a_verification_is_not_begun_by_a_plan_that_did_not_know_the_last_trial(
     queue: Queue, engine: Engine, job_id: str
 ) -> None:
     """That trial may be faster than all finalists; another plan decides with it."""
-    decide(queue, trials=(request(1), request(2, batching="sorted")))
-    first, second = trial(queue), trial(queue)
-    end(queue, first)
+    second = second_of_two(queue)
     claim = planning(queue)
     end(queue, second)
     queue.finish_plan(claim, PlanDecision(verify=CHECK, phase=JobPhase.verifying, notes=("a note",)))
@@ -114,9 +120,7 @@ def test_a_plan_that_waits_for_a_trial_under_way_does_not_end_the_job(
     queue: Queue, engine: Engine, job_id: str
 ) -> None:
     """As the last of its trials begins, a plan of an earlier one's end may find nothing further to do."""
-    decide(queue, trials=(request(1), request(2, batching="sorted")))
-    first, second = trial(queue), trial(queue)
-    end(queue, first)
+    second = second_of_two(queue)
     decide(queue)
     assert stored(engine, job_id).status is JobStatus.running
     end(queue, second)
@@ -159,9 +163,7 @@ def test_a_trial_that_ends_after_its_job_is_kept_and_changes_no_answer(
     queue: Queue, engine: Engine, job_id: str
 ) -> None:
     """The user was told the answer as the final one."""
-    decide(queue, trials=(request(1), request(2, batching="sorted")))
-    first, second = trial(queue), trial(queue)
-    end(queue, first)
+    second = second_of_two(queue)
     queue.stop(job_id)
     end(queue, second, seconds=5.0)
     job = stored(engine, job_id)
@@ -227,9 +229,7 @@ def test_a_job_that_fails_has_its_last_answer_as_the_final_one_and_ends_its_othe
 
 
 def test_a_failure_after_the_end_does_not_fail_a_job(queue: Queue, engine: Engine, job_id: str) -> None:
-    decide(queue, trials=(request(1), request(2, batching="sorted")))
-    first, second = trial(queue), trial(queue)
-    end(queue, first)
+    second = second_of_two(queue)
     queue.stop(job_id)
     queue.fail(second, "the disk is full")
     job = stored(engine, job_id)

@@ -11,7 +11,7 @@ from service.contract.child import Built, ProbeStarted, Progress, Workplace
 from service.contract.job import JobSpec
 from service.contract.measurement import PREPARE, DatasetFacts, Measurement, Outcome, Probe, Timing
 from service.contract.objective import evaluations, minimises_memory
-from service.contract.replay import loss_scale, widening
+from service.contract.replay import scale_over, widening
 from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRequest
 from service.levers import LEVERS
@@ -326,7 +326,7 @@ def check_reference(
         allowed = LEARNS_OTHERWISE
     loss = max(request.reference_loss, 1e-9)
     for what, ours, theirs, most in (
-        ("loss", result.loss, loss, allowed[0] * loss_scale(loss) / loss),
+        ("loss", result.loss, loss, allowed[0] * scale_over(loss)),
         ("gradient norm", result.grad_norm, request.reference_grad_norm, allowed[1] * widening(loss)),
     ):
         away = abs(ours - theirs) / max(abs(theirs), 1e-12)

@@ -277,20 +277,25 @@ def confirm_slowing(bundle: Bundle, early: list[tuple[Prepared, float]], done: i
 
     They are trained once more after a pause, as a neighbour that the device cannot see may slow them for a while.
     """
-    for pause in (0.0, PAUSE_SECONDS):
-        time.sleep(pause)
-        times, repeated = [], State(len(early))
-        for step, seconds in early:
-            around, began = bundle.device.neighbours(), time.perf_counter()
-            _step(bundle, step, done, repeated)
-            taken = time.perf_counter() - began
-            share = bundle.device.others_share(around, bundle.device.neighbours())
-            if share is None or share <= MOST_OTHERS:
-                times.append(taken / seconds)
-        slower = statistics.median(times) if times else 1.0
-        if slower <= MOST_SLOWING:
-            return
-    raise TrainingError(f"its steps became {slower:.1f} times slower over {done} steps", "numbers")
+    if times_as_long(bundle, early, done) <= MOST_SLOWING:
+        return
+    time.sleep(PAUSE_SECONDS)
+    slower = times_as_long(bundle, early, done)
+    if slower > MOST_SLOWING:
+        raise TrainingError(f"its steps became {slower:.1f} times slower over {done} steps", "numbers")
+
+
+def times_as_long(bundle: Bundle, early: list[tuple[Prepared, float]], done: int) -> float:
+    """How many times as long early steps take when they are trained again: the median of the undisturbed, 1 without."""
+    times, repeated = [], State(len(early))
+    for step, seconds in early:
+        around, began = bundle.device.neighbours(), time.perf_counter()
+        _step(bundle, step, done, repeated)
+        taken = time.perf_counter() - began
+        share = bundle.device.others_share(around, bundle.device.neighbours())
+        if share is None or share <= MOST_OTHERS:
+            times.append(taken / seconds)
+    return statistics.median(times) if times else 1.0
 
 
 def growth(live: list[int]) -> float:

@@ -16,7 +16,7 @@ from service.contract.child import FIRST_ROWS
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement
-from service.contract.replay import Proof, Replay, loss_scale, widening
+from service.contract.replay import Proof, Replay, loss_scale, scale_over, widening
 from service.levers import LEVERS, chosen
 from service.levers.batching import BUDGETED, PACKED, ROWS
 from service.levers.optimizer import WHOLE_STEP
@@ -213,8 +213,7 @@ def _furthest(ours: Replay, reference: Replay, noise: Noise, least: float) -> tu
     found = []
     for step, (away, loss) in enumerate(zip(_differences(ours, reference), reference.losses, strict=False)):
         allowed = min(max(noise.of_step(step), least), MOST_LOSS)
-        times = loss_scale(loss) / max(loss, 1e-9)
-        found.append((away / allowed, away * times, allowed * times))
+        found.append((away / allowed, away * scale_over(loss), allowed * scale_over(loss)))
     return max(found, default=(0.0, 0.0, least))[1:]
 
 
@@ -247,16 +246,16 @@ def _counted(spec: JobSpec, candidate: Measurement, ours: Replay, reference: Rep
 
 def _first_step(ours: Replay, reference: Replay, rounds: bool, learns_otherwise: bool) -> list[str]:
     """What is wrong with step 0, whose weights nothing has touched yet: its loss, or its gradients' norm."""
-    away, times = _differences(ours, reference)[0], loss_scale(reference.losses[0]) / max(reference.losses[0], 1e-9)
+    away, first = _differences(ours, reference)[0], reference.losses[0]
     if away > FIRST_LOSS[rounds]:
-        share = f"{away * times:.2%} away from the reference's, {FIRST_LOSS[rounds] * times:.2%} allowed"
-        return [f"step 0's loss on the untouched weights is {share}: it computes another loss"]
-    mine, other, allowed = (
-        ours.grad_norms[0],
-        reference.grad_norms[0],
-        FIRST_NORM[rounds] * widening(reference.losses[0]),
-    )
-    if mine is None or other is None or learns_otherwise or abs(mine / other - 1) <= allowed:
+        shares = (
+            f"{away * scale_over(first):.2%} away from the reference's, {FIRST_LOSS[rounds] * scale_over(first):.2%}"
+        )
+        return [f"step 0's loss on the untouched weights is {shares} allowed: it computes another loss"]
+    mine, other = ours.grad_norms[0], reference.grad_norms[0]
+    if mine is None or other is None or learns_otherwise:
+        return []
+    if abs(mine / other - 1) <= FIRST_NORM[rounds] * widening(first):
         return []
     return [f"step 0's gradients have norm {mine:.4g} where the reference's have {other:.4g}: it computes others"]
 

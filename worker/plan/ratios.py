@@ -26,7 +26,6 @@ SEEN = 4  # pairs of processes that PROCESS_SPREAD counts as, beside the blocks'
 # Candidates whose ratio is surely this close to 1 count as tied. With less than PROCESS_SPREAD, which intervals are at
 # least as wide as after four blocks, none would before a verification's last.
 TIED_WITHIN = 0.02
-
 # Standard deviation of the logarithm of what a run takes beside its steps (loading, compiling, evaluating), which a
 # trial sees once: chosen, not measured. Blocks do not tell it, however many there are.
 BESIDE_SPREAD = 0.1
@@ -62,7 +61,8 @@ def by_blocks(spec: JobSpec, blocks: tuple[Block, ...], ours: Measurement, their
     by themselves, so it is estimated as if SEEN other pairs had shown PROCESS_SPREAD, and is never less: blocks that
     scatter by more widen the interval (a scaled inverse chi-squared prior; Gelman et al., Bayesian Data Analysis,
     section 2.6). The ratio is the blocks' median, in which a block counts by the inverse of its variance, so that one
-    which others disturbed says little beside quiet ones (a random-effects meta-analysis: DerSimonian and Laird 1986).
+    which others disturbed says little (a random-effects meta-analysis: DerSimonian and Laird 1986); quiet ones count
+    alike.
     """
     logs, within, pairs = [], [], []
     for block in blocks:
