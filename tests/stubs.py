@@ -371,6 +371,13 @@ def without_pages(_request: bytes, _messages: Connection, lifeline: Connection, 
     os._exit(1)
 
 
+def without_threads(_request: bytes, _messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
+    """OpenMP, which ends the process where a tight cap has no room for the stacks of its threads."""
+    isolate(lifeline, scratch)
+    print("\nlibgomp: Thread creation failed: Resource temporarily unavailable", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def aborting(_request: bytes, _messages: Connection, lifeline: Connection, scratch: str, _lock: object) -> None:
     """A Rust library that ends the process when it is refused memory, as tokenizers does under a tight cap."""
     isolate(lifeline, scratch)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from service.contract.child import MESSAGE, ChildFailed, RunBlock, RunTrial
+from service.contract.child import MESSAGE, ChildFailed, OutOfMemory, RunBlock, RunTrial
 from service.contract.measurement import Outcome
 from service.contract.states import Origin
 from service.contract.task import TrialRequest
 from tests.child import tiny
 from tests.factory import configuration
+from training.errors import TrainingError
 from worker.child import again, entry, measure
 from worker.child.build import build
 
@@ -29,6 +30,30 @@ def test_a_crash_is_told_in_one_line_that_ends_with_a_word() -> None:
     told = entry._failure(RuntimeError("It broke:\n  in the " + "middle " * 100), [])
     assert isinstance(told, ChildFailed) and told.outcome is Outcome.crashed
     assert told.reason.startswith("RuntimeError: It broke: in the middle") and told.reason.endswith("middle …")
+
+
+def raised_for(reason: BaseException, error: type[Exception]) -> BaseException:
+    """An error as it comes from code that caught another one, and says what failed."""
+    try:
+        try:
+            raise reason
+        except type(reason):
+            raise error("model.source: its config.json is not one that loads")  # noqa: B904 - as some libraries do
+    except error as told:
+        return told
+
+
+@pytest.mark.parametrize("error", [TrainingError, OSError, TimeoutError])
+@pytest.mark.parametrize("reason", [MemoryError(), OSError(12, "Cannot allocate memory")])
+def test_a_shortage_of_memory_is_no_mistake_of_the_user(reason: BaseException, error: type[Exception]) -> None:
+    """Under a small cap memory ran out while config.json was read, and the whole job failed for that file."""
+    told = entry._failure(raised_for(raised_for(reason, ValueError), error), [])
+    assert isinstance(told, OutOfMemory) and ("MemoryError" in told.reason or "allocate" in told.reason)
+
+
+def test_what_was_raised_for_another_error_stays_a_mistake_of_the_user() -> None:
+    told = entry._failure(raised_for(KeyError("model_type"), TrainingError), [])
+    assert isinstance(told, ChildFailed) and told.whole_job and "config.json" in told.reason
 
 
 class Asked(Exception):

@@ -122,6 +122,7 @@ def test_other_errors_are_not_taken_for_a_shortage(answers: dict[str, Any], case
         ),
         (RuntimeError("could not create a primitive"), True),
         (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("can't start new thread"), True),
         (OSError(12, "Cannot allocate memory"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("CUDA error: device-side assert triggered"), False),

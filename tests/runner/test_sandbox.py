@@ -200,6 +200,7 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         "illegal",
         "panic",
         "aborting",
+        "without_threads",
         "without_pages",
         "cramped",
         "babbling",
@@ -231,6 +232,7 @@ def test_outcomes_become_measurements(spec: Any, facts: Any, tmp_path: Path) -> 
         "panic": Outcome.crashed,
         "aborting": Outcome.infeasible,
         "without_pages": Outcome.infeasible,
+        "without_threads": Outcome.infeasible,
         "cramped": Outcome.infeasible,
         "babbling": Outcome.crashed,
     }

@@ -91,21 +91,35 @@ def _failure(error: BaseException, opened: list[Device]) -> OutOfMemory | ChildF
     from service.text import told_in_short
     from training.errors import TrainingError
 
-    told = str(error).encode(errors="replace").decode().strip()
-    if isinstance(error, TrainingError):
+    shortage = _shortage_behind(error)
+    told = str(shortage or error).encode(errors="replace").decode().strip()
+    if isinstance(error, TrainingError) and shortage is None:
         outcome = Outcome.invalid if error.blame in ("job", "configuration") else Outcome.unstable
         whole_job, unsafe = error.blame == "job", error.blame == "memory"
         lacks = getattr(error, "lacks", {})
         return ChildFailed(outcome=outcome, reason=told, whole_job=whole_job, unsafe=unsafe, lacks=lacks)
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError) and shortage is None:
         return ChildFailed(outcome=Outcome.timed_out, reason=told)
     traceback.print_exception(error)
     if TOO_MANY_RECOMPILES.search(f"{type(error).__name__}: {error}"):
         return ChildFailed(outcome=Outcome.invalid, reason=TOO_MANY_SHAPES)
-    if _is_out_of_memory(error):
+    if shortage is not None:
         used, others = _memory_of(opened)
-        return OutOfMemory(reason=told_in_short(told), used_bytes=used, others_bytes=others)
+        reason = told_in_short(told) or type(shortage).__name__
+        return OutOfMemory(reason=reason, used_bytes=used, others_bytes=others)
     return ChildFailed(outcome=Outcome.crashed, reason=f"{type(error).__name__}: {told_in_short(told)}")
+
+
+def _shortage_behind(error: BaseException) -> BaseException | None:
+    """The shortage of memory that an error is, or that it was raised for; None where memory did not run out.
+
+    Whoever catches all errors of a step, such as reading a file, says that the step failed: our own sentences for a
+    user's mistakes do, and so do transformers'. With a small cap, any of those steps may be where memory runs out.
+    """
+    seen: BaseException | None = error
+    while seen is not None and not _is_out_of_memory(seen):
+        seen = seen.__cause__ or seen.__context__
+    return seen
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -23,7 +23,8 @@ from service.contract.hardware import HardwareFacts
 OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|out.of.memory|DefaultCPUAllocator|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|"
     r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_\w*ALLOCATION_FAILED|NVML_SUCCESS == .*CUDACachingAllocator|"
-    r"could not create a primitive|could not create a memory object|std::bad_alloc|Cannot allocate memory",
+    r"could not create a primitive|could not create a memory object|std::bad_alloc|Cannot allocate memory|"
+    r"can't start new thread",
     re.IGNORECASE,
 )
 

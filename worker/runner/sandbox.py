@@ -58,8 +58,12 @@ MOST_PREPARING = 86_400.0  # seconds that a first child may download, during whi
 GRACE_SECONDS = 5.0  # for a process to end after its last message, or after it was killed
 MOST_MESSAGE_BYTES = 64 << 20
 # What a library prints before it ends the process because an allocation failed: a Rust one such as tokenizers, by a
-# signal, and bitsandbytes where there is no room for the pages of an optimizer's states, by an exit code.
-ENDED_WITHOUT_MEMORY = re.compile(r"memory allocation of \d+ bytes failed|Error out of memory at line \d+ in file .*")
+# signal; bitsandbytes where there is no room for the pages of an optimizer's states, and OpenMP where there is none for
+# the stacks of its threads, by an exit code.
+ENDED_WITHOUT_MEMORY = re.compile(
+    r"memory allocation of \d+ bytes failed|Error out of memory at line \d+ in file .*|"
+    r"libgomp: Thread creation failed.*"
+)
 FINAL = ("result", "out_of_memory", "failed")
 
 
