@@ -29,6 +29,7 @@ from service.contract.task import (
 )
 from service.leases import job_of
 from service.models import JOBS, TASKS, Job, Task, Worker
+from service.stored import completed
 from service.text import first_line
 
 log = logs.logger("dynotune.history")
@@ -101,7 +102,10 @@ def load(session: Session, job_id: str) -> JobHistory:
 def trials(session: Session, job_id: str) -> tuple[TrialRecord, ...]:
     """The job's finished trials, in the order in which they finished."""
     return tuple(
-        TrialRecord(request=TrialRequest.model_validate(payload), measurement=Measurement.model_validate(result))
+        TrialRecord(
+            request=TrialRequest.model_validate(completed(payload)),
+            measurement=Measurement.model_validate(completed(result)),
+        )
         for payload, result in session.execute(ENDED_TRIALS, {"job": job_id})
     )
 
@@ -109,7 +113,7 @@ def trials(session: Session, job_id: str) -> tuple[TrialRecord, ...]:
 def verifications(session: Session, job_id: str) -> dict[str, Verification | None]:
     """The job's finished verifications by method; None for one that could not be carried out."""
     return {
-        VerifyRequest.model_validate(payload).method: Verification.model_validate(result) if result else None
+        VerifyRequest.model_validate(payload).method: Verification.model_validate(completed(result)) if result else None
         for payload, result in session.execute(ENDED_VERIFICATIONS, {"job": job_id})
     }
 
@@ -247,7 +251,7 @@ def plan_input(session: Session, job_id: str, now: float) -> PlanInput:
         facts=HardwareFacts.model_validate(job.facts),
         history=trials(session, job.id),
         open_trials=tuple(
-            TrialRequest.model_validate(task.payload) for task in open_tasks if task.kind == TaskKind.trial
+            TrialRequest.model_validate(completed(task.payload)) for task in open_tasks if task.kind == TaskKind.trial
         ),
         verified_methods=tuple(done),  # type: ignore[arg-type]
         verify_open=any(task.kind == TaskKind.verify for task in open_tasks),

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session, defer
 
-from service import events, history
+from service import events, history, stored
 from service.contract import views
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
@@ -222,8 +222,8 @@ def recommendation(job: Job) -> Recommendation:
     """
     if job.recommendation:
         try:
-            return Recommendation.model_validate(job.recommendation)
-        except ValidationError as error:
+            return stored.recommendation(job.recommendation)
+        except ValueError as error:
             raise OtherVersion(OTHER_VERSION) from error
     if job.status == JobStatus.failed:
         raise NotYet(f"Job {job.id} failed, so there is no recommendation: {job.error}")

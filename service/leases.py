@@ -27,6 +27,7 @@ from service.counters import STALE_WRITES
 from service.enqueue import MET, hardware
 from service.errors import LeaseLost, NotFound
 from service.models import JOBS, TASKS, Need
+from service.stored import completed
 from service.tuples import JOB, JobRow, TaskRow, WorkerRow, columns, first
 
 T = TASKS.c
@@ -140,7 +141,7 @@ def claimed(task: TaskRow, job: JobRow | None) -> dict[str, Any]:
     """The fields of the claim of a leased task of that job, which `contract.task.CLAIM` validates."""
     fields: dict[str, Any] = {"task_id": task.id, "attempt": task.attempt, "kind": task.kind}
     if task.kind is not TaskKind.plan:
-        fields["request"] = task.payload
+        fields["request"] = completed(task.payload)
     if job is not None:
         fields |= {"job_id": job.id, "spec": job.spec}
     return fields

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 from rich.console import Console
 
+from service import stored
 from service.cli.output import console as new_console
 from service.cli.tune import run
 from service.contract.base import Contract
@@ -53,15 +55,21 @@ def read(path: Path) -> Recommendation:
     """A recommendation.json; Misconfigured when the file holds none."""
     try:
         text = path.read_bytes()
-        return Recommendation.model_validate_json(text)
+        return stored.recommendation(from_json(text))
     except OSError as error:
         raise Misconfigured(f"{path}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
+    except ValueError as error:
         which = " of this version" if b'"schema_version"' in text else ""
         how = "" if which else "; `dynotune export JOB -f json -o recommendation.json` writes one"
-        raise Misconfigured(f"{path} is no recommendation.json{which} ({place}: {first['msg']}){how}") from error
+        raise Misconfigured(f"{path} is no recommendation.json{which} ({_what(error)}){how}") from error
+
+
+def _what(error: ValueError) -> str:
+    """What is wrong with a file, and where in it."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
 
 
 def verify(path: Path, minutes: float, as_json: bool, console: Console) -> int:

@@ -72,6 +72,15 @@ def test_the_answer_ends_with_what_to_do(best: Recommendation, capsys: pytest.Ca
     assert "dynotune export out/recommendation.json -f EXPORT -o FILE" in text
 
 
+def test_a_file_of_another_version_is_told_in_a_sentence(best: Recommendation, run: Run, tmp_path: Path) -> None:
+    kept = best.model_dump(mode="json")
+    kept["configuration"]["levers"]["optimizer"] = "adamw-9bit"
+    (tmp_path / "new.json").write_text(json.dumps(kept))
+    told = run("export", "new.json", "-f", "train.py")
+    assert told.returncode == 2 and told.stderr.count("\n") == 1
+    assert "of this version (configuration.levers: lever 'optimizer' has no choice 'adamw-9bit'" in told.stderr
+
+
 def test_a_file_is_exported_without_a_control_plane(best: Recommendation, run: Run, tmp_path: Path) -> None:
     (tmp_path / "best.json").write_text(best.model_dump_json())
     listed = run("export", "best.json")

@@ -134,6 +134,8 @@ def test_no_such_recommendation(run: Run, tmp_path: Path) -> None:
     other = run("service.cli", "export", str(tmp_path / "job.json"))
     one_sentence(other, 2, "is no recommendation.json (")
     assert "-f json -o recommendation.json` writes one" in other.stderr
+    (tmp_path / "job.json").write_text("{")
+    one_sentence(run("service.cli", "export", str(tmp_path / "job.json")), 2, "is no recommendation.json (")
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ from service.contract.job import JobSpec
 from service.contract.states import JobPhase, Origin
 from service.contract.task import EstimateClaim, PlanClaim, PlanDecision, TaskKind, TrialClaim, TrialRequest
 from service.errors import LeaseLost, OtherVersion
+from service.exports import EXPORTS
 from service.foresight import _typical
+from service.levers import LEVERS
 from service.metrics import Metrics
 from service.models import Job, Task, Worker
 from service.queue import Queue
@@ -55,6 +57,62 @@ def test_a_recommendation_of_another_version_is_told(
         )
     listed = api.get(f"/v1/jobs/{job_id}/trials")
     assert listed.status_code == 200 and not any(one["fastest"] for one in listed.json()["items"])
+
+
+def without_a_lever(kept: Any) -> Any:
+    """Stored JSON, as the version before `loading` came had stored it."""
+    if isinstance(kept, list):
+        return [without_a_lever(one) for one in kept]
+    if not isinstance(kept, dict):
+        return kept
+    return {name: without_a_lever(one) for name, one in kept.items() if name != "loading"}
+
+
+def test_a_job_from_before_a_lever_came_goes_on_and_keeps_its_exports(
+    api: TestClient, queue: Queue, engine: Engine, spec: Spec, worker: str
+) -> None:
+    """An update brings levers: what was measured before had them as their baselines are."""
+    finish(queue, spec())
+    job_id = queue.submit(spec(name="under way", search={"reuse": False}))
+    plan, _ = planned(queue)
+    asked = tuple(
+        TrialRequest(configuration=configuration(effective=size), origin=Origin.baseline, number=number)
+        for number, size in ((1, 32), (2, 64))
+    )
+    queue.finish_plan(plan, PlanDecision(trials=asked, phase=JobPhase.searching))
+    first = queue.claim(worker, (TaskKind.trial,))
+    assert isinstance(first, TrialClaim)
+    queue.finish_trial(first, measured(asked[0].configuration), "")
+    with Session(engine) as session, session.begin():
+        for row in [*session.query(Job), *session.query(Task)]:
+            for name in ("recommendation", "payload", "result"):
+                if kept := getattr(row, name, None):
+                    setattr(row, name, without_a_lever(kept))
+        old = next(one.id for one in session.query(Job) if one.id != job_id)
+    best = api.get(f"/v1/jobs/{old}/recommendation")
+    assert best.json()["configuration"]["levers"]["loading"] == LEVERS["loading"].baseline
+    for name in EXPORTS:
+        assert api.get(f"/v1/jobs/{old}/exports/{name}").status_code == 200, name
+    second = queue.claim(worker, (TaskKind.trial,))
+    assert isinstance(second, TrialClaim) and second.request == asked[1]
+    _, known = planned(queue)
+    assert known.history[0].request == asked[0] and known.history[0].measurement.configuration == asked[0].configuration
+    assert known.open_trials == (asked[1],)
+
+
+def test_a_recommendation_with_a_choice_that_is_no_more_is_told(
+    api: TestClient, queue: Queue, engine: Engine, spec: Spec, worker: str
+) -> None:
+    finish(queue, spec())
+    with Session(engine) as session, session.begin():
+        (job,) = session.query(Job)
+        kept = job.recommendation or {}
+        levers = kept["configuration"]["levers"] | {"optimizer": "adamw-9bit"}
+        job.recommendation = kept | {"configuration": kept["configuration"] | {"levers": levers}}
+        job_id = job.id
+    for path in ("recommendation", "exports/train.py"):
+        answer = api.get(f"/v1/jobs/{job_id}/{path}")
+        assert answer.status_code == OtherVersion.status and "Another version" in answer.json()["detail"]
 
 
 def test_a_finished_job_of_another_version_is_passed_over(

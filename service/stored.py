@@ -1,0 +1,30 @@
+"""What an earlier version of dynotune stored, as this version reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.contract.recommendation import Recommendation
+from service.levers import LEVERS, unknown
+
+
+def completed(stored: Any) -> Any:
+    """Stored JSON, its configurations with the levers that came since: at their baselines, as they were measured."""
+    if isinstance(stored, list):
+        return [completed(one) for one in stored] if any(isinstance(one, dict) for one in stored) else stored
+    if not isinstance(stored, dict):
+        return stored
+    found = {name: completed(one) for name, one in stored.items()}
+    if isinstance(levers := found.get("levers"), dict):
+        found["levers"] = {name: levers.get(name, lever.baseline) for name, lever in LEVERS.items()} | levers
+    return found
+
+
+def recommendation(stored: Any) -> Recommendation:
+    """A stored recommendation; ValueError, which a ValidationError is too, where this version cannot read it."""
+    found = Recommendation.model_validate(completed(stored))
+    for winner in (found, *found.methods.values()):
+        for name, choice in winner.configuration.levers.items():
+            if reason := unknown(name, choice):
+                raise ValueError(f"configuration.levers: {reason}")
+    return found
