@@ -18,13 +18,13 @@ from worker.plan.proposers import BadProposal, asked, proposers
 from worker.plan.proposers.improvement import promising
 from worker.plan.view import View, completed
 
-ENDED = "The search ended before its budget: nothing that was not tried is expected to {} by much."
+ENDED = "The search ended before its budget: nothing untried is expected to {} by much."
 
 
 def plan(known: PlanInput) -> PlanDecision:
     """The next trials, the verification, or the end of the job. The same input gives the same decision.
 
-    BadProposal names a proposer that proposes what no trial may be of.
+    Raises BadProposal, which names the proposer, where one proposes a configuration that no trial may have.
     """
     known = completed(known)
     methods: list[Method] = [one for one in known.spec.method if unavailable(known.facts, one) is None]
@@ -99,7 +99,7 @@ def _fill(known: PlanInput, methods: list[Method], new: list[TrialRequest], note
     for method in methods:
         ask(method, always=True)
     if known.spec.search.again:
-        return  # what it asks for, and nothing else
+        return  # nothing but that configuration and the baseline is measured
     budget, waiting = Budget(known), list(methods)
     while waiting and len(known.open_trials) + len(new) < known.workers and budget.allows(len(new)):
         views = [View(known, method, new) for method in waiting]

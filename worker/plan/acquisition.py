@@ -1,7 +1,7 @@
 """What untried configurations promise: the expected improvement over the best so far, by the surrogate's predictions.
 
-That is the improvement that is expected on average where a configuration's seconds are as unsure as the surrogate says
-(Jones et al. 1998, "Efficient Global Optimization"), times the chance that it runs to its end.
+That is the mean improvement over the surrogate's distribution of a configuration's seconds (Jones et al. 1998,
+"Efficient Global Optimization"), times the probability that the configuration runs to its end.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from worker.plan.space import inside
 from worker.plan.surrogate import Surrogate, cumulative
 from worker.plan.view import View
 
-WORTH = 0.005  # of the seconds: what improves less promises nothing
-WORTH_TELLING = 0.001  # of the seconds: what a choice that was in no trial has to promise to come first
+WORTH = 0.005  # share of the seconds: a smaller improvement counts as none
+WORTH_TELLING = 0.001  # share of the seconds that a choice which was in no trial has to promise, to be tried first
 LEAST_NOISE = 0.01  # standard deviation of the logarithm of a trial's seconds, at least
-# Of trials of earlier jobs: the same job at another hour, and another job on the same hardware.
+# The same standard deviation for earlier jobs' trials: of the same job, and of another job on the same hardware.
 SAME_NOISE, LIKE_NOISE = 0.015, 0.2
-# Of one whose micro batch was given: with another it may be faster or slower, and that is not the levers' doing.
+# Added for a trial at a given micro batch: it might be faster or slower at another one, for no reason in its levers.
 PINNED_NOISE = 0.1
-# How much of the logarithm of memory saved outweighs one of seconds, while nothing has run: where nothing fitted at any
-# micro batch, and where only the micro batch that the baseline was given did not.
+# Weight of the logarithm of memory saved beside that of the seconds, while nothing has run: where a trial fitted at no
+# micro batch, and where only the baseline failed, at the micro batch that it was given.
 SAVING, SAVING_AT_FIRST = 0.7, 0.15
-# How much of the logarithm of seconds counts beside that of the chance to run, where nothing ran and so much failed
-# that little else matters.
+# Weight of the logarithm of seconds beside that of the chance to run, where nothing ran and so many trials failed that
+# little but that chance matters.
 LITTLE = 0.2
-BEST = 2  # configurations around which others are looked at
-# So many switches the second of them differs from the first at least, in two trials of four; where memory is short,
-# once so many have run.
+BEST = 2  # configurations whose neighbours are looked at
+# In two trials of four the second of them differs from the first in at least APART levers (docs/decisions/0040); where
+# memory is short, only once ENOUGH_RAN trials have run.
 APART, ENOUGH_RAN = 3, 8
-MOST = 40  # configurations that are named
+MOST = 40  # configurations that `best` returns
 ROUNDS = 12  # steps of a leap, at most
-HOPELESS = -14.0  # logarithm of the chance of what cannot run, on the way of a leap: it may lead to what can
+HOPELESS = -14.0  # log chance that a leap gives rows which cannot run, as the way to one that can may lead over them
 
 
 class Acquisition:
@@ -75,10 +75,10 @@ class Acquisition:
         self._leaps = [self._leap(row) for row in self._anchors]
 
     def _fitted(self, view: View, ran: list[Measurement], waiting: list[Configuration]) -> Surrogate:
-        """The surrogate of all that ran. Of trials under way it is told what it expects of them itself.
+        """The surrogate, fitted to all that ran. Trials under way enter with the surrogate's own prediction.
 
-        Earlier jobs' trials count as so much of this job's baseline as they were of their own: surely where they
-        measured the very same, and as a hint where only hardware, task and method are the same.
+        An earlier job's trial enters as its ratio to that job's baseline, times this job's baseline: with little noise
+        if it was the same job, and with much if only hardware, task and method are the same.
         """
         configurations = [one.configuration for one in ran]
         values = [math.log(self._training(view, one)) for one in ran]
@@ -101,7 +101,7 @@ class Acquisition:
         )
 
     def _training(self, view: View, measured: Measurement) -> float:
-        """The seconds that training takes, by which the surrogate knows a measurement."""
+        """The seconds of training, which the surrogate is fitted to."""
         return training_seconds(view.spec, measured)
 
     def _surrogate_of(self, configurations: list[Configuration], values: list[float], noise: list[float]) -> Surrogate:
@@ -132,7 +132,7 @@ class Acquisition:
     def best(self, switches: int) -> list[tuple[Configuration, float]]:
         """(a configuration that was not tried, the share of the seconds that it promises to save), best first.
 
-        `switches` is by how many levers those around the best so far differ from it, at most.
+        `switches` says in how many levers, at most, the neighbours of the best so far differ from it.
         """
         rows, promise = self._found(switches)
         order = [at for at in np.argsort(-promise, kind="stable") if promise[at] > -math.inf]
@@ -142,8 +142,8 @@ class Acquisition:
     def left(self) -> float:
         """The share of the seconds that switching single levers of the best promises to save, all levers together.
 
-        What different levers save adds up, so it is the sum of what the most promising switch of each lever promises;
-        and of what the best itself does, where it was not tried as it is proposed: at the micro batch found for it.
+        What different levers save adds up, so it is the sum of what the most promising switch of each lever promises.
+        The best itself is added where it was tried only at a given micro batch, and not at the fastest one for it.
         """
         if not self._anchors:
             return 0.0
@@ -199,14 +199,14 @@ class Acquisition:
         return self._prior.expected(rows) - self._saving * self._feasibility.saved(rows)
 
     def _run(self, rows: Rows) -> tuple[Floats, Floats]:
-        """(expected logarithm of the whole run's seconds, its standard deviation): once, and the training."""
+        """(expected logarithm of the whole run's seconds, its standard deviation): training and what is done once."""
         assert self._surrogate is not None
         mean, deviation = self._surrogate.predict(rows)
         training, once = np.exp(mean), self._fixed_seconds + self._prior.once(rows)
         return np.log(training + once), deviation * training / (training + once)
 
     def _leap(self, row: Rows) -> Rows:
-        """The rows on the way from a row to its fastest neighbour by up to two switches, until no other is faster."""
+        """A greedy walk from a row, each time to its fastest neighbour by up to two switches, until none is faster."""
         kept, at = [row], math.inf
         for _ in range(ROUNDS):
             near = self._grid.neighbours(row, 2)
@@ -221,12 +221,12 @@ class Acquisition:
 
 
 def _saving(view: View) -> float:
-    """How much saving memory counts."""
+    """The weight of memory saved beside seconds, while nothing has run."""
     return SAVING if short_of_memory(view) else SAVING_AT_FIRST if view.history else 0.0
 
 
 def first_apart(rows: list[Rows], most: int, switches: int) -> list[Rows]:
-    """The first rows, at most so many, each of which differs by so many switches or more from those before it."""
+    """The first rows, at most `most`, each of which differs from those before it in `switches` columns or more."""
     found: list[Rows] = []
     for row in rows:
         if len(found) < most and all((row != one).sum() >= switches for one in found):

@@ -16,10 +16,11 @@ from service.levers import chosen, is_compiled
 from service.tasks import TASKS
 from worker.plan.proof import samples_of_a_replay
 
-# Of the job's minutes (docs/decisions/0008), but as much as the verification will take if that is no more than half.
+# Shares of the job's minutes that trials leave to the verification: the first at least, and as much as it is expected
+# to take, up to the second (docs/decisions/0008).
 VERIFY_SHARE, MOST_SHARE = 0.25, 0.5
-LEAST_BLOCKS = 2  # for which a verification is given time; where trials took longer than expected, it may have one
-FINALISTS, FEWER = 3, 2  # of a verification, and where a block of more takes longer than LONG_BLOCK
+LEAST_BLOCKS = 2  # that a verification is given time for; it may have one where trials took longer than expected
+FINALISTS, FEWER = 3, 2  # of a verification; FEWER where a block of FINALISTS would take longer than LONG_BLOCK
 LONG_BLOCK = 120.0  # seconds
 # Processes that prove and soak a candidate: fewer for an adapter without a new head, whose reference keeps its process
 # (docs/decisions/0028).
@@ -50,7 +51,7 @@ class Budget:
         trials = [one.measurement for one in known.history if one.request.origin is not Origin.baseline]
         spent = [_own_seconds(one) for one in trials]
         self._typical = statistics.median(spent) if spent else 0.0
-        # The same without compiling, which is expected of each configuration on its own.
+        # The same without compiling, which `compiling` estimates for each configuration.
         self._plain = max(0.0, statistics.median(map(_without_compiling, trials))) if trials else 0.0
         self._is_first = not spent and all(one.origin is Origin.baseline for one in known.open_trials)
         self._longest = max((_own_seconds(one.measurement) for one in known.history), default=0.0)
@@ -104,7 +105,7 @@ class Budget:
         return self._has_time() or self._is_first
 
     def cost(self, configuration: Configuration) -> float:
-        """About how many seconds of what limits the search a trial takes; 1 where the count of trials does."""
+        """What a trial uses up: about its seconds where minutes limit the search, 1 where the number of trials does."""
         if not self._plain or self._trials_left(0) * self._typical <= self._known.workers * self.left():
             return 1.0
         return self._plain + self.compiling(configuration)
@@ -141,7 +142,7 @@ class Budget:
 
 
 def unmeasured_pace(facts: HardwareFacts) -> float:
-    """How many times what the catalogue says compiling takes here, as long as nothing has been compiled.
+    """How many times as long as the catalogue says compiling takes here, until something has been compiled.
 
     A GPU's kernels are compiled by Triton in about that time. A host's are C++, which all its cores compile: on two, a
     layer of `examples/llama-13m` and its backward took 110 s, of 25 expected (`make demo`, 2026-11-23).
@@ -175,7 +176,7 @@ def worth_verifying(
 
 
 def _blocks_seconds(spec: JobSpec, facts: HardwareFacts, candidates: Sequence[Measurement]) -> float:
-    """About how many seconds the least number of blocks of these takes: processes that train the unit often enough."""
+    """About how many seconds LEAST_BLOCKS blocks of these take: processes that start, warm up and train the unit."""
     timed = [(one, one.timing.seconds) for one in candidates if one.timing]
     passes = block_passes(max((seconds for _, seconds in timed), default=math.inf), spec.search.minutes)
     units = sum(passes * seconds + warm_seconds(one, seconds, facts) for one, seconds in timed)
@@ -190,7 +191,7 @@ def block_seconds(spec: JobSpec, facts: HardwareFacts, candidate: Measurement) -
 
 
 def warm_seconds(candidate: Measurement, unit_seconds: float, facts: HardwareFacts) -> float:
-    """Seconds in which a block first runs every shape of the unit once: as its trial did, in a pass at most."""
+    """Seconds of a block's warm-up, which runs each shape of the unit once: what its trial's took, a pass at most."""
     if not facts.has_own_memory and not is_compiled(candidate.configuration.levers):
         return 0.0
     share = candidate.timing.timed_share if candidate.timing else 1.0  # a block trains what the trial left out, too
@@ -203,7 +204,7 @@ def process_seconds(measured: Measurement) -> float:
 
 
 def _own_seconds(measured: Measurement) -> float:
-    """The seconds of a trial without what it did for all trials after it."""
+    """The seconds of a trial without the preparation (download, tokenising) that it did for all trials after it."""
     return sum(measured.time_spent.values()) - measured.time_spent.get(PREPARE, 0.0)
 
 

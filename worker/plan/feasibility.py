@@ -1,13 +1,13 @@
 """How likely a configuration runs to its end, by what the catalogue says of memory and by the trials that did not.
 
-Two things rule a configuration out: two trials of others that need no more memory did not fit at a micro batch of 1, or
-the memory line of the most similar trial puts it far over the device's memory. All others have a chance. A failed trial
-lowers that of configurations which have what made it fail: a choice, or two that do not go together, which is in no
-trial that ran (worker/plan/culprits.py), or too little memory saved. Which of the two is likelier, the failed trial's
-predicted peak tells as soon as memory lines are known.
+Two things rule a configuration out: two others that need no more memory did not fit at a micro batch of 1, or the
+memory line (peak bytes by micro batch) of the most similar trial puts it far over the device's memory. All others have
+a chance. A failed trial lowers that of configurations which share what made it fail: a choice, or two that do not go
+together, which is in no trial that ran (worker/plan/culprits.py), or too little memory saved. Which of the two is
+likelier is told by the failed trial's predicted peak, once memory lines are known.
 
-What the catalogue says of memory is only about right, and of what differs by one choice from a trial that ran, the
-trials themselves tell more: whether it fits is learnt from their memory lines and from what ran out of memory
+The catalogue's memory factors are only about right. Whether a configuration fits that is one choice from a trial that
+ran is therefore learnt from the trials: from their memory lines, and from what ran out of memory
 (worker/plan/peaks.py). Where most trials ran out of memory, all configurations are judged so, and none is ruled out.
 """
 
@@ -30,11 +30,12 @@ from worker.plan.view import View, is_lacked, was_given_too_much
 UNSEEN = 0.001  # probability that a pair of choices which was in no trial that ran makes one fail
 SURE = 0.98  # probability that what made a trial fail does so again
 SHORT = 0.7  # probability that a trial ran out of memory by its total, and not because one pair of choices cannot run
-ENOUGH_SAVED = 0.4  # each saved in the logarithm of memory divides the chance of running out of it again by e
-ENOUGH_FAILURES = 2  # as one may have a cause of its own, such as a kernel that needs a large buffer
+ENOUGH_SAVED = 0.4  # saving this much of the logarithm of memory divides the chance of running out again by e
+ENOUGH_FAILURES = 2  # that rule a row out: one may have a cause of its own, such as a kernel's large buffer
 FAR_OVER = 1.6  # times the device's memory, which no error of the catalogue's factors explains
 LINE_SPREAD = 0.25  # standard deviation of the logarithm of a scaled memory line's peak
-# So many trials ran out of memory, and so many times as many as ran, where the catalogue's factors have to be wrong.
+# The catalogue's factors have to be wrong where at least MISTAKEN trials ran out of memory, and more than
+# MISTAKEN_TIMES as many as ran.
 MISTAKEN, MISTAKEN_TIMES = 4, 2
 TINY = 1e-12  # where neither is likely, so that nothing is divided by 0
 
@@ -42,8 +43,8 @@ TINY = 1e-12  # where neither is likely, so that nothing is divided by 0
 class Feasibility:
     """Judges rows of a grid by the trials of a method.
 
-    `learns` tells whether so many trials ran out of memory that whether any row fits is learnt from the trials, and the
-    catalogue's factors are not asked.
+    `learns`: so many trials ran out of memory that the learnt peaks judge every row, and the catalogue's factors rule
+    none out.
     """
 
     def __init__(self, view: View, grid: Grid) -> None:
@@ -64,7 +65,7 @@ class Feasibility:
         self._short = self._probably_short(failed)
 
     def impossible(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which rows cannot fit, as two that need no more memory did not, or as they are predicted far over it."""
+        """Which rows cannot fit: two that need no more did not, or they are predicted far over the capacity."""
         if self.learns:
             return np.zeros(len(rows), dtype=bool)
         mine = coordinates(self._tables, rows)
@@ -73,7 +74,7 @@ class Feasibility:
         return found
 
     def chance(self, rows: Rows) -> Floats:
-        """The probability that each row runs to its end: that no failure tells of it, and that it fits."""
+        """The probability that each row runs to its end: it has not what made other trials fail, and it fits."""
         found, learnt = self._innocent(rows), self._is_learnt(rows)
         mine, before = self.saved(rows), self.saved(self._failed)
         for at, short in enumerate(self._short):
@@ -99,7 +100,7 @@ class Feasibility:
         return saved(coordinates(self._tables, rows))
 
     def _innocent(self, rows: Rows) -> Floats:
-        """The probability that none of each row's pairs which no trial that ran had makes it fail."""
+        """The probability that no pair of each row's choices makes it fail; pairs of a trial that ran do not."""
         found: Floats = (1 - UNSEEN) ** self._culprits.unseen(rows)
         return found
 
@@ -129,7 +130,7 @@ class Feasibility:
         return PeakModel(self._grid, self._tables, self._ok, ran_out, self._capacity)
 
     def _explained(self, hopeless: list[Configuration]) -> Floats:
-        """The coordinates of those that did not fit for want of memory: none that needs as much has run."""
+        """The coordinates of failures that memory alone explains: nothing that needs as much in all of them has run."""
         mine = coordinates(self._tables, _encoded(self._grid, hopeless))
         ran = coordinates(self._tables, self._ran)
         return mine[~_no_less(ran, mine).any(axis=0)]

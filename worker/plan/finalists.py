@@ -26,8 +26,8 @@ RESERVES = 3  # candidates that are verified if no finalist is stable
 def finalists(view: View) -> list[Measurement]:
     """The configurations to verify, best first.
 
-    These are the fastest ones, with one that is simpler and one of another size if they are about as fast; then the
-    fastest of other batchings; then others that are near the fastest.
+    These are the fastest ones, with one that is simpler and one at another micro batch if they are about as fast; then
+    the fastest of other batchings; then others that are near the fastest.
 
     Trials are minutes apart, and a shared machine changes its pace in that time. So trials tell little about which
     batching is faster; blocks in which candidates take turns do. Of memory trials tell enough, so that with the
@@ -75,7 +75,7 @@ def _other_sizes(view: View, best: Measurement) -> list[Measurement]:
 
 
 def _taken_back(view: View, finalists: list[Measurement]) -> list[Measurement]:
-    """The trials of finalists without one of their levers, for the time that each saves; none in a quick search."""
+    """The trials that are a finalist with one lever taken back, to tell what that saves; none in a quick search."""
     if view.spec.search.verify == "quick" or view.minimises_memory:
         return []
     keys, baseline = set().union(*(_keys_without(view, one) for one in finalists)), view.baseline()
@@ -83,7 +83,7 @@ def _taken_back(view: View, finalists: list[Measurement]) -> list[Measurement]:
 
 
 def _keys_without(view: View, best: Measurement) -> set[str]:
-    """The keys of a configuration without one of its levers each; none without a baseline to take them back to."""
+    """The keys of the configurations that are `best` with one lever as in the baseline; none without a baseline."""
     reference = view.baseline_request()
     made = taken_back(view.spec, best.configuration, reference.configuration) if reference else {}
     return {one.key for one in made.values()}
@@ -92,16 +92,16 @@ def _keys_without(view: View, best: Measurement) -> set[str]:
 def affordable(
     spec: JobSpec, facts: HardwareFacts, best: list[Measurement], always: list[Measurement], seconds: float
 ) -> list[Measurement]:
-    """As many of the best as can be verified in that time, with those that always are; at least the first."""
+    """As many of the best as can be verified in that time, beside those that are verified `always`; one at least."""
     while len(best) > 1 and verification_seconds(spec, facts, [*always, *best]) > seconds:
         best = best[:-1]
     return best
 
 
 def verification(left: list[View]) -> VerifyRequest | None:
-    """The request for the next verification: of the first method in `left`, those not yet verified, with finalists.
+    """The next verification's request: of the first method with finalists; None when no method has any.
 
-    None when no method has any.
+    `left` are the methods that are not verified yet.
     """
     for view in left:
         best, baseline = finalists(view), view.baseline()

@@ -92,7 +92,7 @@ class Grid:
         return kept
 
     def table(self, of_choice: dict[tuple[str, str], float]) -> Floats:
-        """(columns, options): a number of each (column's name, option), 0 without, to be looked up with `look_up`."""
+        """A table (columns, options) of numbers by (column's name, option), for `look_up`; 0 where there is none."""
         found = np.zeros((len(self.names), max(map(len, self.options))))
         for at, name in enumerate(self.names):
             for place, option in enumerate(self.options[at]):
@@ -115,7 +115,7 @@ class Grid:
 
 
 def look_up(table: Floats, rows: Rows) -> Floats:
-    """The table's number of every place of the rows, in their shape."""
+    """The table's number for each entry of the rows, in the shape of the rows."""
     return table[np.arange(table.shape[0]), rows]
 
 

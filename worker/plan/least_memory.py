@@ -25,11 +25,11 @@ from worker.plan.surrogate import Surrogate, cumulative
 from worker.plan.view import View
 
 PEAK_NOISE = 0.01  # standard deviation of the logarithm of a trial's peak
-# Standard deviation of the logarithm of what a choice does to the peak: a part of what the catalogue expects it to do
-# to activations, as these are not all of it, and at least as much for those that hold weights and state.
+# Standard deviation of the logarithm of what a choice does to the peak: SHARE_UNSURE of what the catalogue expects it
+# to do to activations, which are a part of the peak; at least HELD_UNSURE for HOLDING levers, LEAST_UNSURE for others.
 SHARE_UNSURE, LEAST_UNSURE, HELD_UNSURE = 0.3, 0.03, 0.15
 HOLDING = ("optimizer", "precision", "quantization")  # levers that say what is held between steps
-LEAST_CHANCE = 1e-6  # that a configuration is not slower than the baseline, so that a leap may lead past it
+LEAST_CHANCE = 1e-6  # that a row is not slower than the baseline, so that a leap may lead over slower ones
 
 
 class MemoryPrior(Prior):
@@ -57,7 +57,7 @@ class MemoryPrior(Prior):
 
 
 class MemoryAcquisition(Acquisition):
-    """Looks at the same configurations, for the smallest peak."""
+    """Looks at the same configurations as `Acquisition`, but for the smallest peak."""
 
     _memory: Surrogate | None = None
 
@@ -79,7 +79,7 @@ class MemoryAcquisition(Acquisition):
         return super()._fitted(view, ran, waiting)
 
     def _training(self, view: View, measured: Measurement) -> float:
-        """At the fastest micro batch that was timed, as that tells how small a one is still fast enough."""
+        """The seconds at the fastest timed micro batch: the faster, the smaller a micro batch is still fast enough."""
         return min(training_seconds(view.spec, measured, one) for one in (*measured.curve, measured.timing))
 
     def _best(self, view: View, ran: list[Measurement]) -> list[Rows]:

@@ -1,7 +1,7 @@
 """Peaks at a micro batch of 1, as memory lines and trials that ran out of memory tell of them.
 
-worker/plan/feasibility.py asks for what is one choice from a trial that ran, and for everything where most trials ran
-out of memory.
+worker/plan/feasibility.py asks for configurations that are one choice from a trial that ran, and for all of them where
+most trials ran out of memory.
 
 The logarithm of the peak is modelled as that of the seconds is (worker/plan/surrogate.py). It begins with what the
 catalogue's factors make of one memory line; each other line tells how far they are off, choice by choice. A trial that
@@ -33,8 +33,8 @@ NOISE = 0.02  # standard deviation of the logarithm of a peak that a memory line
 SHARE = 0.7  # of the change in activations and state, by which the peak changes where the model's size is not known
 GRADIENT = 4.0  # bytes of a trained weight's gradient
 LEAST_ACTIVATIONS = 0.3  # of the memory, that the activations of a micro batch of 1 are assumed to need
-# How far the first trial that ran out of memory is taken to be over it, where nothing ran: the mean and the standard
-# deviation of the logarithm.
+# How far the peak of the first trial that ran out of memory is assumed to be over the capacity, where nothing ran: mean
+# and standard deviation of the logarithm.
 OVER, OVER_SPREAD = 0.7, 0.8
 LEAST_REST = 0.05  # of the line's bytes at rest: what is left of them at least, however much choices save
 OTHERWISE = 0.02  # probability that a trial ran out of memory for another reason than that it holds too much

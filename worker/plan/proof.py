@@ -1,4 +1,4 @@
-"""Judges a candidate's replay against the reference's: the same samples, the same labels, the same way of the weights.
+"""Judges a candidate's replay against the reference's: the same samples, the same labels, weights that move as far.
 
 The replays run under a weight decay and a clipping that are strong enough to be seen, because at the job's own values
 ten steps would not tell whether either took effect. How far a candidate may be from the reference is measured in the
@@ -23,9 +23,9 @@ from service.levers.optimizer import WHOLE_STEP
 from service.levers.precision import FULL_PRECISION
 
 STEPS = {"quick": 10, "standard": 20, "strict": 50}
-LEAST_SAMPLES = 4  # a step
+LEAST_SAMPLES = 4  # of a step
 MOST_IN_FP32 = 2e9  # parameters of a model whose reference computes in fp32
-RATE_CHANGE = 1.02  # of the learning rate, by which a candidate's losses may be judged
+RATE_CHANGE = 1.02  # times the learning rate: what that changes in the losses is what a candidate may differ by
 SHRINKAGE = 0.02  # by which the replay's weight decay makes the weights smaller over all its steps
 CLIPPED_TO = 0.5  # times the norm of step 0's gradients
 # Relative differences of a step's loss that rounding explains, where both compute in fp32 and where either rounds to
@@ -34,10 +34,10 @@ CLIPPED_TO = 0.5  # times the norm of step 0's gradients
 EXACT, ROUNDED = 1e-3, 2e-2
 FIRST_LOSS, FIRST_NORM = {False: 1e-4, True: 5e-3}, {False: 2e-3, True: 5e-2}  # of step 0, by whether either rounds
 # By how much a single matrix's gradient in step 0 may differ, as a share of its norm: rounding of what nearly cancels
-# may be large, and what is wrong is larger. What is this small beside the median matrix's gradient is not looked at.
+# may be large, and what is wrong is larger. Gradients below NEXT_TO_NOTHING times the median matrix's are left out.
 FIRST_GRADIENT, NEXT_TO_NOTHING = 0.6, 0.01
-# How many times as large or as small a single matrix's gradient may be: rounding by the limit above, in a direction of
-# its own, makes it 1.17 times as large.
+# How many times as large or as small a single matrix's gradient may be: rounding by the limit above, if orthogonal to
+# the gradient, makes it 1.17 times as large.
 FIRST_SIZE = 1.25
 LEAST_MOVEMENT = {False: 0.05, True: 0.15}  # the narrowest limit on how far from 1 the movement is, in the same way
 MOST_LOSS, MOST_MOVEMENT = 0.25, 0.5  # the widest limits, however much a job's own losses and movement differ
@@ -58,15 +58,15 @@ class Noise:
     steps: int
 
     def of_step(self, step: int) -> float:
-        """How far the losses of a step, from 0, may be from one another by a rate 2% higher.
+        """How much a learning rate 2% higher may change the loss of a step, which is counted from 0.
 
-        That moves the weights 2% further, so that a later step's losses differ by more, in proportion to the way.
+        It moves the weights 2% further, so that later losses differ by more, in proportion to the distance.
         """
         return self.loss * max(1.0, (step + 1) / self.steps)
 
 
 def precise(measurement: Measurement) -> bool:
-    """Whether a measurement was computed in fp32 throughout, so that only other trials' rounding makes them differ."""
+    """Whether a measurement was computed in fp32 throughout, without rounding to fewer bits."""
     rounded = any(choice.changes_numerics for choice in chosen(measurement.configuration.levers))
     return not rounded and measurement.weights_dtype in (None, "float32")
 
@@ -77,7 +77,7 @@ def exposed(spec: JobSpec, candidate: Measurement) -> JobSpec:
     changes: dict[str, float] = {}
     if training.weight_decay:
         changes["weight_decay"] = SHRINKAGE / (candidate.configuration.learning_rate * steps)
-    clips = candidate.configuration.levers["optimizer"] not in WHOLE_STEP  # which have dropped the gradients by then
+    clips = candidate.configuration.levers["optimizer"] not in WHOLE_STEP  # these drop gradients before any clipping
     if training.max_grad_norm and candidate.check_grad_norm and clips:
         changes["max_grad_norm"] = CLIPPED_TO * candidate.check_grad_norm
     return spec.model_copy(update={"training": training.model_copy(update=changes)})
@@ -95,7 +95,7 @@ def references_of(candidate: Measurement, facts: HardwareFacts) -> list[tuple[st
     """
     configuration, levers = candidate.configuration, candidate.configuration.levers
     plain = {name: lever.reference or lever.baseline for name, lever in LEVERS.items()}
-    if configuration.method == "qlora":  # what is quantised has other weights, so the reference has the same ones
+    if configuration.method == "qlora":  # quantising changes the weights, so the reference is quantised, too
         plain["quantization"] = levers["quantization"]
     lean = {"precision": levers["precision"], "optimizer": levers["optimizer"], "checkpointing": "full"}
     in_16_bits = not precise(candidate) and levers["precision"] not in FULL_PRECISION
@@ -115,7 +115,7 @@ def references_of(candidate: Measurement, facts: HardwareFacts) -> list[tuple[st
 
 
 def stirs(candidate: Measurement) -> bool:
-    """Whether replays draw LoRA's matrices B: where the reference's adapter is of the same form as the candidate's."""
+    """Whether replays draw LoRA's matrices B, which begin at 0: where both adapters are of the same form."""
     return candidate.configuration.method != "full" and not _learns_otherwise(candidate)
 
 
@@ -135,7 +135,7 @@ def first_samples(spec: JobSpec, candidate: Measurement) -> int:
     """How many samples step 0 has where a micro batch holds more samples than its size says; 0 where it does not.
 
     Where rows are packed, or micro batches have a number of tokens, one row may hold all of a step's samples. Then no
-    step would add the gradients of micro batches up, or have a second row. So step 0, which is compared most exactly,
+    step would accumulate gradients over micro batches, or have a second row. So step 0, which is compared most exactly,
     has samples for three micro batches of two rows, as far as effective batch and data hold them.
     """
     levers, facts = candidate.configuration.levers, candidate.dataset
@@ -199,14 +199,14 @@ def prove(
 
 
 def _differences(ours: Replay, theirs: Replay) -> list[float]:
-    """Of each step, how far its loss is from theirs, as a share of its `loss_scale`; infinite where no number."""
+    """Of each step, how far its loss is from theirs, as a share of its `loss_scale`; infinite if not finite."""
     pairs = zip(ours.losses, theirs.losses, strict=False)
     shares = [abs(one - other) / loss_scale(abs(other)) for one, other in pairs]
     return [share if math.isfinite(share) else math.inf for share in shares]
 
 
 def _furthest(ours: Replay, reference: Replay, noise: Noise, least: float) -> tuple[float, float]:
-    """(the difference of a step's losses, what is allowed of it): of the step in which that is the most beside this.
+    """(a step's difference of losses, the allowed one), of the step where the former is largest beside the latter.
 
     Both are shares of the reference's loss in that step.
     """
@@ -257,27 +257,27 @@ def _first_step(ours: Replay, reference: Replay, rounds: bool, learns_otherwise:
         return []
     if abs(mine / other - 1) <= FIRST_NORM[rounds] * widening(first):
         return []
-    return [f"step 0's gradients have norm {mine:.4g} where the reference's have {other:.4g}: it computes others"]
+    return [f"step 0's gradients have norm {mine:.4g} where the reference's have {other:.4g}: wrong gradients"]
 
 
 def _gradients(ours: Replay, reference: Replay) -> list[str]:
-    """What is wrong with step 0's gradients of single matrices, which hardly tell in the norm of all.
+    """What is wrong with step 0's gradients of single matrices, which hardly show in the norm of all.
 
-    What is next to nothing beside most of them is nothing but rounding, as the gradients of keys' biases always are.
+    Gradients that are next to nothing beside most are rounding alone, as those of keys' biases always are.
     """
     away = gradients_away(ours, reference)
     wrong = [name for name, far in away.items() if far > FIRST_GRADIENT]
     if wrong:
         worst = max(wrong, key=lambda name: away[name])
         share = f"{away[worst]:.0%} away from the reference's, {FIRST_GRADIENT:.0%} allowed"
-        return [f"step 0's gradient of {worst} is {share} ({len(wrong)} of {len(away)} matrices): it computes others"]
+        return [f"step 0's gradient of {worst} is {share} ({len(wrong)} of {len(away)} matrices): wrong gradients"]
     sizes = gradient_sizes(ours, reference)
     wrong = [name for name, size in sizes.items() if not 1 / FIRST_SIZE <= size <= FIRST_SIZE]
     if not wrong:
         return []
     worst = max(wrong, key=lambda name: abs(math.log(max(sizes[name], 1e-9))))
     size = f"{sizes[worst]:.2f} times as large as the reference's"
-    return [f"step 0's gradient of {worst} is {size} ({len(wrong)} of {len(away)} matrices): it computes others"]
+    return [f"step 0's gradient of {worst} is {size} ({len(wrong)} of {len(away)} matrices): wrong gradients"]
 
 
 def gradients_away(ours: Replay, reference: Replay) -> dict[str, float]:
@@ -325,7 +325,7 @@ def _as_low(largest: float, allowed: float) -> list[str]:
 
 
 def _not_higher(ours: Replay, reference: Replay, allowed: float) -> list[str]:
-    """All that is asked of a choice that learns otherwise, which the user has allowed."""
+    """All that is asked of a choice that changes what is learnt, which the user has allowed."""
     mean = statistics.fmean(reference.losses)
     higher = statistics.fmean(ours.losses) > mean + loss_scale(mean) * max(allowed, HIGHER)
     return ["its losses are higher than the reference's on the same samples"] if higher else []

@@ -23,8 +23,8 @@ from service.contract.task import VerifyRequest
 
 SURE_WITHIN = 0.05  # half the width of the speed-up's interval at which it is settled
 SEEN = 4  # pairs of processes that PROCESS_SPREAD counts as, beside the blocks' own
-# Candidates whose ratio is surely this close to 1 count as tied. With less than PROCESS_SPREAD, which intervals are at
-# least as wide as after four blocks, none would before a verification's last.
+# Candidates whose ratio is surely this close to 1 count as tied. Not less than PROCESS_SPREAD, about the half-width
+# of an interval after four blocks at the least, or none would count as tied before a verification's last block.
 TIED_WITHIN = 0.02
 # Standard deviation of the logarithm of what a run takes beside its steps (loading, compiling, evaluating), which a
 # trial sees once: chosen, not measured. Blocks do not tell it, however many there are.

@@ -33,7 +33,7 @@ TRIPLES = 0.5  # how strong triples are: of the square of pairs' strength
 class Assumption:
     """A factor on the catalogue's spreads, and how strong pairs are.
 
-    `against` is taken from the logarithm of its likelihood: so much the measurements have to speak for it.
+    `against` is subtracted from its log-likelihood: so much more the measurements have to speak for it.
     """
 
     factor: float

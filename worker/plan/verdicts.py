@@ -33,9 +33,9 @@ def judge(
     proofs: dict[str, Proof | str],
     unranked: AbstractSet[str] = frozenset(),
 ) -> Verification:
-    """The verification from its blocks, soaks and proofs. A sentence in place of one says why it failed.
+    """The verification from its blocks, soaks and proofs. Text in place of a soak or a proof says why it failed.
 
-    The candidates with the keys `unranked` are compared with the others, and are no answer.
+    The candidates with the keys `unranked` are compared with the others, but cannot be the answer.
     """
     baseline = request.baseline
     candidates = [*([baseline] if baseline else []), *_run(request, blocks)]
@@ -59,7 +59,7 @@ def judge(
     else:
         order = by_pace(stable)
         near = order[:2]
-    # With the objective memory, only those of about the least peak.
+    # With the objective memory, only candidates of about the least peak can be tied.
     tied = _tied(spec, blocks, [known[key] for key in near])
     if order:
         verdicts = [_with_slowdown(spec, blocks, one, known[one.key], known[order[0]]) for one in verdicts]
@@ -96,7 +96,7 @@ def _simpler_first(
 
     Simpler is what has some of the first one's changed levers and no others, the fewest first: a lever that does
     nothing is measured as a gain half of the time. Nor may `fastest` be surely faster than the simpler one. It need
-    not be the first, as what is within a percent of it and smaller comes before it.
+    not be the first: a smaller one within a percent of it comes before it.
     """
     first, changes = order[0], {one.configuration.key: _changes(one, baseline) for one in order}
     for one in sorted(order[1:], key=lambda one: len(changes[one.configuration.key])):
@@ -122,7 +122,7 @@ def _changes(candidate: Measurement, baseline: Measurement | None) -> dict[str, 
 
 
 def _run(request: VerifyRequest, blocks: tuple[Block, ...]) -> list[Measurement]:
-    """The finalists, and of the reserves and of those without a lever the ones that have run."""
+    """The finalists, and those reserves and finalists without one lever that have run."""
     seen = {block.key for block in blocks}
     others = {one.configuration.key: one for one in (*request.reserves, *request.taken_back)}
     return [*request.finalists, *(one for key, one in others.items() if key in seen)]
@@ -145,8 +145,8 @@ def _note(blocks: tuple[Block, ...], tied: bool) -> str:
     timings = [block.timing for block in blocks if block.timing]
     unknown = sum(timing.clean_share is None for timing in timings)
     if unknown:
-        note += f"; in {unknown} of {len(blocks)} runs the device did not tell whether others used it, so that nobody "
-        note += "knows how clean they are"
+        note += f"; in {unknown} of {len(blocks)} runs the device did not tell whether others used it, so that these "
+        note += "are not known to be clean"
     shared = [timing for timing in timings if timing.is_disturbed]
     if shared:
         most = max(timing.largest_share_of_others or 0.0 for timing in shared)

@@ -18,7 +18,7 @@ from worker.plan.expected_memory import expected
 from worker.plan.proof import precise
 from worker.plan.space import effective_choices
 
-ABOUT_AS_LARGE = 2.0  # times the parameters of this job's model: where earlier trials tell something of it
+ABOUT_AS_LARGE = 2.0  # earlier trials count if their model is at most so many times as large as this job's, or as small
 WITHIN = 1.15  # times the best's score: how near to the best `near` is
 HALF = ("bfloat16", "float16")  # formats of a checkpoint's weights
 
@@ -107,8 +107,8 @@ class View:
     def baseline_request(self) -> TrialRequest | None:
         """The request of the method's baseline, or None when it has not been proposed yet.
 
-        One with a choice that the model turned out to lack was none, nor one that did not fit at the micro batch that
-        it was given: another takes its place.
+        A request does not count if the model lacks one of its choices, or if it did not fit at the micro batch that it
+        was given: another one takes its place.
         """
         held = (
             one.request
@@ -171,8 +171,8 @@ class View:
     def _first_micro_batch(self, configuration: Configuration) -> int | None:
         """The micro batch of the best trial that arranges the same steps in the same way; None without one.
 
-        A micro batch of another size may be a quarter faster, which would be taken for what the levers do. The
-        baseline's was given to it.
+        A micro batch of another size may be a quarter faster, which would be mistaken for an effect of the levers. The
+        baseline does not count, as its micro batch was given to it.
         """
         reference = self.baseline()
         alike = (
@@ -186,7 +186,7 @@ class View:
 
 
 def completed(known: PlanInput) -> PlanInput:
-    """The input with every trial's configuration at the baseline of levers that came with a later version."""
+    """The input, with the baseline's choice of each lever that is newer than the version which planned a trial."""
     trials = [*(one.request for one in known.history), *known.open_trials]
     if all(one.configuration.levers.keys() >= LEVERS.keys() for one in trials):
         return known

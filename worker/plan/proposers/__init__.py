@@ -29,7 +29,7 @@ def first_affordable(view: View, configurations: Iterable[Configuration], origin
 
 
 class BadProposal(Exception):
-    """A proposer failed, or proposed what no trial may be of. The text names it."""
+    """A proposer failed, or proposed a configuration that no trial may have. The text names the proposer."""
 
 
 class Proposer(Protocol):
@@ -68,7 +68,7 @@ def asked(proposer: Proposer, view: View) -> Proposal | None:
 
 
 def _refused(proposal: Proposal, view: View) -> str | None:
-    """Why a proposal is none, as the rest of a sentence, else None."""
+    """Why a proposal cannot become a trial, as the rest of a sentence; None where it can."""
     made, origin = proposal.configuration, proposal.origin
     if made.method != view.method:
         return f"is of the method {made.method}, where {view.method} was asked for"

@@ -22,10 +22,10 @@ class Ablation:
 
 
 def pending(view: View) -> list[Configuration]:
-    """The single levers taken back of the best configuration that may be recommended, as far as they are not tried.
+    """The best configuration with one lever taken back, for each lever: those that are untried and may be recommended.
 
-    In a quick search only where the best has a single lever beside those that the job fixes. Without these, the
-    baseline is the run that tells whether the lever brings anything; with them, it may not be recommended.
+    In a quick search only where the job fixes levers, and the best has a single one beside these: without fixed ones
+    the baseline itself tells what a single lever brings; with them, it may not be recommended.
     """
     reference, best = view.baseline_request(), view.best()
     if best is None or reference is None:
