@@ -47,7 +47,7 @@ def micro_candidates(batching: str, effective: int, limit: int) -> list[int]:
 
 
 def widest_first(plan: list[Step], lengths: Sequence[int], recipe: Recipe) -> list[Step]:
-    """The plan with its steps in another order: first the one with the widest micro batch, which shows the most."""
+    """The plan with the widest micro batch's step first, as batches wider than those timed are predicted badly."""
     widest = max(range(len(plan)), key=lambda at: max(shape_of(micro, lengths, recipe)[::-1] for micro in plan[at]))
     return [plan[widest], *plan[:widest], *plan[widest + 1 :]]
 

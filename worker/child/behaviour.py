@@ -36,7 +36,7 @@ def check_behaviour(model: Any, samples: list[Sample], pad: int, device: Device,
     """TrainingError where the model does not do what the configuration needs, Lacking where that rules choices out.
 
     Nothing is run with flex attention, which would be compiled for these few tokens. With activations in 8 bits, other
-    tokens decide how one is rounded, so that only the loss is looked at. Other trials tell of the same model.
+    tokens decide how one is rounded, so that only the loss is looked at. Other trials check the rest on this model.
     """
     if recipe.attention == "flex_attention":
         return
@@ -156,7 +156,7 @@ def _logits(model: Any, row: list[Sample], pad: int, device: Device, recipe: Rec
 
 
 def _moves(runs: list[torch.Tensor]) -> bool:
-    """Whether the last of three runs has other logits than the first, by more than the second, which is the same."""
+    """Whether the last run's logits differ from the first's by more than the second's, which repeats the first."""
     first, again, other = runs
     if not first.numel():
         return False

@@ -47,7 +47,7 @@ from worker.child.patterns import check_pattern
 from worker.devices import Device
 from worker.devices.base import is_out_of_memory
 
-# Kinds of models whose tables of positions begin with one for each number up to the padding token's.
+# Kinds of models whose position tables have a row for each number up to the padding token's, before position 0.
 COUNTS_FROM_PADDING = (
     *("roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "xmod", "ibert"),
     *("data2vec-text", "mpnet", "longformer", "luke", "lilt", "markuplm", "layoutlmv3"),

@@ -34,8 +34,8 @@ WORTH_TRYING, WORTH_TRYING_QUICKLY = 0.98, 0.8
 NEAR = 2  # a size is predicted only within this factor of a timed one, because the cost model extrapolates badly
 MORE_GUIDED = 2  # sizes that the cost model may add to those that are timed in any case
 MOST_HALVED = 4  # sizes timed in all where the smallest that is fast enough is looked for
-# Of the baseline's run: in a trial, a size has to be so much faster that the verification does not find it slower, as
-# pairs of processes differ by about that much (service.contract.measurement.PROCESS_SPREAD).
+# Times the baseline's seconds: a size has to be so much faster in its trial that the verification does not find it
+# slower, as pairs of processes differ by about that much (service.contract.measurement.PROCESS_SPREAD).
 FAST_ENOUGH = 1 - PROCESS_SPREAD
 TOKENS_A_CORE, MOST_TOKENS = 512, 2048  # of the first micro batch on a CPU
 SAFE_SHARE = 0.6  # of the largest size by the trial's own memory line: up to it, the worst case need not run first
@@ -266,9 +266,8 @@ class Curve:
 def warm_compiled(bundle: Bundle, largest: int, told: int | None, tell: Tell) -> float:
     """Run the size that is timed first (`first_size`) and the smallest, so that both are compiled.
 
-    Returns the seconds that the first run of the former took more than a second one. Those of the smallest count as
-    well where steps end with what is left of rows or tokens; other batchings have one row alone at most at the end of
-    an epoch.
+    Returns how many seconds longer the first run of the former took than a second one. Those of the smallest are added
+    for batchings whose steps end with what is left of rows or tokens; others have a single row only at an epoch's end.
     """
     fitting = candidates(bundle, largest)
     size = first_size(bundle, fitting, told)
@@ -278,7 +277,7 @@ def warm_compiled(bundle: Bundle, largest: int, told: int | None, tell: Tell) ->
 
 
 def _first_call(bundle: Bundle, size: int, tell: Tell) -> float:
-    """The seconds that a step's first run takes more than a second one."""
+    """How many seconds longer a step's first run takes than a second one."""
     seconds = []
     for _ in range(2):
         started = time.perf_counter()

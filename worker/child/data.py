@@ -40,7 +40,7 @@ from worker.child.sampling import sampled
 HISTOGRAM_EDGES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 30)
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair that UTF-16 writes one character with
 KEPT = "samples.npz"  # the file of a job's samples in its cache
-WORTH_A_NOTE = 0.05  # share of the training samples that fill max_length, from which on it is told
+WORTH_A_NOTE = 0.05  # share of training samples that fill max_length, from which on a note says so
 DRAWS = 200  # of a work unit, of which the most typical one is taken
 
 
@@ -154,7 +154,7 @@ def _read(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> Spli
     except TrainingError as error:
         _blame_template(error, recipe)
         raise
-    except (TypeError, UnicodeEncodeError):  # what is said of text that cannot be written as UTF-8
+    except (TypeError, UnicodeEncodeError):  # raised for text that cannot be written as UTF-8
         _check_surrogates(rows, part, recipe)
         raise
     notes, count = [note] if note else [], len(read.drawn)
@@ -174,7 +174,7 @@ def _blame_template(error: TrainingError, recipe: Recipe) -> None:
 
 @contextmanager
 def _all_cores() -> Iterator[None]:
-    """Have tokenizers use all cores. Elsewhere a trial's use one, as loaders' processes are forked from it."""
+    """Have tokenizers use all cores. Elsewhere in a trial they use one, as data loaders are forked from it."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     try:

@@ -1,4 +1,4 @@
-"""How long an evaluation of a run takes, where the run's evaluations are a share of it that counts."""
+"""How long an evaluation takes, measured where evaluations take a share of the run that counts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from training.recipe import Recipe, apply
 from training.samples import Sample
 from worker.child.build import Bundle
 
-LEAST_SHARE = 0.03  # of evaluated samples in trained ones: without a backward pass, some 1% of the run's seconds
-BATCHES = 4  # that are timed; the others are as fast a token
+LEAST_SHARE = 0.03  # evaluated samples over trained ones: some 1% of the run's seconds, without a backward pass
+BATCHES = 4  # that are timed; all others are taken to be as fast a token
 
 
 def counts(spec: JobSpec, facts: DatasetFacts, effective: int) -> bool:

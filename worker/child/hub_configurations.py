@@ -22,7 +22,7 @@ CARD = "README.md"
 
 @dataclass(frozen=True)
 class HubConfiguration:
-    """A set of rows of a dataset: patterns of its files by split, or a folder below which files' names tell them."""
+    """A set of rows of a dataset: patterns of its files by split, or a folder whose files' names tell the splits."""
 
     name: str = ""
     below: str = ""
@@ -39,8 +39,8 @@ def configuration_of(folder: Path, dataset: DatasetSpec) -> HubConfiguration:
     """The configuration of a dataset that is read; one without a name where it declares none.
 
     Without a card a configuration that the job names is a folder, as in the hub's revision refs/convert/parquet.
-    TrainingError where the job has to name one, or names one that is not there, where a split is none of its own, and
-    where its files lie elsewhere.
+    TrainingError where the job has to name one, or names one that is not there; where it lacks a split that the job
+    names; and where its files lie elsewhere.
     """
     if dataset.config is not None and folder.is_file():
         raise TrainingError(f"dataset.config: {dataset.source} is a file, which has no configurations; leave it out")

@@ -208,7 +208,7 @@ def _timed_evaluation(bundle: Bundle, size: int, tell: Tell) -> float | None:
     if not evaluation_time.counts(bundle.spec, bundle.data.facts, bundle.configuration.effective_batch_size):
         return None
     if minimises_memory(bundle.spec):
-        size = 1  # as it will be small
+        size = 1  # as the recommended evaluation batch will be small
     tell(ProbeStarted(micro_batch_size=size, phase=ProbePhase.evaluation))
     tell(Progress(text="timing an evaluation"))
     return evaluation_time.evaluation_seconds(bundle, size)
@@ -246,7 +246,7 @@ def _notes_on(timing: Timing) -> list[str]:
 
 
 def _evaluation_batch(bundle: Bundle, probed: Found, largest: int, micro: int, apart: bool) -> int:
-    """The evaluation's batch: the largest that fits; unless it was probed `apart`, by the largest that was trained.
+    """The evaluation's batch: the probed one (`largest`) if it was probed `apart`, else as large as training had fit.
 
     With the objective memory no more than the micro batch, or the evaluation would take what training saves.
     """
@@ -284,7 +284,7 @@ def limits_of(found: Found) -> dict[str, Any]:
 
 
 def beside_the_adapter(bundle: Bundle) -> dict[str, Any]:
-    """The measurement's fields for modules that have no adapter and are trained whole, as the exported run has to."""
+    """The measurement's fields for modules that the adapter leaves out, and for those that are trained whole."""
     if bundle.configuration.method == "full":
         return {}
     adapter, drawn = bundle.model.peft_config["default"], getattr(bundle.model.get_base_model(), "drawn", ())

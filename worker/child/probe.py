@@ -74,7 +74,7 @@ def bound(bundle: Bundle) -> tuple[int, str]:
 
 
 def _begin(device: Device, from_empty: bool) -> None:
-    """Begin a peak, which without `from_empty` also holds what the allocator keeps of what was freed before."""
+    """Begin to measure a peak; without `from_empty` it includes freed memory that the allocator still holds."""
     if from_empty:
         device.empty_cache()
     device.reset_peak()
@@ -120,7 +120,7 @@ def evaluation_step(bundle: Bundle, size: int, from_empty: bool = True) -> StepP
 
 @contextlib.contextmanager
 def _exact_memory(device: Device) -> Iterator[None]:
-    """Memory follows exactly what is allocated meanwhile."""
+    """A context in which the memory in use is exactly what is allocated."""
     device.exact_memory(True)
     try:
         yield

@@ -59,7 +59,7 @@ def followed(given: Steps, lengths: list[int], micro: int) -> tuple[list[int], l
 def arranged(
     bundle: Bundle, count: int, size: int, micro: int, seed: int, first: int = 0
 ) -> tuple[list[int], list[Step]]:
-    """(samples, the candidate's steps of `size` samples each that they make): `count` steps, unless it loses some.
+    """(samples, the candidate's steps of `size` samples each): `count` steps, unless its batching loses samples.
 
     If `first` is more than `size`, step 0 has so many samples. Where the data has fewer samples, it begins again with
     them, as the epochs of a run do: one step would prove little.
@@ -78,7 +78,7 @@ def arranged(
 
 
 def samples(lengths: list[int], count: int, seed: int, effective: int) -> list[int]:
-    """So many samples, the longest of the data among them, in random order."""
+    """`count` samples, the longest of the data among them, in random order."""
     longest = longest_first(range(len(lengths)), lengths)[: max(1, int(LONGEST * count))]
     mixed = list(dict.fromkeys((*longest, *work_unit(lengths, count, seed, effective))))[:count]
     random.Random(seed).shuffle(mixed)
@@ -160,7 +160,7 @@ class Watch:
         return moved
 
     def moved(self) -> dict[str, float]:
-        """The root mean square of each tensor's way from its first values, but for what weight decay did to it."""
+        """The root mean square of how far each tensor is from its first values, but for what weight decay did to it."""
         return {name: _beside(self._last[name] - first, first) for name, first in self._first.items()}
 
     def shrunk(self) -> float | None:
@@ -180,7 +180,7 @@ def _spread(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _beside(way: torch.Tensor, first: torch.Tensor) -> float:
-    """The root mean square of `way` without its part along `first`, which is where weight decay goes."""
+    """The root mean square of the change `way` without its part along `first`, the direction of weight decay."""
     square = float(first.square().sum())
     along = float((way * first).sum()) / square if square else 0.0
     return float((way - along * first).square().mean().sqrt())

@@ -10,7 +10,7 @@ from training.recipe import Recipe
 
 MOST_ROWS = 20_000  # their mean length has a standard error of 0.7% where lengths deviate by as much as their mean
 MOST_BYTES = 100_000_000  # about 25 million tokens, which a tokenizer on one core reads in a minute or two
-LEAST_ROWS, LEAST_STEPS = 1_000, 8  # whatever their length, and in optimizer steps
+LEAST_ROWS, LEAST_STEPS = 1_000, 8  # rows, however long they are, and optimizer steps that they have to make
 LONGEST = 64  # the rows with the most bytes, of which one is likely to have the most tokens
 
 

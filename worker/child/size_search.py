@@ -35,7 +35,7 @@ SETTLED_AFTER = 3  # more steps of a size, after one that freed the allocator's 
 # Share of the capacity that stays free at the first size beyond the peaks' line, which is expected to fit only if the
 # allocator frees its cache: what it cannot free is rounded up to segments (docs/decisions/0007).
 FREEING_MARGIN = 0.02
-THRASHES = "allocator retries"  # what limits a search for which a size was too large that frees the cache in every step
+THRASHES = "allocator retries"  # the limit of a search in which a size was too large: each step freed the cache
 Tell = Callable[[ChildMessage], None]  # sends a message to the worker, which outlives a child that memory kills
 
 
@@ -108,9 +108,9 @@ class Search:
         failed = [probe for probe in mine if not probe.fits]
         self._has_freed = any(probe.retries for probe in mine)
         self._limit, self._limited_by = limit
-        self._rest: float | None = None
-        self._residual: float | None = None
-        self._bend: float | None = None
+        self._rest: float | None = None  # bytes in use between steps
+        self._residual: float | None = None  # as in a MemoryLine
+        self._bend: float | None = None  # error of the last prediction: bytes for each sample beyond what had run
         self.line: MemoryLine | None = None
         self.probes: list[Probe] = []
         self._failed = len(failed)
@@ -162,7 +162,7 @@ class Search:
         if probe.thrashes:
             # Each step had the allocator free its cache and retry (the signal that MosaicML Composer uses): the size
             # fits now, but would run out of memory in a longer run.
-            if size == 1 and self._phase != ProbePhase.evaluation:  # of which one sample is taken in any case
+            if size == 1 and self._phase != ProbePhase.evaluation:  # which takes one sample in any case
                 raise torch.OutOfMemoryError("one sample makes the allocator free its cache in every step")
             self._failed += 1
             self._lower(size, THRASHES)

@@ -40,7 +40,8 @@ LEAST_FOR_GROWTH = 30  # steps, before memory between steps can be said to grow
 MOST_STEPS = 5000  # of a soak whose steps the job does not give
 # What a soak is judged by. With these, `python -m benchmarks.planted` finds the planted leak, and no sound
 # configuration fails its soak.
-# The last third of the steps over the first, in seconds a padded token; and early steps, trained again, over before.
+# How many times as long as the first third, a padded token, the last third of the steps may take; and how many times as
+# long as before early steps may take when they are trained again.
 MOST_SLOWING = 1.3
 LEAST_FOR_FIFTHS = 40  # steps, before the losses of one fifth of them can be held against those of another
 LEAST_FOR_PACE = 15  # undisturbed steps, before their pace can be said to change

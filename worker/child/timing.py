@@ -42,19 +42,19 @@ class Unit:
     pieces: Pieces = field(default_factory=Pieces)
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float | None] = field(default_factory=list)
-    shapes_of: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    waits: dict[int, list[float]] = field(default_factory=dict)
-    clocks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    shapes_of: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # step -> its micro batches' shapes
+    waits: dict[int, list[float]] = field(default_factory=dict)  # step -> seconds waited for the next step's batches
+    clocks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)  # (MHz, why it was lowered) at readings
     turns: Turns | None = None
     enough_seconds: float | None = None  # of the first pass: later steps are predicted where that is possible
     timed_steps: int | None = None  # how many of the plan's first steps are timed; None for all
     most_seconds: float | None = None  # of the unit: its first pass is given up once it is expected to take longer
-    turned: list[tuple[int, tuple[int, int], float]] = field(default_factory=list)
+    turned: list[tuple[int, tuple[int, int], float]] = field(default_factory=list)  # (turn, piece, seconds)
     passes: int = 0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
     retries: int = 0
-    warmed: list[tuple[int, int]] = field(default_factory=list)
+    warmed: list[tuple[int, int]] = field(default_factory=list)  # shapes that the warm-up ran
     warm_seconds: float = 0.0
 
     def run(self, deadline: float | None = None) -> bool:
@@ -167,7 +167,7 @@ class Unit:
         return self.token_factor() * seconds > self.most_seconds
 
     def _rest_is_predicted(self) -> bool:
-        """Whether so much of the first pass is timed that the rest of the unit is as well predicted."""
+        """Whether enough of the first pass is timed to predict the rest of the unit instead of timing it."""
         return self.enough_seconds is not None and self._predicts_after(self.enough_seconds)
 
     def _predicts_after(self, seconds: float) -> bool:
@@ -275,7 +275,7 @@ class Unit:
         return [statistics.median(times) for (number, at), times in pieces if at == len(self.plan[number])]
 
     def first_calls(self) -> float:
-        """The seconds that the warm-up's steps took more than the same micro batches and updates did when timed."""
+        """How many seconds longer the warm-up's steps took than the same micro batches and updates when timed."""
         of_shape: dict[tuple[int, int], float] = {}
         updates = []
         for (number, at), times in self._pieces().items():
@@ -324,7 +324,7 @@ def piece_count(plan: list[Step]) -> int:
 
 
 def timed_enough(seconds: float, steps_timed: int) -> bool:
-    """Whether so much timing tells of a unit: LEAST_SECONDS and LEAST_STEPS, or ENOUGH_SECONDS."""
+    """Whether a unit is timed enough: for LEAST_SECONDS and LEAST_STEPS, or for ENOUGH_SECONDS."""
     return seconds >= ENOUGH_SECONDS or (seconds >= LEAST_SECONDS and steps_timed >= LEAST_STEPS)
 
 
@@ -336,7 +336,7 @@ def unit_timed_enough(unit: Unit) -> bool:
 def time_unit(unit: Unit, passes: int, extra: int = 2, deadline: float | None = None) -> None:
     """Train `passes` passes over the unit, and up to `extra` more while some piece has too few clean timings.
 
-    A device that is fast enough to be through with the unit in no time trains it until that `unit_timed_enough`.
+    A device that takes little time for the unit trains it until `unit_timed_enough`.
     """
     while unit.passes < MOST_PASSES:
         is_clean = unit.passes >= passes and not unit.pieces.short(piece_count(unit.chosen), passes)

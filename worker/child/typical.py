@@ -18,7 +18,7 @@ from worker.child.arrange import shape_of
 from worker.child.build import Bundle
 
 ENOUGH_SAMPLES = 2000  # that are arranged: of a small dataset, several epochs
-TELLING = 1.5  # times the tokens of the smallest micro batch that the largest has, where they tell of both numbers
+TELLING = 1.5  # `a` is fitted only if the largest micro batch has so many times the tokens of the smallest
 
 
 class Shapes:

@@ -1,4 +1,4 @@
-"""Runs what is timed once before, so that no timing holds the first use of memory, of a shape or of compiled code."""
+"""Runs once beforehand what is timed, so that no timing has the first use of memory, a shape or compiled code."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def _learnt_at_its_end(ids: array[int], tokens: int) -> Sample:
 def _is_dear_without_mask(bundle: Bundle) -> bool:
     """Whether attention takes more memory where rows are equally long, as where all were cut at max_length.
 
-    Then transformers drops the mask, and has sdpa share the keys' heads among the queries'. Only the flash kernel does:
+    Then transformers drops the mask, and has sdpa compute grouped-query attention. Of its kernels only flash does so:
     where it cannot run, plain matmuls take its place, with all scores of a row.
     """
     config, recipe = bundle.model.config.get_text_config(), bundle.recipe

@@ -6,7 +6,7 @@ their own file (worker/child/isolation.py).
 
 The server ignores SIGTERM, which a cluster's scheduler sends to every process of a worker: it ends with the worker, and
 has to tell until then how its children ended. It collects no garbage: what is imported stays, and looking for garbage
-in it would make importing torch and transformers longer. Its children do collect garbage (worker/runner/sandbox.py).
+in it would slow down the imports of torch and transformers. Its children do collect garbage (worker/runner/sandbox.py).
 """
 
 from __future__ import annotations

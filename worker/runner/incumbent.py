@@ -65,7 +65,7 @@ class Incumbent:
         return self._best is not None
 
     def wanted(self, spec: JobSpec) -> bool:
-        """Whether the next trial's process should stay. The one that does is ended where a trial needs its memory."""
+        """Whether the next trial's process should stay alive. Ends the kept one where a trial needs its memory."""
         cap = self._bench.host_cap(spec)
         if cap is None or cap > (1 - HOST_KEPT_BACK) * host.memory().available:
             self.close()
@@ -149,7 +149,7 @@ class Incumbent:
 
 
 def in_turns(best: Measurement, measured: Measurement, of_best: Block, own: Block) -> Measurement:
-    """The new trial's measurement, its seconds replaced by the best trial's times the ratio of both in turns.
+    """The new trial's measurement, its seconds replaced by the best trial's times the ratio of the two in turns.
 
     Its interval is that of the ratio. As a trial's own does, it leaves out how processes differ.
     """
@@ -193,11 +193,11 @@ def _scaled(measured: Measurement, factor: float, note: str, told: dict[str, Any
 def _is_best(measured: Measurement, best: Measurement | None, best_seconds: float | None) -> bool:
     """Whether a trial is the fastest so far: surely faster than `best`, or within CLOSE times `best_seconds`.
 
-    Surely, by its interval: trials are told by their ratio to the best one, and where each that seems faster took its
-    place, only lucky ratios would, so that told seconds fell from trial to trial though all are as fast.
+    Surely, by its interval: a trial's seconds follow from its ratio to the best one's. If each that seemed faster took
+    the best one's place, lucky ratios would be selected, and seconds would fall from trial to trial of equal speed.
 
-    The latter if no process of the best trial is alive (`best` is None). The search's first trial always is, and one of
-    which only a part of the work unit was timed never.
+    `best_seconds` decide if no process of the best trial is alive (`best` is None). The search's first trial is always
+    the fastest; one of which only a part of the work unit was timed never is.
     """
     if measured.timing is None or measured.timing.timed_share < 1.0:
         return False

@@ -29,7 +29,7 @@ class _Alive:
 class Keeper:
     """Runs requests in children, alone or several in turns. A child that stays is asked again where its model fits.
 
-    Only a fresh process speaks against a candidate: what fails in a kept one is carried out anew.
+    Only a fresh process's failure counts against a candidate: what fails in a kept one is run again in a fresh one.
     """
 
     def __init__(self, sandbox: Sandbox, ended: Callable[[], bool], lock_fd: int | None, cap_bytes: int | None) -> None:
@@ -89,7 +89,7 @@ class Keeper:
 
 
 def _base(request: Request) -> Request:
-    """The request without what `RunAgain` may change of it: equal ones train the same model."""
+    """The request without what `RunAgain` may change of it: requests with equal bases train the same model."""
     configuration = request.candidate.configuration.model_copy(update={"learning_rate": 1.0})
     changes: dict[str, Any] = {"candidate": request.candidate.model_copy(update={"configuration": configuration})}
     if isinstance(request, RunBlock):

@@ -18,12 +18,12 @@ class Lease:
     The event `over` is set when the task must end: because the user cancels or stops the job, because the lease is
     lost, because `end` was called, or because a renewal raised an error, which `failure` then is. Each renewal hands on
     what the task is doing and, where that is more than the last one had, what it has `printed`. When a renewal
-    fails, the worker takes nobody else's tasks for a while (`patience`), as others could not renew either.
+    fails, the worker takes over no other worker's tasks for a while (`patience`), as others could not renew either.
     """
 
     def __init__(self, broker: Broker, claim: Claim, printed: Callable[[], str], patience: Patience) -> None:
         self._broker, self._claim, self._printed, self._patience = broker, claim, printed, patience
-        self._sent = ""  # of what was printed
+        self._sent = ""  # the printed text that was handed on last
         self._stop = threading.Event()
         self.over = threading.Event()
         self.lost = False

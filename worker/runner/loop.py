@@ -57,7 +57,7 @@ class Loop:
     lock: DeviceLock
     least_free_disk: int
     stay: Stay = field(default_factory=lambda: Stay(Terms()))
-    patience: Patience = field(default_factory=Patience)  # with other workers
+    patience: Patience = field(default_factory=Patience)  # with other workers, before their tasks are queued again
 
     def __post_init__(self) -> None:
         self.told_to_end = False
@@ -252,7 +252,7 @@ class Loop:
         def ended() -> bool:
             return lease.over.is_set() or self.stay.over()
 
-        def given_up() -> bool:  # of what may take as long as the control plane is away
+        def given_up() -> bool:  # for calls that may take as long as the control plane does not answer
             return ended() or self._stopping.is_set()
 
         if claim.kind is TaskKind.plan:
@@ -302,7 +302,7 @@ class Loop:
     def _persist(self, call: Callable[[], Answer], over: Callable[[], bool] = lambda: False) -> Answer:
         """Repeat a call to the queue until it answers, so that an outage of the database loses no result.
 
-        What is `over`, as a task that was cancelled, is not repeated.
+        Where the call is no longer needed (`over`), as after a cancellation, it is not repeated.
         """
         wait = IDLE_SECONDS[0]
         while True:

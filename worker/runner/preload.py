@@ -13,8 +13,8 @@ import contextlib
 import sys
 from typing import Any
 
-# What leaves CUDA alone, as tests/runner/test_preload.py holds it to. Where there is a GPU, peft is left out, which
-# imports bitsandbytes, which opens CUDA's libraries. Most of what these imports take is inductor's.
+# Modules whose import does not initialise CUDA, as tests/runner/test_preload.py checks. Where there is a GPU, peft is
+# left out, as it imports bitsandbytes, which opens CUDA's libraries. Most of the time to import is inductor's.
 PRELOAD = (
     "torch",
     "transformers",
@@ -32,9 +32,9 @@ _harmless: dict[tuple[str, ...], tuple[str, ...]] = {}  # what was to be importe
 def set_preload(context: Any, always: tuple[str, ...], preload: tuple[str, ...]) -> None:
     """Have the fork server import `preload`, or as much of it as leaves CUDA alone, after what it `always` imports.
 
-    What it imports instead is torch's part of it, or nothing. A trial then takes a second or two longer to start, as it
-    imports the rest by itself; the fork server's log says so. Where CUDA cannot be used even so, the reason is another
-    one, which the first trial will tell. `context` is multiprocessing's, for the start method `forkserver`.
+    If not all of it does, only torch's modules are imported, or none. A trial then takes a second or two longer to
+    start, as it imports the rest by itself; the fork server's log says so. Where CUDA cannot be used even so, there is
+    another reason, which the first trial will tell. `context` is multiprocessing's, for the start method `forkserver`.
     """
     from multiprocessing import forkserver
 

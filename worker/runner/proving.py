@@ -1,4 +1,4 @@
-"""Has a candidate and the reference replay the same optimizer steps in children, and what they did compared."""
+"""Has children replay the same optimizer steps, as the candidate and as the reference, and compares what they did."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Prover:
-    """Proofs of one verification's candidates. How much the reference itself differs is measured once."""
+    """Proofs of one verification's candidates. How far the reference is from itself is measured once."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Prover:
         return f"no reference to compare with ran: {theirs}"
 
     def _noise_of(self, followed: RunReplay, reference: Measurement, theirs: Replay) -> Noise | str:
-        """What the reference's own losses and movement differ by, measured for the first candidate."""
+        """How far the reference's replays are from one another at other rates and seeds; measured once."""
         from worker.plan import proof as judged
 
         if self._noise is not None:

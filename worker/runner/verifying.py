@@ -1,6 +1,6 @@
 """Runs a verification: finalists and baseline take turns in blocks, then the fastest is proved and soaked.
 
-Last, in all but a quick one, the fastest takes turns with itself without each of its levers.
+Last, unless the verification is quick, the fastest takes turns with what it is without each of its levers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from worker.runner.proving import Prover, failure
 from worker.runner.sandbox import Ending
 from worker.runner.together import fit_together, groups
 
-SOAK_SHARE, HOLD_SHARE = 0.25, 0.5  # of the verification's time: for a soak; kept for the proof and the soak
+SOAK_SHARE, HOLD_SHARE = 0.25, 0.5  # of the verification's time: a soak's, at most; kept for the proof and the soak
 REFERENCE_TIMES = 10.0  # times as long as the candidate itself a reference may take: in fp32, with one sample a row
 LEAST_BLOCKS = 2  # before a verification may end early: what one pair of processes shows, another may not
 
@@ -56,6 +56,7 @@ class Verifier:
         self._proofs: dict[str, Proof | str] = {}
         self._prover = Prover(spec, bench.facts, self._workplace, on_progress, self._run)
         self._numbers = 0
+        # Whether memory was short in the last soak; candidates may be alive together; the baseline sat out a block.
         self._unsafe, self._may_be_together, self._rested = False, True, False
         self._halfway: list[Measurement] = []  # who still has to run in reverse order
         self._lowered: dict[str, Measurement] = {}  # those that the soak gave a smaller micro batch
@@ -129,7 +130,7 @@ class Verifier:
         keys, ran = {one.key for one in made.values()}, {block.key for block in self._blocks}
         others = [one for one in request.taken_back if one.configuration.key in keys - ran]
         self._tentative = {one.configuration.key for one in others}
-        with contextlib.suppress(_Ended):  # what is held already stays the answer
+        with contextlib.suppress(_Ended):  # what is proved and soaked already stays the answer
             for group in groups(first, others, self._bench.facts):
                 # Two blocks, and for one that turns out to be as fast a proof and a soak.
                 if self._left() < verification_seconds(self._spec, self._bench.facts, [*group, first]):
@@ -216,7 +217,7 @@ class Verifier:
         return [_block_of(request, ending) for request, ending in zip(asked, endings, strict=True)]
 
     def _hold_fastest(self) -> None:
-        """Prove and soak the candidates, fastest first, until one of them holds.
+        """Prove and soak the candidates, fastest first, until one of them passes both.
 
         A candidate whose soak ran out of memory, or came close to that, is soaked again at a smaller micro batch. The
         baseline is what the others are compared with, so it is only soaked.
@@ -246,7 +247,7 @@ class Verifier:
         """Run blocks of a candidate that has none yet, beside the baseline; where there is none, beside a finalist.
 
         Blocks that ran before are minutes old by now, and the machine's pace may be another. The first of the new ones
-        runs whatever time is left, or what is held would not be the answer for want of it.
+        runs whatever time is left, or a candidate that was proved and soaked could not be the answer for want of it.
         """
         known = {**self._known(), **self._lowered}
         every = (self._request.baseline, *self._request.finalists)
@@ -365,7 +366,7 @@ def _block_of(request: RunBlock, ending: Ending) -> Block:
 
 
 def lowered(candidate: Measurement) -> Measurement | None:
-    """The candidate with the next smaller micro batch that its effective batch or its own offers, or None.
+    """The candidate at the next smaller micro batch that divides its effective batch or its own micro batch, or None.
 
     With it, half as many samples are evaluated at a time.
     """
