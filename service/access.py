@@ -71,7 +71,7 @@ def caller(session: Session, token: str) -> Caller | None:
 
 
 def used(engine: Engine, key_id: str, at: float) -> None:
-    """Remember when the key was used. What the key is used for does not fail because that cannot be written."""
+    """Remember when the key was used. A request does not fail because that cannot be written."""
     with contextlib.suppress(SQLAlchemyError), Session(engine) as session, session.begin():
         session.execute(update(ApiKey).where(ApiKey.id == key_id).values(used_at=at))
 

@@ -80,7 +80,7 @@ class Broker(Protocol):
         """Have the data that a user sent (`upload:…`) in the folder; without effect for other sources."""
 
     def reap(self) -> int:
-        """Queue tasks whose leases have expired again, as their workers are dead; return how many there were."""
+        """Queue again the tasks whose leases have expired, as their workers are dead; return how many there were."""
 
 
 def connect(url: str, lease_seconds: float = LEASE_SECONDS, key: str | None = None) -> Broker:

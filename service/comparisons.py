@@ -33,7 +33,7 @@ def waterfall(
     found: list[Contribution] = []
     by_blocks: set[bool] = set()
     if baseline is not None:
-        # Those without a lever looked for a micro batch, so they are compared with the best that did so, too.
+        # Trials without a lever searched for their micro batch, so the best's trial that did, too, is compared.
         searched = best.configuration.at_micro_batch(None)
         twin, without = known.get(searched.key, best), taken_back(spec, best.configuration, baseline.configuration)
         found = [
@@ -47,7 +47,7 @@ def waterfall(
     factors = [one.factor for one in found]
     if by_blocks == {True}:
         speedup = next((one.speedup for one in verdicts if one.key == best.configuration.key), speedup)
-    complete = speedup is not None and all(factors) and len(by_blocks) < 2  # blocks and trials are of other minutes
+    complete = speedup is not None and all(factors) and len(by_blocks) < 2  # blocks and trials ran at different times
     return Waterfall(
         levers=best.configuration.levers,
         method=best.configuration.method,

@@ -92,7 +92,7 @@ def place(job: JobRow) -> float:
 
 
 def need_of(session: Session, hardware: HardwareSpec, fingerprint: str | None) -> str:
-    """The key of the row that says which hardware is needed; the row is there afterwards.
+    """The key of the row that says which hardware is needed; the row is inserted where it is missing.
 
     With a fingerprint, only hardware of that fingerprint will do: a job that has begun stays on its hardware.
     """

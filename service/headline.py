@@ -35,7 +35,7 @@ def figure(spec: JobSpec, evidence: Evidence, verdicts: Sequence[Verdict] = ()) 
 
 
 def sentence(spec: JobSpec, evidence: Evidence) -> str | None:
-    """The figure in a sentence; None of time, which stands beside every answer, and where it is not known."""
+    """The figure in a sentence; None for seconds, which stand beside every answer, and where it is not known."""
     found = evidence.objective
     if found is None or found.value is None:
         return None

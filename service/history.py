@@ -139,7 +139,7 @@ def time_of_tasks(session: Session, job_id: str) -> dict[str, float]:
     began = session.scalar(select(JOBS.c.started_at).where(JOBS.c.id == job_id))
     if not spans or began is None:
         return {}
-    until = max(start if stop is None else stop for _, start, stop in spans)  # what still runs is idle at no time
+    until = max(start if stop is None else stop for _, start, stop in spans)  # a task that still runs counts up to then
     used, measured = (
         busy_seconds((start, until if stop is None else stop) for kind, start, stop in spans if kind in kinds)
         for kinds in (tuple(TaskKind), (TaskKind.trial, TaskKind.verify))
@@ -160,8 +160,8 @@ def elapsed(session: Session, job_id: str, now: float) -> float:
 def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ...]:
     """Trials of the last jobs on the same hardware that ended before this one began, those of the same job first.
 
-    Paces of a search for the least memory are those of its small micro batches, and peaks are not handed on: it tells
-    other searches nothing, and begins from nothing itself.
+    A search for the least memory has the paces of small micro batches, and peaks are not handed on: so it tells other
+    searches nothing, and begins from nothing itself.
     """
     if not spec.search.reuse or minimises_memory(spec):
         return ()

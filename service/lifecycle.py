@@ -34,10 +34,10 @@ def start(session: Session, job: JobRow, worker: WorkerRow, now: float) -> None:
 
 
 def unbind(session: Session, now: float) -> None:
-    """Let jobs go on elsewhere of which nothing is measured yet, and whose hardware has no living worker any more.
+    """Release jobs from hardware that has no living worker any more, if nothing of them is measured yet.
 
-    They are planned anew there. A trial that has ended its worker is kept, with the number of its deaths: it may do so
-    again, and one that ends three workers is given up.
+    Other hardware may then take them, and they are planned anew. A trial that has ended its worker is kept, with the
+    number of its deaths: it may do so again, and one that ends three workers is given up.
     """
     alive = select(WORKERS.c.id).where(WORKERS.c.fingerprint == JOBS.c.fingerprint, history.alive(now))
     unmeasured = (JOBS.c.status == JobStatus.running, JOBS.c.fingerprint.is_not(None), JOBS.c.history_version == 0)

@@ -14,8 +14,8 @@ from service.enqueue import new_id
 from service.models import Delivery, Webhook
 from service.tuples import JobRow
 
-# Those that are told of an owner's jobs. Their rows are locked, so that none is deleted or disabled before its message
-# is there, and in the order of their ids, as by whoever disables them, so that the two never wait for each other.
+# The webhooks that are told of an owner's jobs. Their rows are locked, so that none is deleted or disabled before its
+# message is there, and in the order of their ids, as whoever disables them does, so that neither waits for the other.
 TOLD = (
     select(Webhook.id)
     .where(or_(Webhook.sees.is_(None), Webhook.sees == bindparam("owner", type_=String)), Webhook.disabled_at.is_(None))

@@ -33,7 +33,7 @@ class Patience:
         self._since = self._seen = self._clock()
 
     def go_on(self) -> None:
-        """Called every few seconds: where it was not for half a lease, this process stood still, and so may others."""
+        """Called every few seconds. A gap of half a lease means that this process stood still, as others may have."""
         now = self._clock()
         if now - self._seen > max(self._seconds / 2, LEAST_GAP):
             self._since = now

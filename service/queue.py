@@ -98,7 +98,7 @@ class Queue(Requests):
             doing = {"state": WorkerState.busy if claim else WorkerState.idle, "task_id": claim and claim.task_id}
             session.execute(SEEN, {"worker": worker_id, "seen_at": now} | doing)
             if task is not None and claim is None:
-                if self._is_of_a_worker:  # which may be the one of another version
+                if self._is_of_a_worker:  # it may be this worker that is of another version
                     raise OtherVersion(
                         f"Another version of dynotune wrote job {task.job_id}, and this worker cannot read it: bring "
                         "both to one version, or cancel the job."
@@ -115,7 +115,7 @@ class Queue(Requests):
         return claim.model_copy(update={"known": lines})
 
     def unheard(self, worker_id: str) -> None:
-        """Hand on what a worker was given, but never heard of because the answer was lost; it holds nothing else."""
+        """Hand on the task that a worker was given in an answer that was lost; the worker holds no other task."""
         with self.writing() as (session, _):
             for task in session.scalars(select(Task).where(RUNNING, Task.worker_id == worker_id).with_for_update()):
                 over = task.job_id is not None and job_of(session, task.job_id, lock=False).status.ended
@@ -138,7 +138,7 @@ class Queue(Requests):
             return job.wish or Wish.cancel if job.status.ended else None
 
     def plan_input(self, claim: PlanClaim) -> PlanInput:
-        """What the claimed plan may know. Remembers the version from before it is read, against lost wake-ups."""
+        """What the claimed plan may know. Notes the history's version before reading it, so that no trial is missed."""
         with self.writing() as (session, now):
             job = _job(session, claim)
             leases.write(session, claim, {"base_version": job.history_version})
@@ -213,7 +213,7 @@ class Queue(Requests):
         """Do nothing: a worker with access to the database finds uploads in the DYNOTUNE_HOME that it shares."""
 
     def reap(self) -> int:
-        """Requeue tasks whose lease ran out, the third death of one poisons it; let stranded jobs go on elsewhere."""
+        """Requeue tasks whose leases ran out, or give them up after three deaths; free jobs whose hardware is gone."""
         with self.writing() as (session, now):
             session.execute(delete(Worker).where(Worker.seen_at < now - FORGOTTEN_SECONDS))
             lifecycle.unbind(session, now)

@@ -241,7 +241,7 @@ def _as_verified(winner: Winner) -> Measurement:
 def _with_baseline(
     spec: JobSpec, run: float, training: float, speedup: float | None, baseline: Measurement | None
 ) -> float | None:
-    """The seconds of the run with the baseline, from the speed-up: the run's or, for throughput, its training's."""
+    """The seconds of the run with the baseline, by the speed-up of the run or, for throughput, of its training."""
     if speedup is None or baseline is None:
         return None
     if counts_once(spec):

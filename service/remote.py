@@ -62,7 +62,7 @@ from service.uploads import COPIES
 
 TIMEOUT_SECONDS = 20.0  # less than a lease, so that a lost answer does not lose the task
 Answer = TypeVar("Answer", bound=Contract)
-AGAIN = (408, 429)  # statuses of answers that another time may be others
+AGAIN = (408, 429)  # statuses that a later attempt may not get
 REFUSALS = {Unauthorized.code, Forbidden.code}  # which asking again does not change
 
 
@@ -147,7 +147,7 @@ class RemoteBroker:
                     answer.read()
                     problem = self._problem(answer)
                     if isinstance(problem, Refusal) and answer.status_code == NotFound.status:
-                        return  # the trial says that it is not there; a proxy's page is no refusal
+                        return  # the trial will say that the data is not there; a proxy's page is no refusal
                     raise problem
                 uploads.store(folder, answer.iter_bytes(), name)
         except httpx.HTTPError as error:

@@ -1,4 +1,4 @@
-"""What users ask of the control plane that writes: submitting, ending and deleting jobs and estimates, draining."""
+"""The writes that users ask for: submitting, ending and deleting jobs and estimates, and draining workers."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Requests(Transactions):
             return len(gone)
 
     def _forget_needs(self) -> None:
-        """Delete what no open task needs: every claim looks at each need."""
+        """Delete the needs that no open task has, as every claim looks at each need."""
         with self.writing() as (session, _):
             if self.engine.dialect.name == "postgresql":
                 # Waits for transactions that may queue a task of a need that is there already, and keeps others out.

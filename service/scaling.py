@@ -12,8 +12,8 @@ from service.contract.objective import counted_seconds, minimises_memory
 LEAST_STEPS_AN_EPOCH = 50  # with the largest effective batch that is tried or named
 # How many times as large a batch is named. The cost of a micro batch is extrapolated badly beyond twice what was timed.
 LARGER = 2
-# How many times as fast it must be to be named: what is predicted from a curve may be off by a few percent, and a
-# verification tells speed-ups within 5%, so that less than twice as much may turn out to be nothing.
+# How many times as fast it must be to be named: twice the 5% within which a verification tells speed-ups, as what is
+# predicted from a curve may be off by a few percent itself.
 CLEARLY_FASTER = 1.1
 NOT_ADAPTIVE = ("sgd",)  # choices of the lever `optimizer`
 TRAINER_BATCH = 8  # TrainingArguments.per_device_train_batch_size

@@ -76,7 +76,7 @@ class Settings(BaseSettings):
 
     home: Annotated[Path, AfterValidator(_writable)] = Field(default=Path("~/.dynotune"), validate_default=True)
     database_url: str = Field(default_factory=lambda known: sqlite_url(known["home"] / "dynotune.db"))
-    # The folders that local models and data may come from. Empty allows none, as for no other setting.
+    # The folders that local models and data may come from. Empty allows none; other settings take empty for unset.
     data_roots: Annotated[
         tuple[Path, ...],
         NoDecode,
@@ -93,7 +93,7 @@ class Settings(BaseSettings):
         BeforeValidator(lambda value: re.findall(r"[^,\s]+", value) if isinstance(value, str) else value),
     ] = ()
     require_keys: bool = Field(default=False, description="yes or no")
-    # Does everything, on every control plane that has this setting. To make the first keys with, or the only one.
+    # A key that may do everything, on every control plane with this setting: to make the first keys, or the only key.
     admin_key: SecretStr | None = Field(
         default=None, description="at least 20 characters long, of ASCII without spaces", min_length=20
     )

@@ -93,6 +93,6 @@ def applicable(choices: Space, method: Method, task: str) -> Space:
 
 
 def whole(made: Configuration) -> Configuration:
-    """The configuration at the baseline of levers that it does not know, as they came with a later version."""
+    """The configuration, with the baseline's choice of each lever that is newer than the version which made it."""
     levers = {name: made.levers.get(name, lever.baseline) for name, lever in LEVERS.items()}
     return made.model_copy(update={"levers": levers})

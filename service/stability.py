@@ -27,7 +27,7 @@ def stability(spec: JobSpec, verdict: Verdict | None, verification: Verification
 
 
 def _is_stable(verdict: Verdict, verification: Verification) -> bool | None:
-    """None where nothing speaks against it, and it was not compared with a reference, or with a baseline and soaked."""
+    """None where nothing speaks against it, and it has neither a proof, nor both a baseline and a soak."""
     if not verdict.stable or verdict.proof:
         return verdict.stable
     return None if verification.baseline_key is None or verdict.soak is None else True

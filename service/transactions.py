@@ -58,7 +58,7 @@ class Transactions:
     ) -> Written:
         """Read a job's history, compute from it outside of any transaction, then write.
 
-        All of it again when another task of the job has ended since the read. NotFound.
+        All of it is repeated when another task of the job has ended since the read. NotFound without such a job.
         """
         while True:
             with reading(self.engine) as session:

@@ -28,7 +28,7 @@ Asked = TypeVar("Asked", bound=Contract)
 LONGEST_JOB = 64 << 10  # characters
 LONGEST_PATTERN = 500  # characters of a regular expression
 LOOKED_AT = 200  # rows of a dataset's file that are checked here; the worker checks all of them
-LONGEST = 1 << 20  # characters of it that are read here: a request must not take much memory, whatever a file holds
+LONGEST = 1 << 20  # characters of that file that are read here, so that no request takes much memory
 
 
 def parse(body: bytes, kind: type[Asked]) -> Asked:
@@ -81,7 +81,7 @@ def _size(spec: JobSpec) -> list[dict[str, str]]:
 
 
 def _device(spec: JobSpec) -> list[dict[str, str]]:
-    """The mistake in the kind of device; looked for here, as older versions stored jobs with it, which are read."""
+    """The mistake of the device `gpu`: looked for only here, so that jobs stored with it remain readable."""
     if spec.hardware.device != "gpu":
         return []
     return [_mistake("/hardware/device", "hardware.device: 'gpu' is no kind of device; NVIDIA's GPUs are 'cuda'")]

@@ -56,7 +56,7 @@ class RunTrial(Contract):
     trial: TrialRequest
     known: tuple[Probe, ...] = ()
     only_probe: bool = Field(default=False, description="Find the largest micro batch and time nothing.")
-    stays: bool = Field(default=False, description="Wait for blocks in turns after the trial, on its model as it is.")
+    stays: bool = Field(default=False, description="Wait for blocks in turns after the trial, with its trained model.")
 
 
 class RunBlock(Contract):
@@ -153,7 +153,7 @@ class ProbeDone(Contract):
 class Built(Contract):
     """The model and the data of a trial are there. These are fields of its Measurement, however it ends.
 
-    `prepare_seconds` are those of what a job's first process does for all, in its measurement a phase.
+    `prepare_seconds`, which a job's first process spends for all later ones, is no field there but a phase.
     """
 
     kind: Literal["built"] = "built"
@@ -248,8 +248,8 @@ class Turn(Contract):
 class RunAgain(Contract):
     """An order to a child that stays: carry out another request, which trains the same model from its beginning.
 
-    It differs from the one before in the seed, the learning rate and what is trained only. A trial's child takes blocks
-    in turns, and trains its model on as it is.
+    It differs from the one before only in the seed, the learning rate, and which block or steps are trained. A trial's
+    child is asked only for blocks in turns, and goes on training its model as it is.
     """
 
     kind: Literal["again"] = "again"

@@ -193,7 +193,7 @@ def is_sharegpt(conversations: Sequence[Any]) -> bool:
 def check_turns(conversations: Sequence[Any]) -> bool:
     """Whether the content of a turn is a list of texts; ValueError for what templates or we would misread.
 
-    What is no conversation at all is told by the chat template, which is a program.
+    What is no conversation at all is left to the chat template, a program of its own, to refuse.
     """
     if texts := [talk for talk in conversations if isinstance(talk, str)]:
         raise ValueError(

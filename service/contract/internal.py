@@ -116,10 +116,10 @@ class EstimateDone(Contract):
 
 @cache
 def spoken_version() -> str:
-    """dynotune's version, and eight hex digits of a hash over the source of all that is said.
+    """dynotune's version, and eight hex digits of a hash over the source of these models.
 
-    Between two releases what is said may change: a worker of another commit would fail with the first new field, and
-    so would every task that it is given. What pydantic makes of the source depends on pydantic's version.
+    Between two releases the models may change: a worker of another commit would fail at the first new field, and so
+    would every task that it is given. The source is hashed, as pydantic's schemas depend on pydantic's version.
     """
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):

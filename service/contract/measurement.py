@@ -25,7 +25,11 @@ PREPARE = "prepare"  # the phase of what only a job's first process does: downlo
 
 
 class Outcome(StrEnum):
-    """How a trial ended. Only `ok` can be recommended; each of the others carries a reason."""
+    """How a trial ended. Only `ok` can be recommended; each of the others carries a reason.
+
+    `infeasible` ran out of memory, `unstable` failed a check of its numbers or its memory, and `invalid` cannot be with
+    this model, data or hardware.
+    """
 
     ok = "ok"
     infeasible = "infeasible"

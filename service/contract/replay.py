@@ -21,7 +21,7 @@ def loss_scale(loss: float) -> float:
 
 
 def scale_over(loss: float) -> float:
-    """How many times the loss its `loss_scale` is: by that a tolerance of the loss is a larger share of the loss."""
+    """`loss_scale` over the loss: a share of `loss_scale` is so many times as large a share of the loss itself."""
     return loss_scale(loss) / max(loss, 1e-9)
 
 
@@ -62,6 +62,8 @@ class Proof(Contract):
     terms: int = Field(default=0, description="Labels that were learnt, as many as in the reference's batches.")
     largest_loss_difference: float | None = None
     allowed_loss_difference: float | None = None
-    movement: float | None = Field(default=None, description="How far the weights moved, over the reference's way.")
+    movement: float | None = Field(
+        default=None, description="How far the weights moved, over how far the reference's moved."
+    )
     allowed_movement: float | None = Field(default=None, description="How far from 1 `movement` may be.")
     reference: str = Field(default="", description="The reference's configuration.")

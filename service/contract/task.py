@@ -67,9 +67,11 @@ class TrialRequest(Contract):
     first_micro_batch: int | None = Field(
         default=None, description="The fastest trial's with the same batching, which a CPU times first."
     )
-    best_seconds: float | None = Field(default=None, description="The fastest unit so far: clearly slower ends early.")
+    best_seconds: float | None = Field(
+        default=None, description="Seconds of the fastest unit so far; a clearly slower trial ends early."
+    )
     slowest_run_seconds: float | None = Field(
-        default=None, description="With the objective memory: what the whole run may take, as it does by the baseline."
+        default=None, description="With the objective memory: what the whole run may take, which is the baseline's."
     )
     reference_loss: float | None = None
     reference_grad_norm: float | None = None
