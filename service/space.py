@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.levers import LEVERS, METHOD_NEEDS
@@ -90,9 +89,3 @@ def applicable(choices: Space, method: Method, task: str) -> Space:
         name: options if LEVERS[name].applies(method, task) else (LEVERS[name].baseline,)
         for name, options in choices.items()
     }
-
-
-def whole(made: Configuration) -> Configuration:
-    """The configuration, with the baseline's choice of each lever that is newer than the version which made it."""
-    levers = {name: made.levers.get(name, lever.baseline) for name, lever in LEVERS.items()}
-    return made.model_copy(update={"levers": levers})

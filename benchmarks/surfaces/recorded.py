@@ -30,7 +30,8 @@ from service.contract.measurement import DatasetFacts, Measurement, Outcome
 from service.contract.objective import score
 from service.contract.task import PlanInput
 from service.levers import LEVERS
-from service.space import applicable, space, whole
+from service.space import applicable, space
+from service.stored import completed
 from worker.plan.proposers.baseline import baseline
 from worker.plan.space import effective_choices, every
 from worker.plan.view import View
@@ -95,7 +96,7 @@ class Table:
     def _rounds(self) -> list[tuple[int, dict[str, float]]]:
         """(round, ratios by the keys that configurations have now) of each group."""
         kept = [Configuration.model_validate(row["configuration"]) for row in self._kept["measurements"]]
-        now = {one.key: whole(one).key for one in kept}
+        now = {one.key: new.configuration.key for one, new in zip(kept, self._every(), strict=True)}
         return [
             (row["round"], {now.get(key, key): ratio for key, ratio in row["ratios"].items()})
             for row in self._kept.get("ratios", ())
@@ -127,8 +128,9 @@ class Table:
     def _every(self) -> list[Measurement]:
         """All measurements; a lever that came since they were made is at its baseline in each."""
         dataset = self._kept["dataset"]
-        kept = [Measurement.model_validate({**one, "dataset": dataset}) for one in self._kept["measurements"]]
-        return [one.model_copy(update={"configuration": whole(one.configuration)}) for one in kept]
+        return [
+            Measurement.model_validate({**completed(one), "dataset": dataset}) for one in self._kept["measurements"]
+        ]
 
     def add(self, measurement: Measurement) -> None:
         """Keep a measurement beside those that there are of its configuration."""

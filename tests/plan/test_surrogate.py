@@ -15,7 +15,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.states import Origin
-from service.contract.task import EarlierTrial, PlanInput, TrialRecord, TrialRequest
+from service.contract.task import EarlierTrial, PlanInput, TrialRecord
 from service.levers import LEVERS, excluded
 from tests.factory import DATASET, configuration, failed, measured, record
 from worker.plan import plan
@@ -25,7 +25,7 @@ from worker.plan.prior import Prior, is_limited, padded_share
 from worker.plan.proposers.improvement import promising
 from worker.plan.space import point
 from worker.plan.surrogate import Surrogate
-from worker.plan.view import View, completed
+from worker.plan.view import View
 
 Facts = Callable[..., HardwareFacts]
 Spec = Callable[..., JobSpec]
@@ -387,14 +387,3 @@ def test_the_baselines_levers_are_tried_at_a_free_micro_batch(spec: Spec, facts:
     baseline = measured(configuration(micro=8, precision="fp32"), 10.0)
     decision = plan(PlanInput(spec=job, facts=facts(), history=(record(baseline, Origin.baseline),), next_number=2))
     assert [one.configuration.micro_batch_size for one in decision.trials] == [None]
-
-
-def test_a_trial_of_an_older_catalogue_is_at_the_baseline_of_newer_levers(spec: Spec, facts: Facts) -> None:
-    old = configuration(micro=8)
-    older = old.model_copy(update={"levers": {name: old.levers[name] for name in [*LEVERS][:-1]}})
-    known = PlanInput(spec=spec(), facts=facts(), history=(record(measured(older), Origin.baseline),), next_number=2)
-    assert completed(known).history[0].measurement.configuration == old
-    assert plan(known) == plan(completed(known)) and plan(known).trials[0].reference_loss == 9.0
-    under_way = TrialRequest(configuration=older, origin=Origin.search, number=2)
-    beside = known.model_copy(update={"open_trials": (under_way,), "next_number": 3, "workers": 2})
-    assert plan(beside) == plan(completed(beside))

@@ -16,7 +16,7 @@ from worker.plan.ending import nothing_worked
 from worker.plan.finalists import verification
 from worker.plan.proposers import BadProposal, asked, proposers
 from worker.plan.proposers.improvement import promising
-from worker.plan.view import View, completed
+from worker.plan.view import View
 
 ENDED = "The search ended before its budget: nothing untried is expected to {} by much."
 
@@ -26,7 +26,6 @@ def plan(known: PlanInput) -> PlanDecision:
 
     Raises BadProposal, which names the proposer, where one proposes a configuration that no trial may have.
     """
-    known = completed(known)
     methods: list[Method] = [one for one in known.spec.method if unavailable(known.facts, one) is None]
     notes = [reason for one in known.spec.method if (reason := unavailable(known.facts, one))]
     lacks = {name: reason for one in known.history for name, reason in one.measurement.lacks.items()}

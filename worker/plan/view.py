@@ -10,9 +10,9 @@ from service.contract.job import Method
 from service.contract.measurement import Measurement, Outcome
 from service.contract.objective import is_slower, least_disturbed, minimises_memory, ranked, run_seconds, score
 from service.contract.states import Origin
-from service.contract.task import EarlierTrial, PlanInput, TrialRecord, TrialRequest
+from service.contract.task import EarlierTrial, PlanInput, TrialRequest
 from service.levers import LEVERS, as_fixed
-from service.space import space, whole, without
+from service.space import space, without
 from worker.plan.budget import Budget
 from worker.plan.expected_memory import expected
 from worker.plan.proof import precise
@@ -183,26 +183,6 @@ class View:
             and one.configuration.effective_batch_size == configuration.effective_batch_size
         )
         return next(alike, None)
-
-
-def completed(known: PlanInput) -> PlanInput:
-    """The input, with the baseline's choice of each lever that is newer than the version which planned a trial."""
-    trials = [*(one.request for one in known.history), *known.open_trials]
-    if all(one.configuration.levers.keys() >= LEVERS.keys() for one in trials):
-        return known
-    history = tuple(
-        TrialRecord(
-            request=_complete(one.request),
-            measurement=one.measurement.model_copy(update={"configuration": whole(one.measurement.configuration)}),
-        )
-        for one in known.history
-    )
-    return known.model_copy(update={"history": history, "open_trials": tuple(map(_complete, known.open_trials))})
-
-
-def _complete(trial: TrialRequest) -> TrialRequest:
-    """The trial with a choice of every lever."""
-    return trial.model_copy(update={"configuration": whole(trial.configuration)})
 
 
 def is_lacked(configuration: Configuration, lacks: Mapping[str, str]) -> bool:

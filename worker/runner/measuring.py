@@ -28,7 +28,6 @@ from service.contract.job import JobSpec
 from service.contract.measurement import PREPARE, Measurement, Outcome, Probe
 from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
-from service.space import whole
 from worker.runner.incumbent import Contender, Incumbent
 from worker.runner.sandbox import Ending, Sandbox
 
@@ -87,7 +86,6 @@ def measure(
     """
     stays = incumbent is not None and incumbent.wanted(spec)
     trial = incumbent.at_pace(trial) if incumbent is not None else trial
-    trial = trial.model_copy(update={"configuration": whole(trial.configuration)})  # planned by an older version
     attempts = _Attempts(trial)
     for _ in range(MOST_CHILDREN):
         limit = attempts.seconds_limit
