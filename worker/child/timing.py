@@ -7,24 +7,18 @@ vary, that flatters grouping.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import math
 import statistics
-import time
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from service.contract.measurement import Slice, Timing
-from training.batches import Prepared
 from training.samples import Step
-from worker.child import sizes, steps, typical
+from worker.child import sizes, typical
 from worker.child.arrange import shape_of
 from worker.child.build import Bundle
+from worker.child.passes import Pass
 from worker.child.pieces import Pieces, interval, stalling
 from worker.child.turns import Turns
-from worker.child.windows import Mark, Window
 
 LEAST_SECONDS, LEAST_STEPS = 3.0, 10  # that a fast device is timed for, in several passes where one is shorter
 MOST_PASSES = 50
@@ -62,111 +56,22 @@ class Unit:
 
         The first pass ends early, too, where the unit is expected to take longer than `most_seconds`, or where
         `enough_seconds` of it were timed. Later passes then have the same steps.
-
-        As in a real run, the next step's batches are prepared while the device computes. A pass begins with the first
-        step's batches ready and, to cost the same, prepares them again during its last step. The device is waited for
-        once a window, not once a step (docs/decisions/0012).
         """
         device = self.bundle.device
         retries = device.retries()
         try:
-            return self._pass(deadline)
+            return Pass(self, deadline).run()
         finally:
             self.retries += device.retries() - retries
 
-    def _pass(self, deadline: float | None) -> bool:
-        device = self.bundle.device
-        before, window = None, Window([(0, device.neighbours())], time.perf_counter())
-        with contextlib.closing(steps.prepared(self.bundle, itertools.chain(self.chosen, self.plan[:1]))) as made:
-            upcoming = next(made)
-            for number in range(len(self.chosen)):
-                if deadline is not None and time.perf_counter() > deadline:
-                    self._settle(window, before)
-                    return False
-                upcoming = self._step(window, number, upcoming, made)
-                turn_is_over = self.turns is not None and self.turns.trained(number, len(self.plan[number]))
-                if turn_is_over or window.is_long() or len(window.readings) > 1:
-                    self._settle(window, before)
-                    before = window
-                    if turn_is_over and self.turns is not None:
-                        self.turns.pause()
-                        before = None
-                    window = Window([(0, device.neighbours())], time.perf_counter())
-                    if number + 1 < len(self.chosen) and self._is_hopeless():
-                        return True
-                    if number + 1 < len(self.chosen) and self._rest_is_predicted():
-                        self.timed_steps = number + 1
-                        break
-        self._settle(window, before)
-        self.passes += 1
-        return True
-
-    def _step(self, window: Window, number: int, step: Prepared, made: Generator[Prepared]) -> Prepared:
-        """Launch one step without waiting for it, and return the next step's batches."""
-        batches, terms, _ = step
-        self.shapes_of[number] = [tuple(batch["input_ids"].shape) for batch in batches]
-        device, pieces = self.bundle.device, itertools.count()
-        last = device.mark()
-
-        def mark() -> None:
-            nonlocal last
-            at, before, last = next(pieces), last, device.mark()
-            window.marks.append(Mark((number, at), before, last, self.turns.number if self.turns else 0))
-            # Within a step, readings are right and a pause stops the work only where the host does not run ahead.
-            if at >= len(batches) or device.runs_ahead:
-                return
-            if self.turns is not None and at + 1 < len(batches) and self.turns.trained(number, at + 1):
-                window.read(device.neighbours())
-                self.turns.pause()
-                window.read(device.neighbours())
-                last = device.mark()
-            elif window.is_long():
-                window.read(device.neighbours())
-
-        window.results.append(steps.optimizer_step(self.bundle, batches, terms, mark))
-        upcoming = next(made)
-        window.waits.append((number, last, device.mark()))
-        return upcoming
-
-    def _settle(self, window: Window, before: Window | None) -> None:
-        """Wait for the device, then add the window's timings, losses and norms; TrainingError when a step went wrong.
-
-        What is left at the end of a pass may be too short to tell other processes' share. It is then judged together
-        with `before`, the window before it.
-        """
-        device = self.bundle.device
-        device.synchronize()
-        if not window.marks:
-            return
-        window.merge_short_end(before)
-        window.read(device.neighbours())
-        self.clocks += filter(None, (device.clock(reading) for _, reading in window.readings))
-        for loss, norm in window.results:
-            result = steps.StepResult(float(loss), float(norm))
-            self.losses.append(result.loss)
-            # A gradient scaler's skipped step has no norm, and infinity is not JSON.
-            self.grad_norms.append(result.grad_norm if math.isfinite(result.grad_norm) else None)
-            steps.check(self.bundle, result, len(self.losses) - 1)
-        waited = {number: device.between(first, last) for number, first, last in window.waits}
-        for number, seconds in waited.items():
-            self.waits.setdefault(number, []).append(seconds)
-        for first, last, earlier, later in window.spans():
-            share = device.others_share(earlier, later)
-            for mark in window.marks[first:last]:
-                number, at = mark.piece
-                wait = waited[number] if at == len(self.plan[number]) else 0.0
-                seconds = device.between(mark.begun, mark.ended) + wait
-                self.pieces.add(mark.piece, seconds, share)
-                self.turned.append((mark.turn, mark.piece, seconds))
-
-    def _is_hopeless(self) -> bool:
+    def is_hopeless(self) -> bool:
         """Whether enough of the first pass is timed to expect that the unit takes longer than is worth timing it."""
         if self.most_seconds is None or not self._predicts_after(LEAST_SECONDS):
             return False
         seconds = sum(map(statistics.median, self._pieces().values()))
         return self.token_factor() * seconds > self.most_seconds
 
-    def _rest_is_predicted(self) -> bool:
+    def rest_is_predicted(self) -> bool:
         """Whether enough of the first pass is timed to predict the rest of the unit instead of timing it."""
         return self.enough_seconds is not None and self._predicts_after(self.enough_seconds)
 
