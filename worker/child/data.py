@@ -82,38 +82,10 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
     if file and file.exists():
         os.utime(file.parent)  # marks the cache as in use, so that worker/runner/pruning.py does not delete it
         return _unpack(file)
-    path, chosen = sources.dataset_files(spec.dataset, workplace)
-    recipe = replace(recipe, dataset_is_local=sources.local(spec.dataset.source, workplace).exists())
-    recipe = replace(recipe, chat_template=sources.chat_template(spec.dataset, workplace))
-    train_files, validation_files = chosen.of_splits(spec.dataset.splits)
-    recipe = replace(
-        recipe,
-        dataset_revision=sources.commit_of(path),
-        below=chosen.below,
-        train_files=train_files,
-        validation_files=validation_files,
-    )
-    train_rows, validation_rows, recipe, notes = read_rows(spec, recipe, path)
-    if chosen.name and spec.dataset.config is None:
-        notes.append(f"Of the dataset its configuration {chosen.name!r} was read (dataset.config).")
-    if "messages" in recipe.columns and not (recipe.chat_template or tokenizer.chat_template):
-        raise TrainingError(
-            f"dataset.columns.messages: the tokenizer of {spec.model.source} has no chat template; "
-            "dataset.chat_template can bring one: its text, a .jinja file, or chatml"
-        )
-    template = recipe.chat_template or str(tokenizer.chat_template)
-    if "tools" in recipe.columns and "tools" not in template:
-        notes.append("The chat template says nothing of tools, so it leaves them out.")
-    if (
-        "messages" in recipe.columns
-        and "tool_calls" not in template
-        and any(_calls(row[recipe.columns["messages"]]) for row in train_rows)
-    ):
-        notes.append("The chat template says nothing of tool_calls, so calls of tools are neither written nor learnt.")
-    train, validation = (
-        _read(rows, part, tokenizer, recipe)
-        for rows, part in ((train_rows, "training"), (validation_rows, "validation"))
-    )
+    train_rows, validation_rows, recipe, notes = _rows(spec, recipe, workplace)
+    notes += _template_notes(train_rows, tokenizer, recipe, spec)
+    train = _read(train_rows, "training", tokenizer, recipe)
+    validation = _read(validation_rows, "validation", tokenizer, recipe)
     if not train.drawn:
         raise TrainingError(f"dataset: no training row has anything to learn: {train.notes[-1].rstrip('.')}")
     notes += train.notes + validation.notes
@@ -128,6 +100,44 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
     if file:
         _pack(file, data)
     return data
+
+
+def _rows(spec: JobSpec, recipe: Recipe, workplace: Workplace) -> tuple[list[Record], list[Record], Recipe, list[str]]:
+    """(training rows, validation rows, the recipe with what reading them told of the dataset, notes for the user)."""
+    path, chosen = sources.dataset_files(spec.dataset, workplace)
+    train_files, validation_files = chosen.of_splits(spec.dataset.splits)
+    recipe = replace(
+        recipe,
+        chat_template=sources.chat_template(spec.dataset, workplace),
+        dataset_is_local=sources.local(spec.dataset.source, workplace).exists(),
+        dataset_revision=sources.commit_of(path),
+        below=chosen.below,
+        train_files=train_files,
+        validation_files=validation_files,
+    )
+    train_rows, validation_rows, recipe, notes = read_rows(spec, recipe, path)
+    if chosen.name and spec.dataset.config is None:
+        notes.append(f"Of the dataset its configuration {chosen.name!r} was read (dataset.config).")
+    return train_rows, validation_rows, recipe, notes
+
+
+def _template_notes(rows: list[Record], tokenizer: Any, recipe: Recipe, spec: JobSpec) -> list[str]:
+    """Notes on what the chat template leaves out; TrainingError where there are conversations and no template."""
+    if "messages" in recipe.columns and not (recipe.chat_template or tokenizer.chat_template):
+        raise TrainingError(
+            f"dataset.columns.messages: the tokenizer of {spec.model.source} has no chat template; "
+            "dataset.chat_template can bring one: its text, a .jinja file, or chatml"
+        )
+    template, notes = recipe.chat_template or str(tokenizer.chat_template), []
+    if "tools" in recipe.columns and "tools" not in template:
+        notes.append("The chat template says nothing of tools, so it leaves them out.")
+    if (
+        "messages" in recipe.columns
+        and "tool_calls" not in template
+        and any(_calls(row[recipe.columns["messages"]]) for row in rows)
+    ):
+        notes.append("The chat template says nothing of tool_calls, so calls of tools are neither written nor learnt.")
+    return notes
 
 
 @dataclass(frozen=True)
