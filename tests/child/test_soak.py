@@ -19,7 +19,7 @@ from service.levers import LEVERS
 from tests.child import tiny
 from tests.factory import configuration, measured, timing
 from training.errors import TrainingError
-from worker.child import soak, steps
+from worker.child import drift, soak, steps
 from worker.child.arrange import shape_of
 from worker.child.build import Bundle
 
@@ -56,7 +56,7 @@ def test_it_certifies_what_was_run(bundle: Bundle, tmp_path: Path) -> None:
     found = soak.soak(bundle, 2, 40, 0, 4, 600.0, tmp_path / "soak.json")
     assert (found.steps, found.wanted_steps, found.segments, found.worst_case_steps) == (40, 40, 1, 2)
     assert found.evaluation_loss and found.saved_bytes and found.peak_bytes and found.last_loss
-    assert found.growth_bytes is not None and abs(found.growth_bytes) < soak.NOISE_BYTES
+    assert found.growth_bytes is not None and abs(found.growth_bytes) < drift.NOISE_BYTES
 
 
 def test_a_full_disk_says_nothing_of_a_configuration(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_steps_beside_others_say_nothing_of_the_pace(
         return False
 
     monkeypatch.setattr(bundle.device, "others_share", lambda *_: share)
-    monkeypatch.setattr(soak, "slowing", steady)
+    monkeypatch.setattr(drift, "slowing", steady)
     soak.soak(bundle, 2, 12, 0, 4, 600.0)
     assert counts == [counted]
 
@@ -230,7 +230,7 @@ def test_a_loss_that_is_not_a_number_does_not_pass(bundle: Bundle) -> None:
     ids=["flat", "leak", "levels off", "noise", "within noise", "one jump", "levels off slowly", "noise at the end"],
 )
 def test_growth(live: list[int], grows: bool) -> None:
-    assert (soak.growth(live) > 0) == grows
+    assert (drift.growth(live) > 0) == grows
 
 
 @pytest.mark.parametrize("leaks", [True, False], ids=["leak", "new shapes"])
@@ -252,7 +252,7 @@ def test_growth_counts_where_nothing_new_is_run(bundle: Bundle, monkeypatch: pyt
 
     kept: list[Any] = []
     monkeypatch.setattr(soak, "_step", step)
-    monkeypatch.setattr(soak, "slowing", lambda paces: False)  # these steps take microseconds, which tell nothing
+    monkeypatch.setattr(drift, "slowing", lambda paces: False)  # these steps take microseconds, which tell nothing
     if leaks:
         with pytest.raises(TrainingError, match="by 5.00 MiB a step while one step is repeated"):
             soak.soak(bundle, 2, 40, 0, 4, 600.0)
@@ -275,19 +275,19 @@ def test_a_leak_may_grow_in_jumps(bundle: Bundle, monkeypatch: pytest.MonkeyPatc
         state.live.append(used)
 
     monkeypatch.setattr(soak, "_step", step)
-    monkeypatch.setattr(soak, "slowing", lambda paces: False)
+    monkeypatch.setattr(drift, "slowing", lambda paces: False)
     with pytest.raises(TrainingError, match="MiB a step while one step is repeated"):
         soak.soak(bundle, 2, 200, 0, 4, 600.0)
 
 
 def test_the_longest_pause_is_between_two_maxima() -> None:
-    assert soak.longest_pause([1, 2, 2, 2, 3, 4, 4]) == 2 and soak.longest_pause([3, 2, 1, 2]) == 3
-    assert soak.longest_pause([]) == 0
+    assert drift.longest_pause([1, 2, 2, 2, 3, 4, 4]) == 2 and drift.longest_pause([3, 2, 1, 2]) == 3
+    assert drift.longest_pause([]) == 0
 
 
 def test_losses_are_told_by_fifths_of_the_steps() -> None:
-    assert soak.fifths([5.0, 5.0, 4.0, 4.0, 3.0, 3.0, 2.0, 9.0, 1.0, 2.0]) == [5.0, 4.0, 3.0, 5.5, 1.5]
-    assert soak.fifths([3.0, 2.0]) == [3.0, 2.0]
+    assert drift.fifths([5.0, 5.0, 4.0, 4.0, 3.0, 3.0, 2.0, 9.0, 1.0, 2.0]) == [5.0, 4.0, 3.0, 5.5, 1.5]
+    assert drift.fifths([3.0, 2.0]) == [3.0, 2.0]
 
 
 def test_a_step_can_be_repeated(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,11 +309,11 @@ def test_a_step_can_be_repeated(bundle: Bundle, monkeypatch: pytest.MonkeyPatch)
 
 def test_steps_that_seem_to_become_slower() -> None:
     steady = [1.0, 1.1, 0.9, 1.0, 1.2] * 5
-    assert not soak.slowing(steady)
-    assert not soak.slowing([one * (1 + at / 100) for at, one in enumerate(steady)])
-    assert soak.slowing([one * (1 if at < 8 else 2) for at, one in enumerate(steady)])
-    assert not soak.slowing([1.0] * 4 + [2.0] * 8), "too few to tell"
-    assert soak.slowing([1.0] * 5 + [1.5] * 5 + [2.0] * 5), "just enough"
+    assert not drift.slowing(steady)
+    assert not drift.slowing([one * (1 + at / 100) for at, one in enumerate(steady)])
+    assert drift.slowing([one * (1 if at < 8 else 2) for at, one in enumerate(steady)])
+    assert not drift.slowing([1.0] * 4 + [2.0] * 8), "too few to tell"
+    assert drift.slowing([1.0] * 5 + [1.5] * 5 + [2.0] * 5), "just enough"
 
 
 @pytest.mark.parametrize("slows", [True, False], ids=["slower", "other shapes"])
@@ -330,7 +330,7 @@ def test_steps_are_slower_where_the_same_ones_are(bundle: Bundle, monkeypatch: p
         state.live.append(0)
 
     monkeypatch.setattr(soak, "_step", step)
-    monkeypatch.setattr(soak, "slowing", lambda paces: True)
+    monkeypatch.setattr(drift, "slowing", lambda paces: True)
     monkeypatch.setattr(soak, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr(bundle.device, "others_share", lambda *_: 0.0)
@@ -356,7 +356,7 @@ def test_steps_that_were_slow_for_a_while_only_are_sound(bundle: Bundle, monkeyp
         paused[0] = seconds == soak.PAUSE_SECONDS
 
     monkeypatch.setattr(soak, "_step", step)
-    monkeypatch.setattr(soak, "slowing", lambda paces: True)
+    monkeypatch.setattr(drift, "slowing", lambda paces: True)
     monkeypatch.setattr("time.sleep", sleep)
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr(bundle.device, "others_share", lambda *_: None)

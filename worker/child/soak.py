@@ -7,6 +7,7 @@ that an interrupted soak goes on from there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -14,9 +15,8 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import pairwise
 from pathlib import Path
 
 from service.contract.child import ChildMessage, RunSoak
@@ -28,7 +28,7 @@ from training import evaluation as training_evaluation
 from training.batches import Prepared
 from training.errors import TrainingError
 from training.samples import Step
-from worker.child import probe
+from worker.child import drift, probe
 from worker.child import steps as optimizer_steps
 from worker.child.arrange import plan_of, shape_of
 from worker.child.build import Bundle, build
@@ -36,18 +36,11 @@ from worker.child.pieces import MOST_OTHERS
 from worker.devices import Device
 
 STEPS = {"quick": 40, "standard": 200, "strict": 1000}  # where the job does not set search.soak_steps
-LEAST_FOR_GROWTH = 30  # steps, before memory between steps can be said to grow
 MOST_STEPS = 5000  # of a soak whose steps the job does not give
-# What a soak is judged by. With these, `python -m benchmarks.planted` finds the planted leak, and no sound
-# configuration fails its soak.
-# How many times as long as the first third, a padded token, the last third of the steps may take; and how many times as
-# long as before early steps may take when they are trained again.
-MOST_SLOWING = 1.3
+# What a soak is judged by, beside the limits of worker/child/drift.py.
 LEAST_FOR_FIFTHS = 40  # steps, before the losses of one fifth of them can be held against those of another
-LEAST_FOR_PACE = 15  # undisturbed steps, before their pace can be said to change
 REPEATED_EARLY = 7  # steps after the first, which are trained again at the end to tell whether steps became slower
 PAUSE_SECONDS = 30.0  # before they are trained a second time, where they were slower
-NOISE_BYTES = 4 << 20  # differences of memory between steps that are not taken for growth
 LEAST_REPEATS, MOST_REPEATS = 12, 120  # of one step, to tell a leak from what libraries keep for each new shape
 SAVE_EVERY = 20  # steps
 LEFT_FREE = 1 << 30  # bytes of disk that a save leaves free
@@ -170,46 +163,11 @@ def soak(
     bundle: Bundle, micro: int, steps: int, seed: int, evaluation_size: int, seconds: float, file: Path | None = None
 ) -> Soak:
     """Run the soak's steps on a bundle that is ready to train, from the state in `file` on, if there is one."""
-    state, started, device = State.load(file, steps), time.perf_counter(), bundle.device
-    state.segments += 1
     plan, middle = soak_plan(bundle, micro, steps, seed)
-    first, rising = state.done, 0
-    paces: list[float] = []
-    early: list[tuple[Prepared, float]] = []  # undisturbed steps, and the seconds that they took
-    prepared = optimizer_steps.prepared(bundle, plan[first:])
-    for number in range(first, len(plan)):
-        if number > first and state.evaluation and time.perf_counter() - started > seconds:
-            break
-        if state.evaluation is None and (number >= middle or time.perf_counter() - started > seconds / 2):
-            state.evaluation = evaluate(bundle, evaluation_size)
-            state.saved = save(bundle)
-            if minimises_memory(bundle.spec):  # elsewhere the evaluation's batch is the largest that fits
-                state.peak = max(state.peak, device.peak())
-        before, began, around = device.retries(), time.perf_counter(), device.neighbours()
-        step = next(prepared)
-        launched = time.perf_counter()
-        _step(bundle, step, number, state)
-        share = device.others_share(around, device.neighbours())
-        if share is None or share <= MOST_OTHERS:
-            now = time.perf_counter()
-            paces.append((now - began) / sum(batch["input_ids"].numel() for batch in step[0]))
-            if number > first and len(early) < REPEATED_EARLY:
-                early.append((step, now - launched))
-        rising = rising + 1 if device.retries() > before else 0
-        state.retries += device.retries() - before
-        if rising >= 2:
-            raise TrainingError(f"the allocator had to free its cache on two steps running (step {number})", "memory")
-        if pace := growth(state.live):
-            pause = longest_pause(state.live[len(state.live) // 3 :])  # before, much is allocated for the first time
-            confirm_growth(bundle, step, number, pace, pause, seconds - (time.perf_counter() - started))
-            state.live = []  # it was the shapes' first time: watched anew from here
-        if state.done % SAVE_EVERY == 0:
-            state.save(file)
-    prepared.close()
-    state.save(file)
-    if slowing(paces):
-        confirm_slowing(bundle, early, state.done)
-    seen, by_fifth = state.evaluation or evaluate(bundle, evaluation_size), fifths(state.losses)
+    soaking = Soaking(bundle, State.load(file, steps), evaluation_size, seconds, file)
+    soaking.run(plan, middle)
+    state, seen = soaking.state, soaking.state.evaluation or evaluate(bundle, evaluation_size)
+    by_fifth = drift.fifths(state.losses)
     return Soak(
         micro_batch_size=micro,
         steps=state.done,
@@ -226,10 +184,81 @@ def soak(
         saved_bytes=state.saved,
         peak_bytes=state.peak,
         retries=state.retries,
-        growth_bytes=_thirds(state.live)[2] - _thirds(state.live)[0] if len(state.live) >= LEAST_FOR_GROWTH else None,
+        growth_bytes=drift.grown(state.live),
         last_loss=by_fifth[-1] if by_fifth else None,
         lowest_loss=min(by_fifth) if len(state.losses) >= LEAST_FOR_FIFTHS else None,
     )
+
+
+class Soaking:
+    """A soak under way: what this process has seen of its steps beside the `state`, which outlives the process."""
+
+    def __init__(self, bundle: Bundle, state: State, evaluation_size: int, seconds: float, file: Path | None) -> None:
+        self.state = state
+        self._bundle, self._evaluation_size, self._file = bundle, evaluation_size, file
+        self._began, self._seconds = time.perf_counter(), seconds
+        self._retrying = 0  # how many steps running the allocator had to free its cache
+        self._paces: list[float] = []  # seconds a padded token of undisturbed steps
+        self._early: list[tuple[Prepared, float]] = []  # undisturbed steps, and the seconds that they took
+
+    def run(self, plan: list[Step], middle: int) -> None:
+        """Train the plan's steps that are left, as far as time allows; TrainingError where something goes wrong.
+
+        The evaluation and the save come before the step `middle`, or once half the time has passed.
+        """
+        self.state.segments += 1
+        first = self.state.done
+        with contextlib.closing(optimizer_steps.prepared(self._bundle, plan[first:])) as prepared:
+            for number in range(first, len(plan)):
+                if number > first and self.state.evaluation and self._left() < 0:
+                    break
+                if self.state.evaluation is None and (number >= middle or self._left() < self._seconds / 2):
+                    self._evaluate_and_save()
+                step = self._train(prepared, number, number > first)
+                self._watch_memory(step, number)
+                if self.state.done % SAVE_EVERY == 0:
+                    self.state.save(self._file)
+        self.state.save(self._file)
+        if drift.slowing(self._paces):
+            confirm_slowing(self._bundle, self._early, self.state.done)
+
+    def _left(self) -> float:
+        """Seconds that are left for the soak."""
+        return self._began + self._seconds - time.perf_counter()
+
+    def _evaluate_and_save(self) -> None:
+        self.state.evaluation = evaluate(self._bundle, self._evaluation_size)
+        self.state.saved = save(self._bundle)
+        if minimises_memory(self._bundle.spec):  # elsewhere the evaluation's batch is the largest that fits
+            self.state.peak = max(self.state.peak, self._bundle.device.peak())
+
+    def _train(self, prepared: Iterator[Prepared], number: int, may_be_early: bool) -> Prepared:
+        """Train the next step; TrainingError where the allocator had to free its cache as in the step before."""
+        device = self._bundle.device
+        retries, began, around = device.retries(), time.perf_counter(), device.neighbours()
+        step = next(prepared)
+        launched = time.perf_counter()
+        _step(self._bundle, step, number, self.state)
+        share = device.others_share(around, device.neighbours())
+        if share is None or share <= MOST_OTHERS:
+            now = time.perf_counter()
+            self._paces.append((now - began) / sum(batch["input_ids"].numel() for batch in step[0]))
+            if may_be_early and len(self._early) < REPEATED_EARLY:
+                self._early.append((step, now - launched))
+        retries = device.retries() - retries
+        self.state.retries += retries
+        self._retrying = self._retrying + 1 if retries else 0
+        if self._retrying >= 2:
+            raise TrainingError(f"the allocator had to free its cache on two steps running (step {number})", "memory")
+        return step
+
+    def _watch_memory(self, step: Prepared, number: int) -> None:
+        """TrainingError where the memory in use between steps grows, and goes on to while this step is repeated."""
+        live = self.state.live
+        if pace := drift.growth(live):
+            pause = drift.longest_pause(live[len(live) // 3 :])  # before, much is allocated for the first time
+            confirm_growth(self._bundle, step, number, pace, pause, self._left())
+            self.state.live = []  # it was the shapes' first time: watched anew from here
 
 
 def _step(bundle: Bundle, step: Prepared, number: int, state: State) -> None:
@@ -245,44 +274,16 @@ def _step(bundle: Bundle, step: Prepared, number: int, state: State) -> None:
     state.live.append(bundle.device.live())
 
 
-def fifths(losses: Sequence[float]) -> list[float]:
-    """The median loss of each fifth of the steps: single batches' losses differ by more than training changes them."""
-    ends = [len(losses) * part // 5 for part in range(6)]
-    parts = [losses[begin:end] for begin, end in pairwise(ends)]
-    return [statistics.median(part) for part in parts if part]
-
-
-def _thirds(live: Sequence[float]) -> tuple[float, float, float]:
-    third = len(live) // 3
-    return (
-        statistics.median(live[:third]),
-        statistics.median(live[third : 2 * third]),
-        statistics.median(live[2 * third :]),
-    )
-
-
-def slowing(paces: list[float]) -> bool:
-    """Whether the last third of the steps seems to have taken clearly longer a padded token than the first third did.
-
-    `paces` are those of the steps during which no other process used the device. Short steps take longer a token than
-    long ones, so that where steps differ much in length, they may seem slower by chance.
-    """
-    if len(paces) < LEAST_FOR_PACE:
-        return False
-    first, _, last = _thirds(paces)
-    return last > MOST_SLOWING * first
-
-
 def confirm_slowing(bundle: Bundle, early: list[tuple[Prepared, float]], done: int) -> None:
     """TrainingError when early steps, trained again, take clearly longer than they did; `done` steps came before.
 
     They are trained once more after a pause, as a neighbour that the device cannot see may slow them for a while.
     """
-    if times_as_long(bundle, early, done) <= MOST_SLOWING:
+    if times_as_long(bundle, early, done) <= drift.MOST_SLOWING:
         return
     time.sleep(PAUSE_SECONDS)
     slower = times_as_long(bundle, early, done)
-    if slower > MOST_SLOWING:
+    if slower > drift.MOST_SLOWING:
         raise TrainingError(f"its steps became {slower:.1f} times slower over {done} steps", "numbers")
 
 
@@ -299,29 +300,6 @@ def times_as_long(bundle: Bundle, early: list[tuple[Prepared, float]], done: int
     return statistics.median(times) if times else 1.0
 
 
-def growth(live: list[int]) -> float:
-    """By how many bytes a step the memory in use between steps seems to grow; 0 where it does not.
-
-    The medians of the first, second and last third of the steps must rise, the second rise at least half of the first.
-    """
-    if len(live) < LEAST_FOR_GROWTH or len(live) % 10:
-        return 0.0
-    first, second, last = _thirds(live)
-    if second - first > NOISE_BYTES and last - second > max(NOISE_BYTES, 0.5 * (second - first)):
-        return (last - first) / (len(live) * 2 / 3)
-    return 0.0
-
-
-def longest_pause(live: Sequence[int]) -> int:
-    """The most steps in a row in which memory came to no new maximum: a leak may grow in jumps."""
-    longest = since = 0
-    most = live[0] if live else 0
-    for now in live[1:]:
-        since = 0 if now > most else since + 1
-        most, longest = max(most, now), max(longest, since)
-    return longest
-
-
 def confirm_growth(
     bundle: Bundle, step: Prepared, number: int, pace: float, pause: int = 0, left: float = math.inf
 ) -> None:
@@ -332,11 +310,11 @@ def confirm_growth(
     pause in which memory did not grow, or each third of the repeats might miss a jump; but for no more seconds than are
     `left`, once it was repeated a dozen times.
     """
-    repeats = min(max(LEAST_REPEATS, math.ceil(3 * NOISE_BYTES / pace), 3 * (pause + 1)), MOST_REPEATS)
+    repeats = min(max(LEAST_REPEATS, math.ceil(3 * drift.NOISE_BYTES / pace), 3 * (pause + 1)), MOST_REPEATS)
     repeated, until = State(repeats), time.perf_counter() + left
     while len(repeated.live) < repeats and (len(repeated.live) < LEAST_REPEATS or time.perf_counter() < until):
         _step(bundle, step, number, repeated)
-    first, _, last = _thirds(repeated.live)
+    first, _, last = drift.thirds(repeated.live)
     grown = (last - first) / (len(repeated.live) * 2 / 3)
     if grown >= pace / 2:
         pace_mib = grown / 2**20
