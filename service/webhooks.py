@@ -136,12 +136,18 @@ class Webhooks(Transactions):
             session.execute(delete(Webhook).where(Webhook.id == _own(session, webhook_id, caller).id))
 
     def test(self, webhook_id: str, caller: Caller) -> None:
-        """Queue a message of the type `webhook.test`; NotFound, or TooMany while another message waits.
+        """Queue a message of the type `webhook.test`; NotFound, or TooMany while another message is being sent.
 
-        One that was disabled is used again, and tells of no more than the caller may see.
+        Where messages rest after failures, the oldest of them is sent at once in its place. A webhook that was disabled
+        is used again, and tells of no more than the caller may see.
         """
         with self.writing() as (session, now):
             row = _own(session, webhook_id, caller)
+            resting = _resting(webhook_id, now)
+            oldest = session.scalar(select(func.min(Delivery.seq)).where(*resting))
+            if oldest is not None:
+                session.execute(update(Delivery).where(Delivery.seq == oldest).values(due_at=now))
+                return
             if _count_waiting(session, webhook_id):
                 raise TooMany(f"Another message to the webhook {webhook_id} is still to be delivered.")
             if row.disabled_at is not None:
@@ -255,7 +261,7 @@ class Webhooks(Transactions):
     def sent(self, message: Message, status: int | None, error: str | None) -> bool:
         """Note an attempt: delivered, to be tried again after a rest, or given up; 410 disables the webhook.
 
-        Whether it was delivered.
+        Returns whether it was delivered. If so, its receiver works again: the webhook's other messages rest no more.
         """
         delivered = status is not None and 200 <= status < 300
         with self.writing() as (session, now):
@@ -272,6 +278,8 @@ class Webhooks(Transactions):
                     error=None if delivered else (error or f"it answered {status}")[:MOST_REASON],
                 )
             )
+            if delivered:
+                session.execute(update(Delivery).where(*_resting(message.webhook_id, now)).values(due_at=now))
             if status == GONE and hook is not None:
                 hook.disabled_at = now
                 session.execute(update(Delivery).where(*_waiting(hook.id)).values(due_at=None))
@@ -293,6 +301,11 @@ def _of(only: str | None, busy: Collection[str]) -> ColumnElement[bool]:
 
 def _waiting(webhook_id: str) -> tuple[ColumnElement[bool], ...]:
     return Delivery.webhook_id == webhook_id, Delivery.due_at.is_not(None)
+
+
+def _resting(webhook_id: str, now: float) -> tuple[ColumnElement[bool], ...]:
+    """The condition that a webhook's message waits for long after a failure, and that nobody is sending it now."""
+    return Delivery.webhook_id == webhook_id, Delivery.due_at > now + SENDING_SECONDS
 
 
 def _count_waiting(session: Session, webhook_id: str) -> int:

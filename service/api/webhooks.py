@@ -53,7 +53,8 @@ def listed(here: InContext, who: Called) -> WebhookList:
 def test(webhook_id: str, here: InContext, who: Called) -> None:
     """Queue a message of the type `webhook.test`, also to a webhook that has ended: by an answer of 410, or with a key.
 
-    Such a webhook is used again from then on, and tells of no more than the caller may see.
+    Such a webhook is used again from then on, and tells of no more than the caller may see. Where messages wait after
+    failures, the oldest of them is sent at once in place of the test; once one is received, the others follow.
     """
     here.webhooks.test(webhook_id, who)
 

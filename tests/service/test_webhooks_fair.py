@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from sqlalchemy.orm import Session
 
 from service import access, messages, webhooks
 from service.access import ANYBODY, Scope
+from service.contract.job import JobSpec
 from service.contract.states import JobStatus
 from service.db import reading
 from service.models import Webhook
+from service.queue import Queue
 from service.tuples import JobRow
 from service.webhooks import AT_ONCE, Webhooks
 from tests.service.test_webhooks import KEY, Clock, Receiver, later, only, receiver, send
@@ -164,3 +167,27 @@ def test_a_webhook_that_is_ended_while_a_job_ends_keeps_no_message(hooks: Webhoo
         assert revoking.is_alive(), "it waits for the messages that are being written"
     revoking.join()
     assert only(hooks).disabled_at and only(hooks).waiting == 0
+
+
+def test_a_receiver_that_works_again_is_sent_what_waits(
+    hooks: Webhooks, receiver: Receiver, engine: Engine, queue: Queue, job: Callable[..., dict[str, Any]]
+) -> None:
+    """Messages rest for up to a day after failures: a test sends the oldest, and the others follow a success."""
+    made = hooks.create(receiver.url, ANYBODY)
+    for _ in range(3):
+        queue.cancel(queue.submit(JobSpec.model_validate(job())))
+    receiver.status = 500
+    for _ in range(3):
+        send(hooks)
+    with engine.begin() as connection:  # after its second failure a message rests for minutes
+        connection.exec_driver_sql("UPDATE deliveries SET attempts = 2, due_at = due_at + 1000")
+    send(hooks)
+    assert len(receiver.seen) == 3 and only(hooks).waiting == 3, "all of them rest"
+    hooks.test(made, ANYBODY)
+    send(hooks)
+    assert len(receiver.seen) == 4 and only(hooks).waiting == 3, "it still fails"
+    receiver.status = 204
+    hooks.test(made, ANYBODY)
+    for _ in range(3):
+        send(hooks)
+    assert only(hooks).waiting == 0 and len({headers["webhook-id"] for headers, _ in receiver.seen[4:]}) == 3
