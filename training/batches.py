@@ -42,15 +42,15 @@ def arranged(order: Sequence[int], lengths: Sequence[int], seed: int, recipe: Re
 
 
 def filled_up(micro_batch: MicroBatch, size: int) -> MicroBatch:
-    """The micro batch with as many rows as any other: a row without samples is padding, of which nothing is learnt."""
+    """The micro batch filled up to `size` rows: a row without samples is all padding, of which nothing is learnt."""
     return micro_batch + [[] for _ in range(size - len(micro_batch))]
 
 
 def padded_width(longest: int, recipe: Recipe) -> int:
     """The number of tokens that rows are padded to, at least that of the longest row.
 
-    Rounding it up goes past `max_length`, beyond which a model may have no positions, only where a row is longer than
-    that: it holds several samples, each with positions of its own.
+    A model may have no positions beyond `max_length`. Rounding goes past it only where a row is longer already: such a
+    row holds several samples, each with its own positions.
     """
     if recipe.pad_multiple == 0:
         return max(longest, recipe.max_length)
@@ -114,7 +114,7 @@ def prepare(step: Step, samples: list[Sample], pad: int, recipe: Recipe) -> Prep
 
 
 def prepared(steps: Iterable[Step], samples: list[Sample], pad: int, recipe: Recipe) -> Generator[Prepared]:
-    """`prepare` of each step as it is asked for, in this process or by the workers that the recipe names."""
+    """Prepare each step when it is asked for, in this process or in the recipe's worker processes."""
     if recipe.loading is not None:
         return apply(recipe.loading, steps, lambda step: prepare(step, samples, pad, recipe), recipe.pin_memory)
     if recipe.pin_memory and torch.accelerator.is_available():  # train.py may run elsewhere than it was measured

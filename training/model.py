@@ -68,9 +68,9 @@ def model_config(source: str | Path, samples: list[Sample], recipe: Recipe) -> A
 
 
 def know_padding(model: Any, tokenizer: Any) -> None:
-    """Tell the model which token pads, as Trainer does: once it is made.
+    """Tell the model its padding token once the model is made, as Trainer does.
 
-    If it were known before, the embedding of that token would get no gradient, and often it is the end token's too.
+    Known earlier, the embedding of that token, which often is the end token too, would get no gradient.
     """
     model.config.pad_token_id = tokenizer.pad_token_id
 
@@ -78,9 +78,9 @@ def know_padding(model: Any, tokenizer: Any) -> None:
 def loaded_model(
     source: str | Path, config: Any, device: torch.device, recipe: Recipe, whole: Sequence[str] = ()
 ) -> Any:
-    """The pretrained model on the device, quantised if the recipe says so, but for its head and the layers `whole`.
+    """The pretrained model on the device, quantised if the recipe says so, except for its head and the layers `whole`.
 
-    A classifier's `drawn` names the layers beside its head that the checkpoint lacks, such as DeBERTa's pooler.
+    A classifier's `drawn` are the layers besides its head that the checkpoint lacks, such as DeBERTa's pooler.
     """
     model, found = (
         task_of(recipe)
@@ -112,7 +112,7 @@ def loaded_model(
 
 
 def drawn_layers(missing: set[str], recipe: Recipe) -> list[str]:
-    """The layers of the missing weights, those of the head aside; TrainingError where one is no layer by itself."""
+    """The layers of the missing weights, except the head's; TrainingError where a weight is in no layer."""
     beside = [key for key in missing if not any(part.endswith(recipe.heads) for part in key.split("."))]
     if alone := [key for key in beside if "." not in key]:
         raise TrainingError(f"model.source: the checkpoint lacks {alone[0]}, which no adapter saves; use method full")
@@ -120,7 +120,7 @@ def drawn_layers(missing: set[str], recipe: Recipe) -> list[str]:
 
 
 def refuse_drawn(model: Any, missing: set[str]) -> None:
-    """TrainingError where the checkpoint lacks weights: an adapter would neither train nor save what was drawn.
+    """TrainingError where the checkpoint lacks weights: an adapter neither trains nor saves randomly drawn ones.
 
     Weights that are tied to others are not missing.
     """
@@ -184,7 +184,7 @@ def change_base(model: Any, recipe: Recipe) -> None:
 def with_adapter(model: Any, recipe: Recipe) -> Any:
     """The frozen model with its LoRA adapter; ValueError when the model has none of the target modules.
 
-    Layers that were drawn are trained whole and saved with the adapter, as the head is: frozen, they would be of no
+    Layers drawn at random are trained in full and saved with the adapter, as the head is: frozen, they would be of no
     use, and whoever loads the adapter would draw others.
     """
     model.requires_grad_(False)
@@ -211,10 +211,10 @@ def change_model(model: Any, recipe: Recipe) -> None:
 
 
 def not_adapted(model: Any, drawn: Sequence[str], all_linear: bool, recipe: Recipe) -> list[str] | None:
-    """The matrices that peft must leave out as they are trained whole; None where there are none.
+    """The linear layers that get no adapter because they are trained in full; None where there are none.
 
-    They are those of the layers `drawn`, and, among all, the head and its parts, such as DistilBERT's `pre_classifier`:
-    peft trains every module whose name ends in a head's in full, and leaves the head itself out for SEQ_CLS only.
+    They are those in the layers `drawn` and, if all others get one, the head and its parts, as DistilBERT's
+    `pre_classifier`: peft trains in full every module whose name ends in a head's, and excludes only SEQ_CLS heads.
     """
     linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     found = {name for name in linear if any(f"{name}.".startswith(f"{layer}.") for layer in drawn)}

@@ -15,11 +15,11 @@ def trained_parameters(model: Any) -> list[torch.nn.Parameter]:
 
 
 def parameter_groups(model: Any, recipe: Recipe) -> list[dict[str, Any]]:
-    """The trained parameters: matrices with weight decay, biases and vectors, as of norms, without; no empty group."""
+    """The trained parameters: matrices with weight decay; biases and vectors, as of norms, without; no empty group."""
     matrices: dict[str, Any] = {"params": [], "weight_decay": recipe.weight_decay}
     others: dict[str, Any] = {"params": [], "weight_decay": 0.0}
     for name, one in model.named_parameters():
-        if one.requires_grad:  # experts' biases are one matrix
+        if one.requires_grad:  # all experts' biases are one matrix
             group = matrices if one.ndim >= 2 and not name.endswith("bias") else others
             group["params"].append(one)
     return [group for group in (matrices, others) if group["params"]]

@@ -20,7 +20,7 @@ def know_single_rows() -> None:
 
 
 def know_packed_rows() -> None:
-    """Tell transformers, in the whole process, that rows hold several samples: to find it out, it waits for the GPU."""
+    """Tell transformers, in the whole process, that rows hold several samples; finding out would wait for the GPU."""
     from transformers import masking_utils
 
     def sequence_indices(position_ids: torch.Tensor) -> torch.Tensor:

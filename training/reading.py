@@ -54,7 +54,7 @@ def read_parquet(path: Path) -> list[Record]:
 
 
 def as_written(value: Any) -> Any:
-    """A value without the nulls that parquet puts where another row has a field, as of another tool's arguments."""
+    """A value without the nulls that parquet puts for fields of other rows, such as another tool's arguments."""
     if isinstance(value, list):
         return [as_written(one) for one in value]
     if isinstance(value, dict):
@@ -63,7 +63,7 @@ def as_written(value: Any) -> Any:
 
 
 def files_of(source: Path, splits: Sequence[str], recipe: Recipe) -> list[Path]:
-    """The file itself, or the files of a folder whose path has one of `splits` as a part (all files, without any)."""
+    """The file itself, or the files of a folder with one of `splits` as a part of the path; without splits, all."""
     if source.is_file():
         return [source]
     files = [path for path in files_by(["**/*"], source, recipe) if not NO_DATA.search(str(path.relative_to(source)))]
@@ -122,7 +122,7 @@ def read_splits(source: Path, recipe: Recipe) -> tuple[list[Record], list[Record
 
 
 def texts_of(rows: list[Record], column: str, recipe: Recipe) -> list[str]:
-    """The column's texts: a number is written out where the data has some, and a text that is null is empty."""
+    """The column's texts: numbers are written out where the data has some, and a null is an empty text."""
     if recipe.numbers_as_text:
         return ["" if row.get(column) is None else str(row[column]) for row in rows]
     return [row.get(column) or "" for row in rows]

@@ -79,7 +79,7 @@ class Recipe:
     labels_are_classes: bool  # one label a sample, not one a token
     tells_where_samples_end: bool  # batches have cu_seq_lens, for an attention kernel that takes no mask
     tells_what_is_learnt: bool  # batches have target_positions, for a loss that makes logits for those only
-    fills_micro_batches: bool  # with empty rows, so that all have one shape, as CUDA graphs of packed rows want it
+    fills_micro_batches: bool  # with empty rows, so that all have one shape, as CUDA graphs of packed rows need it
     pad_multiple: int  # rows are padded to a multiple of this many tokens; 0 pads to max_length
     group_steps: int  # optimizer steps over which batching `grouped` sorts samples by length
     loading: Choice | None  # None: batches are made in the training process
@@ -96,7 +96,7 @@ class Recipe:
     on_base: tuple[Choice, ...]
     on_model: tuple[Choice, ...]
     compiled: tuple[Choice, ...]
-    evaluates_eagerly: bool  # as the model would be compiled for each shape of an evaluation's batches by itself
+    evaluates_eagerly: bool  # uncompiled, or the model would be compiled anew for each shape of an evaluation's batches
     quantization: Choice | None
     heads: tuple[str, ...]  # the task's output layers, which are trained whole and never quantised
     lora: Mapping[str, Any] | None

@@ -100,7 +100,7 @@ def train(
         if not recipe.loss_scaling:
             schedule.step()
             if not pauses and time.perf_counter() - waited < WINDOW:
-                continue  # with the next step: a device that is waited for after each one runs out of work
+                continue  # a device that is waited for after each step runs out of work
         for step, its_rate, seen_by_then, on_device in unread:
             loss, norm = map(float, on_device)  # this waits for the device
             if recipe.loss_scaling and overflowed(loss, norm, skipped):
@@ -125,7 +125,7 @@ def train(
 
 
 CHECKPOINT = "checkpoint.pt"
-WINDOW = 0.3  # seconds of steps that are launched one behind another before the device is waited for
+WINDOW = 0.3  # seconds of steps that are launched back to back before the device is waited for
 
 
 def save_checkpoint(model: Any, kept: dict[str, Any], step: int, path: Path) -> None:
@@ -160,7 +160,7 @@ def save(model: Any, tokenizer: Any, source: str, output: Path, recipe: Recipe) 
     else:
         adapter = model.peft_config["default"]
         adapter.base_model_name_or_path, adapter.revision = source, recipe.source_options.get("revision")
-        if recipe.heads:  # the base is loaded with its configuration, which has the labels and what pads
+        if recipe.heads:  # the base is loaded with its configuration: labels and padding token
             known = copy.copy(model.config)
             if recipe.quantization:
                 del known.quantization_config  # or a checkpoint in full precision would be taken for a quantised one

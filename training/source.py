@@ -13,7 +13,7 @@ from training.reading import read_splits
 from training.recipe import Recipe, task_of
 from training.samples import Sample
 
-ROWS_AT_ONCE = 1000  # that are tokenised
+ROWS_AT_ONCE = 1000  # to tokenise
 
 
 def tokenizer_of(source: str | Path, recipe: Recipe) -> Any:

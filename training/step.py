@@ -70,7 +70,7 @@ def optimizer_step(
     model: Any, optimizer: Any, scaler: Any, batches: Iterable[Batch], terms: int, device: torch.device, recipe: Recipe
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A whole step whose loss has `terms` terms; (loss, gradient norm) on the device, without waiting for it."""
-    count = torch.full((), terms, device=device)  # torch.full is a kernel; a copy to the device would wait for it
+    count = torch.full((), terms, device=device)  # torch.full is a kernel; a copy would wait for the device
     losses = [forward_backward(model, scaler, batch, count, device, recipe) for batch in batches]
     norm = update(model, optimizer, scaler, recipe)
     return torch.stack(losses).sum(), norm

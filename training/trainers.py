@@ -83,7 +83,7 @@ class MeasuredOrderAndLoss:
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **more: Any
     ) -> Any:
-        """The micro batch's share of the step's loss; in an evaluation what the trainer takes."""
+        """The micro batch's share of the step's loss; in an evaluation the trainer's own loss."""
         if return_outputs or num_items_in_batch is None:
             own = super().compute_loss  # type: ignore[misc]
             return own(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **more)

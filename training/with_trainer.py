@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     trainer.order = Order(lambda epoch: epoch_steps(lengths, epoch, recipe), len(samples))
     trainer.summed_loss = lambda model, batch, count: task_of(recipe).summed_loss(model, batch, count)
     trainer.model_accepts_loss_kwargs = True  # so that it counts the terms of a step
-    if recipe.evaluates_eagerly:  # as the model would be compiled for each shape of an evaluation's batches by itself
+    if recipe.evaluates_eagerly:  # or the model would be compiled anew for each shape of an evaluation's batches
         trainer.evaluate = torch.compiler.set_stance("force_eager")(trainer.evaluate)
     trainer.train(resume_from_checkpoint=args.resume)
     trainer.save_model()

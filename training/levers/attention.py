@@ -15,7 +15,7 @@ def sdpa_backends(flash: bool = False, mem_efficient: bool = False, cudnn: bool 
     torch.backends.cuda.enable_mem_efficient_sdp(mem_efficient)
     torch.backends.cuda.enable_cudnn_sdp(cudnn)
     torch.backends.cuda.enable_math_sdp(True)
-    if mem_efficient:  # which takes as many heads of keys as of queries, or plain matmuls would take its place
+    if mem_efficient:  # it needs as many heads of keys as of queries, or sdpa takes plain matmuls
         from transformers.integrations import sdpa_attention
 
         sdpa_attention.use_gqa_in_sdpa = lambda *_: False

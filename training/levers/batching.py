@@ -60,7 +60,7 @@ def sorted_within(order: Sequence[int], lengths: Sequence[int], effective: int, 
 
 
 def token_budget(order: Sequence[int], lengths: Sequence[int], effective: int, micro: int, **_: int) -> list[Step]:
-    """Each step's samples by length, in micro batches of at most the padded tokens of `micro` longest samples."""
+    """Each step's samples by length, in micro batches of at most `micro` times the longest sample's tokens, padded."""
     budget = micro * max(lengths)
     plan: list[Step] = []
     for step in steps_of(order, effective):
@@ -91,9 +91,9 @@ def packed_globally(
 ) -> list[Step]:
     """All samples packed into rows, the rows shuffled and cut into as many steps as there would be without packing.
 
-    A row has at most `effective` samples. A step ends where all samples up to its end are nearest to an equal share of
-    them for each step so far, and before the later steps would be left without a row. A step may have up to twice as
-    many samples as `effective`.
+    A row has at most `effective` samples. A step ends where the number of samples so far is nearest to
+    an equal share for each step so far, and early enough to leave each later step a row. A step may have up to twice
+    as many samples as `effective`.
     """
     rows = pack(order, lengths, row_length, effective)
     random.Random(seed).shuffle(rows)

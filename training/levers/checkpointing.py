@@ -64,10 +64,10 @@ def checkpoint_selectively(model: Any) -> None:
 
 
 def checkpoint_offloaded(model: Any) -> None:
-    """Checkpoint every layer, its input kept in host memory, from and to which it is copied beside the computation.
+    """Checkpoint every layer and keep its input in host memory, copied there and back during the computation.
 
-    The hooks that do it would break a compiled graph. So the layers do not call them but are called through them, by a
-    class of their own for each class of layers, and what is compiled of a layer lies within.
+    The hooks that copy would break a compiled graph. So they are around a layer's call, in a subclass of each class of
+    layers, and what is compiled of a layer lies within.
     """
     checkpoint_layers(model)
     offloading, classes = Offloading(), {}
@@ -79,7 +79,7 @@ def checkpoint_offloaded(model: Any) -> None:
 
 
 def called_through(offloading: Offloading, kind: type) -> type:
-    """A class of layers that is called through `offloading` in training."""
+    """A subclass of layers that are called through `offloading` in training."""
 
     def call(self: Any, *inputs: Any, **more: Any) -> Any:
         called = partial(kind.__call__, self, **more)
@@ -97,8 +97,8 @@ class Offloading:
     """Layers' inputs on their way to host memory and back: one in each direction at a time, on a stream of its own.
 
     In the forward pass an input is copied while its layer computes, and leaves the device when the next begins. In
-    the backward pass it is fetched while the layer after it computes. The last layer's is the first that is wanted, and
-    is still there. The host waits for nothing; the device waits for a copy where it ends later than the computation.
+    the backward pass it is fetched while the layer after it computes. The last layer's is needed first, and is still
+    there. The host waits for nothing; the device waits for a copy where it ends later than the computation.
     """
 
     def __init__(self) -> None:
@@ -108,8 +108,8 @@ class Offloading:
     def checkpoint(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Call a layer's function, of whose values only the first input is kept, in host memory.
 
-        Saved tensors are handed to hooks. Since torch 2.13 a layer's inputs are among them without reentrance too; in
-        older versions of torch they stay on the device unless checkpointing is reentrant.
+        Saved tensors are handed to hooks. Before torch 2.13, a layer's inputs are among them only if checkpointing is
+        reentrant; otherwise they stay on the device.
         """
         if not inputs or in_host_memory(inputs[0]):
             return checkpoint(function, *inputs, use_reentrant=False)
@@ -129,7 +129,7 @@ class Offloading:
         return self.newest
 
     def unpack(self, kept: Any) -> torch.Tensor:
-        """The saved tensor, on the device; the one that will be asked for next is sent for."""
+        """The saved tensor, on the device; begins to copy the one that is needed next."""
         if isinstance(kept, torch.Tensor):
             return kept
         if kept is self.newest:
@@ -145,16 +145,16 @@ class Offloading:
 class Kept:
     """A saved tensor: in host memory, on the device, or in both while a copy is made.
 
-    What is copied from is kept until the device waits for the end of the copy, so that its memory is not used for
-    something else before. Memory on the device is always the computation's own, which its allocator gives to nothing
-    but later computation; `record_stream` would do as well, but delay that by how far the host is ahead.
+    The source is kept until the device waits for the end of the copy, so that its memory is not reused before. Device
+    memory is allocated on the computation's stream, so only later computation reuses it; `record_stream` would do as
+    well, but delay the reuse by as much as the host is ahead.
     """
 
     def __init__(self, tensor: torch.Tensor, before: Kept | None, stream: Any) -> None:
-        # Weak, as a step's first would otherwise keep the last of the step before.
+        # Weak, or a step's first tensor would keep the last of the step before.
         self.before = weakref.ref(before) if before is not None else lambda: None
         self.device, self.stream = tensor.device, stream
-        self.version: int | None = tensor._version  # that is copied; None once the tensor came back
+        self.version: int | None = tensor._version  # of what is copied; None once the tensor came back
         self.on_device: torch.Tensor | None = tensor
         self.on_host = torch.empty_like(tensor, device="cpu", pin_memory=torch.cuda.is_available())
         self.copy(self.on_host, tensor)

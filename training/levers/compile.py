@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-# For so many kinds of batch code is compiled; beyond 8, torch's own limit, it would go on uncompiled. A run has several
-# also where shapes are dynamic: with and without a mask, one row and more, in training and in evaluation, and each of
+# The most kinds of batch that code is compiled for; beyond torch's own limit, 8, a run would go on uncompiled. Dynamic
+# shapes have several kinds too: with and without a mask, one row and more, in training and in evaluation, and each of
 # these once more for layers whose input has no gradient, or that are checkpointed.
 MOST_KINDS = 64
 
@@ -19,9 +19,9 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def set_compiler_up() -> None:
-    """Have torch compile for MOST_KINDS of batch, and switch inductor's mix-order reductions off.
+    """Let torch compile for MOST_KINDS of batch, and switch inductor's mix-order reductions off.
 
-    Under these, chained norms get silently wrong gradients (https://github.com/pytorch/pytorch/issues/193061, from
+    With these, chained norms get silently wrong gradients (https://github.com/pytorch/pytorch/issues/193061, from
     torch 2.10 on).
     """
     from torch._inductor import config
@@ -54,8 +54,8 @@ def compile_in_graphs(model: Any, **options: Any) -> None:
 def own_gradients(model: Any) -> None:
     """Keep the gradients of all trained parameters in memory of their own.
 
-    Autograd makes the first gradient of a step a parameter's `grad` as it is, in a graph's memory, which the graph of
-    the next micro batch overwrites (https://github.com/pytorch/pytorch/issues/169545). What comes later is added to it.
+    Autograd takes a step's first gradient as a parameter's `grad` without a copy: in a graph's memory, which the graph
+    of the next micro batch overwrites (https://github.com/pytorch/pytorch/issues/169545). Later ones are added to it.
     """
     owned: dict[torch.Tensor, torch.Tensor] = {}
 

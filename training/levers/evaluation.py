@@ -68,7 +68,7 @@ def asked_and_answer(sample: Sample) -> tuple[list[int], list[int]]:
 def generated_ids(model: Any, prompts: list[list[int]], longest: int, pad: int, shortest: int = 0) -> list[list[int]]:
     """Greedy completions of at most `longest` tokens, with the KV cache; prompts are padded on the left.
 
-    Uncompiled: a cache tells a layer its number, for which compiled code would be made anew for each layer.
+    Uncompiled: with a cache, code depends on the layer's number and would be compiled for each layer.
     """
     width, device = max(map(len, prompts)), next(model.parameters()).device
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)

@@ -101,7 +101,7 @@ def defer_logits(model: Any, loss: Loss) -> None:
         if not base.training:
             found: torch.Tensor = plain(logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, **more)
             return found
-        if target_positions is None:  # a trainer that makes its own batches: to find them waits for the GPU
+        if target_positions is None:  # with a trainer's own batches; finding them waits for the GPU
             counted = torch.nn.functional.pad(labels[:, 1:] != -100, (0, 1))
             target_positions = counted.flatten().nonzero().squeeze(1)
         hidden = logits.flatten(0, 1).index_select(0, target_positions)

@@ -39,7 +39,7 @@ def lacking_in_liger(kind: str, operations: list[str]) -> str | None:
 def hub_kernels(model: Any) -> None:
     """Put the hub's kernels for training into the model's layers; ValueError when there is none for any of them.
 
-    transformers keeps a layer's own code without a word where a kernel cannot be loaded, as without network. A layer
+    transformers silently keeps a layer's own code where a kernel cannot be loaded, as without network. A layer
     that was given a kernel has a `forward` of its own instead of its class's.
     https://huggingface.co/docs/transformers/kernel_doc/overview
     """

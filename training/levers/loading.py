@@ -13,7 +13,7 @@ Made = tuple[list[dict[str, Any]], Any, Any]  # as training/batches.py's Prepare
 
 
 class Steps(Dataset):  # type: ignore[misc]
-    """A dataset whose "index" is a step of the plan, given by the sampler, and whose item are the step's batches."""
+    """A dataset whose "index" is a step of the plan, given by the sampler, and whose items are steps' batches."""
 
     def __init__(self, make: Callable[[Any], Made]) -> None:
         self._make = make

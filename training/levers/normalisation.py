@@ -63,7 +63,7 @@ def layer_norms(model: Any) -> list[Any]:
 
 
 def lacking_layer_norms(model: Any) -> str | None:
-    """Why Apex's kernels, which are of LayerNorm, have no place in the model; None where they have one."""
+    """Why Apex's LayerNorm kernels have no place in the model; None where they have one."""
     return None if layer_norms(model) else f"{model.config.model_type} models have no LayerNorm"
 
 

@@ -215,7 +215,7 @@ class InBackwardAdamW(torch.optim.Optimizer):  # type: ignore[misc]
                 return
             self._squares.append(torch.linalg.vector_norm(one.grad, dtype=torch.float32).square())
             if not self._held:
-                inner.state = self.state  # both this and the groups are others once a checkpoint was loaded
+                inner.state = self.state  # loading a checkpoint replaces this, and the groups
                 inner.param_groups[0]["lr"] = self.param_groups[number]["lr"]
                 inner.step()
             one.grad = None

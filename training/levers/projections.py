@@ -34,7 +34,7 @@ def cast_without_autocast(_: Any, x: torch.Tensor | None, dtype: torch.dtype) ->
 def fused_projections(model: Any) -> None:
     """Compute projections that share their input together, and every other one in the same way by itself.
 
-    ValueError where no projection of the model can be: its adapter has dropout, or it is no linear layer.
+    ValueError where none can be fused: adapters have dropout, or are on no linear layers.
     """
     fused = 0
     for parent in model.modules():

@@ -21,7 +21,7 @@ def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[S
     """Token ids and labels; the labels of a sample's first token, and of tokens that are not learnt, are IGNORED.
 
     A prompt and its completion are one text to the tokenizer, as they are to a model that goes on with a prompt. A
-    text begins with the token for that where the tokenizer puts one there, and ends with that for the end, each once.
+    text begins with the begin token, where the tokenizer puts one, and ends with the end token, each once.
     """
     if "messages" in recipe.columns:
         if recipe.chat_template is not None:
@@ -89,8 +89,8 @@ def turns_of(conversation: Any, recipe: Recipe) -> Any:
 
 
 def of_one_text(turn: Any) -> Any:
-    """The turn with its content as text where that is a list of texts, as some templates would write the list."""
-    parts = turn.get("content") if isinstance(turn, dict) else None  # what is no turn is told by the template
+    """The turn with a list of texts joined to one, as some templates would write the list itself."""
+    parts = turn.get("content") if isinstance(turn, dict) else None  # the template refuses what is no turn
     if not isinstance(parts, list):
         return turn
     return turn | {"content": "".join(part if isinstance(part, str) else part["text"] for part in parts)}
@@ -99,9 +99,9 @@ def of_one_text(turn: Any) -> Any:
 def chat(messages: Any, write: Writer, recipe: Recipe) -> tuple[list[int], list[bool]]:
     """(tokens of a conversation by the chat template, for each whether it is learnt: the assistant's are).
 
-    A turn's tokens are those that it adds to the turns before it. Some templates write turns in another way once others
-    follow, as without their thoughts; then they are those that differ where the turn says something else. A turn that
-    says nothing and calls no tool is not learnt, not even its end.
+    A turn's tokens are those that it adds to the turns before it. Some templates write a turn differently once others
+    follow, as without its thoughts; its tokens are then those that change when the turn says something else. A turn
+    that says nothing and calls no tool is not learnt, not even its end.
     """
     try:
         everything = write.whole(messages) if messages else []
@@ -143,7 +143,7 @@ def writer(row: dict[str, Any], tokenizer: Any, recipe: Recipe) -> Writer:
 class Writer:
     """Writes turns by a chat template, as tokens: first a whole conversation, and then parts of it or other turns.
 
-    Turns with which the conversation begins are not tokenised again where one of its tokens ends when they do.
+    The conversation's first turns are not tokenised again where their text ends with one of its tokens.
     """
 
     def __init__(self, template: Callable[..., Any], tells_offsets: bool) -> None:
@@ -169,7 +169,7 @@ class Writer:
 
 
 def turn_in(everything: list[int], messages: Any, at: int, write: Callable[..., list[int]]) -> tuple[int, int]:
-    """Where the tokens of a turn begin and end among those of the whole conversation; at the same place for none."""
+    """Where the tokens of a turn begin and end in the whole conversation; both at one place for none."""
     asked = write(messages[:at], add_generation_prompt=True)
     done = write(messages[: at + 1])
     if everything[: len(done)] == done:
@@ -185,12 +185,12 @@ def turn_in(everything: list[int], messages: Any, at: int, write: Callable[..., 
 def turn_that_differs(
     everything: list[int], done: list[int], messages: Any, at: int, write: Callable[..., list[int]]
 ) -> tuple[int, int]:
-    """The same by what differs in the whole conversation where the turn says something else.
+    """The same, by what changes in the conversation when the turn says something else.
 
-    What closes the turn belongs to it, as far as the template closes the last turn so: `done` ends with the turn.
+    The tokens that close a turn belong to it as far as they also close a last turn: `done` ends with the turn.
     """
     begin, end, after = len(everything), 0, len(done)
-    for word in "01":  # of which one at least is not how the turn begins, and one not how it ends
+    for word in "01":  # the turn begins with one of them at most, and ends with one at most
         other = {"role": messages[at]["role"], "content": word}
         try:
             changed = write([*messages[:at], other, *messages[at + 1 :]])

@@ -68,7 +68,7 @@ def summed_loss(model: Any, batch: Batch, count: torch.Tensor) -> torch.Tensor:
 
 
 def cross_entropy(logits: torch.Tensor, batch: Batch, reduction: str) -> torch.Tensor:
-    """Of the tokens that are to be predicted, in fp32: models compute their own in the format of their weights."""
+    """The loss of the tokens to predict, in fp32: models compute their own in the format of their weights."""
     flat = logits.float().flatten(0, 1)
     return torch.nn.functional.cross_entropy(flat, batch["labels"].flatten(), reduction=reduction)
 
