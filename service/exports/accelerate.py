@@ -34,7 +34,7 @@ def compiled(how: Mapping[str, bool], note: str = "", mode: str = "default", bac
     return nearest(note, **keys) if note else says(**keys)
 
 
-# What trainer.py does itself, and accelerate would do a second time if the file said it: for a script that does not.
+# For scripts other than trainer.py, which does this itself: accelerate would do it a second time.
 FOR_OTHERS: Words = {
     "float8": {
         "tensorwise": FP8,
@@ -50,7 +50,7 @@ FOR_OTHERS: Words = {
         "whole-cudagraphs": compiled(STATIC, NO_ACCUMULATION, backend="CUDAGRAPHS"),
     },
 }
-# Baselines that are what happens unasked; all else is the script's.
+# Baselines that need no setting; all else is up to the script.
 AS_IT_IS: Words = {
     "float8": {"off": says()},
     "kernels": {"off": says()},

@@ -47,7 +47,7 @@ def bf16_mixed(frozen: Word) -> Word:
 
 
 def in_32_bits(word: Word) -> Word:
-    """This word, but over a base of 8 bits, with which Axolotl loads fp16 unless it is asked for bf16."""
+    """This word, except over an 8-bit base, the rest of which Axolotl loads in fp16 unless bf16 is asked for."""
     rest_in_fp16 = nearest("over a base of 8 bits what is not quantised is loaded in fp16", **word.keys)
     return word.only({"method": ("lora", "full")}, word.only({"quantization": ("nf4-double", "nf4")}, rest_in_fp16))
 
@@ -70,9 +70,9 @@ def four_bits(double: bool) -> Word:
 
 
 def padded_to(multiple: int) -> Word:
-    """Rows padded to a multiple, for which Axolotl's switch has to be unset: switched off, it pads to the longest row.
+    """Rows padded to a multiple. `pad_to_sequence_len` has to be unset: if false, Axolotl pads to the longest row.
 
-    Where it packs, an unset switch is switched on.
+    Where Axolotl packs, it sets an unset `pad_to_sequence_len` to true.
     """
     packed = nearest("packed rows are padded to the longest of a micro batch")
     return packed.only({"batching": PACKED}, says(pad_to_sequence_len=None, pad_to_multiple_of=multiple))

@@ -1,4 +1,4 @@
-"""Words that trainers share which hand their settings to transformers' Trainer, and those of no configuration file."""
+"""Words shared by trainers that use transformers' Trainer, and words for what no configuration file can say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.exports.words import Word, Words, alike, cannot, nearest, says
 from service.levers import LEVERS, checkpointing
 
 ADAPTERS = ("lora", "qlora")
-# Sentences on what trainers do another way, where several do the same.
+# Sentences on what several trainers do in another way.
 CAST_KEPT = "autocast keeps the weights that it has cast, which takes memory"
 HALF_MASTERS = "full finetuning keeps its weights in 16 bits, without fp32 master weights"
 ALL_OF_LIGER = "all kernels that Liger has for the model, the fused cross-entropy among them"
@@ -182,7 +182,7 @@ def precision(key: str) -> dict[str, Word]:
         words = [nearest(note, **keys) if note else says(**keys) for keys in (frozen, trained)]
         return words[0].only({"method": ADAPTERS}, words[1])
 
-    # A trainer that quantises takes this for the dtype in which to compute, where `auto` is none.
+    # A trainer that quantises computes in this dtype, and `auto` is none.
     own = says(**{key: "float32"})
     for dtype in ("float16", "bfloat16"):
         own = says(**{key: dtype}).only({"weights": (dtype,)}, own)

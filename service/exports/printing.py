@@ -100,8 +100,8 @@ def script(
 ) -> str:
     """The script for a recipe's fields, under `head` as its docstring.
 
-    Of names that several modules define the last module's counts. `values` are the texts of values by name, in place of
-    those that the modules have for them.
+    Where several modules define a name, the last module's counts. `values` (name -> text) replace the values that the
+    modules give to these names.
     """
     from service.exports.rewriting.inline import inlined
     from service.exports.rewriting.tidy import tidied

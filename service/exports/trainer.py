@@ -39,7 +39,7 @@ WORDS: Words = {
         "every-2": hf.checkpointed(every_n_layers=2),
         "every-4": hf.checkpointed(every_n_layers=4),
     },
-    # What compiles does so by the code, which keeps inductor from wrong gradients; Trainer would not.
+    # The script's code compiles, as it keeps inductor from wrong gradients, which Trainer would not.
     "compile": {"off": hf.COMPILE["off"]},
     "batching": {
         "token-budget": nearest(SORTED),
@@ -91,7 +91,7 @@ TARGET = Target(
 
 
 def in_code(target: Target, recommendation: Recommendation, instead: dict[str, dict[str, str]]) -> dict[str, str]:
-    """The levers as the script's own code has them: what arguments say is at its baseline, or the nearest is there."""
+    """The levers of the script's own code: at the baseline where arguments set them, and some at the nearest choice."""
     levers = dict(recommendation.configuration.levers)
     for name, word in target.spoken(recommendation).items():
         levers[name] = instead.get(name, {}).get(levers[name], levers[name])

@@ -46,7 +46,7 @@ def under(section: str, words: dict[str, Word]) -> dict[str, Word]:
 
 
 class Dtype(str):
-    """A dtype of torch by its name, printed as Python: of the names as text, Unsloth takes few and those not always."""
+    """A dtype of torch by its name, printed as Python: as text, Unsloth takes only some names, and not always."""
 
     __slots__ = ()
 

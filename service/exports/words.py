@@ -77,7 +77,7 @@ def alike(word: Word, *choices: str) -> dict[str, Word]:
 
 Words = Mapping[str, Mapping[str, Word]]
 NOBODY = cannot("nobody has told this export how to say it")
-# Trainers take all GPUs that they see, each with the measured micro batches: N times the effective batch.
+# Trainers take all GPUs that they see, each with the measured micro batches: N GPUs, N times the effective batch.
 ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 
 
@@ -85,8 +85,8 @@ ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 class Loss:
     """A choice that a target does not say as it was measured.
 
-    `factor` is how much longer the run takes with the baseline's choice, by the trial in which it alone was taken back:
-    what a choice costs that cannot be said, and the most that the nearest may cost. None where `reason` says so.
+    `factor` is how many times as long the run takes with this lever back at its baseline, by the trial of that: what it
+    costs to lose the choice, and the most that the nearest may cost. None where `reason` says why it is not known.
     """
 
     lever: str
@@ -114,11 +114,11 @@ def sentences(losses: Sequence[Loss]) -> list[str]:
 class Target:
     """A trainer, or a program that starts one: its version, what that pins, and what it can say.
 
-    `neutral` are the keys of all levers with the values that change nothing, which are always written: what a trainer
-    does where a key is unset is seldom nothing. `run` starts the training from the exported file. `differs` are
-    sentences about what is another way there whatever was chosen, `tasks` what it trains: all of them (None) where the
-    file holds their code, or starts a script that does. `shaped` brings the keys into the form of the file. `rest` is
-    the word for all that `words` does not name, as where a script does it.
+    `neutral` are the keys of all levers with the values that change nothing. They are always written, because a trainer
+    seldom does nothing where a key is unset. `run` starts the training from the exported file. `differs` are sentences
+    on what the trainer does in another way whatever was chosen. `tasks` is what it trains; None is every task, where
+    the file holds their code or starts a script that does. `shaped` brings the keys into the form of the file. `rest`
+    is the word for all that `words` does not name, such as what a script does itself.
     """
 
     title: str
@@ -200,7 +200,7 @@ class Target:
 def _by_catalogue(name: str, choice: str) -> Word:
     """The word for a choice that a target does not name: nothing has to be said of a baseline that sets nothing.
 
-    All else is lost, other baselines among it: which optimizer or precision a trainer takes unasked, it decides.
+    All else is lost, also other baselines, as each trainer has its own default optimizer and precision.
     """
     if name not in LEVERS:
         return NOBODY

@@ -1,7 +1,7 @@
 """Writes small functions of a printed script where they are called, so that it reads from top to bottom.
 
 What specialising leaves over is often a function of one expression, or one that is called in a single place. Both are
-written where they are called, if nothing can come of it: no name may mean two things, and nothing is computed twice.
+written where they are called, if that is safe: no name may mean two things, and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class _Inliner(cst.CSTTransformer):
         return _Substitute(arguments, candidate.rest, extra)
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        """A function of one expression is that expression."""
+        """Replace a call of a function of one expression by the expression."""
         candidate = self._candidate
         if candidate.body or candidate.value is None or not m.matches(original_node.func, m.Name(candidate.name)):
             return updated_node
@@ -237,7 +237,7 @@ class _Inliner(cst.CSTTransformer):
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> Any:
-        """A function that is called by a statement of its own is its statements."""
+        """Replace a statement that only calls the function by the function's statements."""
         candidate = self._candidate
         only = original_node.body[0]
         if not candidate.body and candidate.value is not None:
@@ -264,7 +264,7 @@ class _Inliner(cst.CSTTransformer):
         return cst.FlattenSentinel([first, *statements[1:]])
 
     def _same_target(self, statement: cst.BaseSmallStatement, clashing: set[str]) -> bool:
-        """Whether the one clashing name is what the function returns, into a variable of that very name."""
+        """Whether one name alone clashes: the function's result, assigned to a variable of the same name."""
         value = self._candidate.value
         return (
             isinstance(statement, cst.Assign)

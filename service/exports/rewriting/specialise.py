@@ -130,7 +130,7 @@ class Specialiser(cst.CSTTransformer):
             value = self.value(original.value) if argument.star == "**" else UNKNOWN
             folded_to_none = m.matches(argument.value, m.Name("None")) and not m.matches(original.value, m.Name("None"))
             if m.matches(argument.value, m.Name("recipe")) or (argument.keyword and folded_to_none):
-                continue  # None is what an argument is that is left out
+                continue  # leaving an argument out is the same as None
             if isinstance(value, Mapping):
                 arguments += [_keyword(option, one) for option, one in value.items()]
             else:

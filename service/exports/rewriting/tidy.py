@@ -90,9 +90,8 @@ class _Parameter:
 class _Seen:
     """What one statement mentions.
 
-    `read` are the names whose values it uses; `passed_on` those of them that it uses in another way than to call them
-    with arguments that are written out. `unused` are the parameters of a function's definition that its body leaves
-    out.
+    `read` are the names whose values it uses; `passed_on` those that it uses other than by calling them without stars.
+    `unused` are the parameters that the body of a function's definition does not mention.
     """
 
     read: frozenset[str]
@@ -164,7 +163,7 @@ class _WithoutParameters(cst.CSTTransformer):
         return updated_node.with_changes(args=_no_last_comma(kept))
 
     def _takes(self, keyword: str) -> bool:
-        """Whether the function makes anything of this keyword."""
+        """Whether the function still takes this keyword."""
         return keyword not in self._names and (self._known is None or keyword in self._known)
 
 
