@@ -4,7 +4,7 @@
 
 Each job is tuned for two minutes. Then the recommendation's trial and its scripts `train.py`, `trainer` and, for jobs
 on text, `trl` take turns of a step on the same samples (benchmarks/script_turns.py). A script should reach the trial's
-tokens/s within 10%, or what its file foretells of what it cannot say. Its first step's loss is that of train.py within
+tokens/s within 10%, or be slower by what its file announces at most. Its first step's loss is that of train.py within
 1e-3, which is the trial's (tests/exports/test_train_py.py).
 
 TRL is in the environment that `make test-exports` builds: run this with its Python.

@@ -133,7 +133,7 @@ def main() -> int:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
     chosen.add_argument("--call", type=int, choices=range(1, len(CALLS) + 1), help="the parts of one of GPU.md's calls")
-    parser.add_argument("--without", nargs="+", default=[], metavar="TEXT", help="leave out steps whose key has it")
+    parser.add_argument("--without", nargs="+", default=[], metavar="TEXT", help="skip steps whose key contains TEXT")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--home", type=Path, default=ROOT / "dynotune-out" / "gpu-acceptance")
     parser.add_argument("--json", type=Path)

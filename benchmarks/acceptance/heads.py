@@ -2,8 +2,8 @@
 
 Hidden states of 16,384 tokens in bf16 under autocast, a Llama's output layer, forward and backward. `frozen` is the
 layer as adapters leave it, in bf16 and without a gradient; `trained` that of full finetuning, in fp32 and with one.
-`products` are the layer's matrix products alone: logits, the hidden states' gradient, and where it is trained its own,
-for logits' gradients that are drawn.
+`products` are the layer's matrix products alone, for logits' gradients drawn at random: logits, the hidden states'
+gradient, and that of the weights where they are trained.
 """
 
 from __future__ import annotations

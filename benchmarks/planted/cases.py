@@ -1,4 +1,4 @@
-"""What is planted, with the job that it is planted into and what the answer has to say of it; and what is right."""
+"""The planted faults, each with its job and what the answer has to say of it; and the cases without a fault."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Faults as a kernel, an optimizer or a batching may have them. Each is planted into the process that trains.
 
-A plant takes something with pytest's `monkeypatch.setattr`, so that a test can take the fault out again.
+A plant is given an object with the `setattr` of pytest's `monkeypatch`, so that a test can take the fault out again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How hard a synthetic surface is: what somebody gives away who knows every effect, but not the drawn interactions."""
+"""How hard a synthetic surface is: the regret of somebody who knows every effect, but not the drawn interactions."""
 
 from __future__ import annotations
 

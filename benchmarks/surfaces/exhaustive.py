@@ -1,9 +1,9 @@
 """The best of all valid configurations, exactly: enumerated after choices that cannot be in a best one are left out.
 
-A choice is left out where another of its lever is at least as good in every field of the costs, takes part in no
-exclusion, corner or harmful interaction that it does not take part in, and it itself in no helpful interaction. No
-score falls when a field rises (physics.py), so to replace it by the other never makes a configuration worse, and never
-invalid. Levers without any effect are the special case in which all choices are equal; the baseline is kept then.
+A choice is left out if it is in no helpful interaction, and another choice of its lever is at least as good in every
+field of the costs and in no exclusion, corner or harmful interaction that the first is not in. No score falls when a
+field rises (physics.py), so to replace the first by the other never makes a configuration worse, and never invalid.
+Levers without any effect are the special case in which all choices are equal; the baseline is kept then.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A table is a folder's JSON file that `benchmarks/collect_table.py` writes: the job, the worker's facts, and a
 measurement of every configuration of the search space, which is the full factorial of the few levers that the job
-leaves open, and of the baseline. How their seconds compare with the baseline's is told by turns that they took with it,
-in groups that are others in each round. Their scores are taken for the truth; what a policy is told has 1% of noise on
-top.
+leaves open, and of the baseline. The ratios of their seconds to the baseline's come from turns that they took with
+it, in groups that change from round to round. Their scores are taken for the truth; what a policy is told has 1% of
+noise on top.
 """
 
 from __future__ import annotations
