@@ -18,7 +18,7 @@ from service.db import now, reading
 from service.errors import Forbidden, Unauthorized
 from service.models import Job
 
-# Its owner has a name that no key made by `access.create` has, so that nobody shares what it owns.
+# No key made by `access.create` has this owner's name, so that nobody shares what the owner has.
 ADMIN = Caller(id="settings", owner="(settings)", scopes=frozenset({Scope.admin}))
 bearer = HTTPBearer(auto_error=False, description="An API key; `dynotune keys create` makes one.")
 
@@ -28,8 +28,8 @@ async def caller(
 ) -> Caller:
     """Who asks: anybody where no keys are asked for, else the owner of the request's key. Unauthorized, TooMany.
 
-    What workers ask is not counted: they ask more often the more of them there are, and one that is not answered loses
-    its task.
+    Requests of workers are not counted: they are the more, the more workers there are, and a worker that is refused
+    loses its task.
     """
     if credentials is None:
         if here.keys_required:
@@ -84,7 +84,7 @@ Visible = Annotated[Job, Depends(visible)]
 
 
 def exists(job_id: str, here: InContext, who: Called) -> str:
-    """The id of the path's job, where the caller may see it; for what runs for long, as it keeps no session open."""
+    """The id of the path's job, where the caller may see it; for long requests, as it keeps no session open."""
     with reading(here.engine) as session:
         return jobs.get(session, job_id, who.sees).id
 

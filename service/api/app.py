@@ -47,12 +47,12 @@ from service.webhooks import Webhooks, signing_secret
 
 log = logs.logger("dynotune.service")
 REAP_SECONDS, PRUNE_SECONDS, SEND_SECONDS = 5.0, 600.0, 1.0
-FIRST_SECONDS = 60.0  # until what is done seldom is done first, or a service that starts often would never do it
+FIRST_SECONDS = 60.0  # until the first time of a rare chore, or a service that restarts often would never do it
 LAST_SECONDS = 5.0  # for messages to webhooks, when the control plane ends
 MAX_BODY_BYTES, MAX_WORKER_BODY_BYTES = 1 << 20, 32 << 20
 LEAST_ZIPPED_BYTES = 1000
 Chore = tuple[float, Callable[[], Awaitable[object]]]  # seconds between two times, and what is done
-# These ask for a key.
+# The modules whose routes ask for a key.
 KEYED = (jobs, datasets, results, events, exports, trials, workers, levers, estimates, webhooks, metrics, internal)
 
 
@@ -127,19 +127,19 @@ def _chores(settings: Settings, queue: Queue, hooks: Webhooks, prunes_uploads: b
 def _lifespan(
     chores: Callable[[], list[Chore]], hooks: Webhooks, watch: EventWatch, engine: Engine
 ) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
-    """FastAPI's context around the time in which the app serves: the chores, which begin then, are done meanwhile."""
+    """FastAPI's context for the time in which the app serves; the chores are done meanwhile."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         over = asyncio.Event()
         tasks = [asyncio.create_task(_every(seconds, work, over)) for seconds, work in chores()]
         yield
-        # A cancelled task leaves its thread alone with a connection that is closed below, so they are waited for.
+        # Cancelling a task leaves its thread running, on a connection that is closed below: so tasks are waited for.
         over.set()
         _, hanging = await asyncio.wait(tasks, timeout=LAST_SECONDS)
         for task in hanging:
             task.cancel()
-        # The end of a job that `dynotune tune` has waited for is told before the control plane ends as well.
+        # `dynotune tune` ends its control plane once the job has ended, of which webhooks are told first.
         with contextlib.suppress(TimeoutError, SQLAlchemyError):
             await asyncio.wait_for(hooks.send(), LAST_SECONDS)
         await watch.close()
@@ -149,7 +149,7 @@ def _lifespan(
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[object]], over: asyncio.Event) -> None:
-    """Do the work again and again until it is over: while the database is away, and after a mistake of ours."""
+    """Do the work every so many seconds until `over`, also while the database is away and after a mistake of ours."""
     rest = min(seconds, FIRST_SECONDS)
     while not over.is_set():
         with contextlib.suppress(TimeoutError):
@@ -165,5 +165,5 @@ async def _every(seconds: float, work: Callable[[], Awaitable[object]], over: as
 
 
 def _operation_id(route: APIRoute) -> str:
-    """The name of a route for programs that are made from the API's description: it stays as it is."""
+    """A route's name in the API's description, which stays the same for clients that are generated from it."""
     return "_".join([*map(str, route.tags[:1]), route.name])

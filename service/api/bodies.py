@@ -14,14 +14,14 @@ from service.errors import BodyTooLarge, SlowBody
 
 TYPES = ("application/json", "application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")  # of a request
 OCTETS = "application/octet-stream"  # of a dataset that is sent
-UPLOADS = "/v1/datasets"  # where datasets are sent to: the route counts what arrives
-BODY_SECONDS = 30.0  # in which a request's body must be there
+UPLOADS = "/v1/datasets"  # where datasets are sent to: the route limits their size
+BODY_SECONDS = 30.0  # in which a request's body must arrive
 
 
 def body_of(model: type[Contract], example: dict[str, Any]) -> dict[str, Any]:
     """The OpenAPI entry of a body that a route reads by itself, as JSON or YAML.
 
-    What the model consists of must be among the document's schemas already, by an answer that holds it.
+    The models that it refers to must be among the document's schemas already, through an answer that holds them.
     """
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)

@@ -29,8 +29,8 @@ def most_connections() -> int:
 class PatientProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 in Python, which gives a client `HEAD_SECONDS` for the head of a request.
 
-    What connects beyond `most_connections()` is hung up on. Without descriptors, asyncio could accept nothing, and
-    would log that for each of those who wait, as fast as it can.
+    Connections beyond `most_connections()` are closed at once: without free descriptors, asyncio could accept none, and
+    would log that in a busy loop.
     """
 
     _waiting: asyncio.TimerHandle | None = None

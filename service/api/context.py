@@ -50,7 +50,7 @@ def read_only(here: InContext) -> Iterator[Session]:
 
 
 # A request with such a session holds a connection while it waits for a thread, and a thread may wait for a connection:
-# where requests held all of them, each would wait for the other. So ten connections are left to what takes and gives
-# back one in a single thread. The session ends before the answer is sent, as a client may be slow to read it.
+# where requests held all of them, each would wait for the other. So ten connections are left to code that takes and
+# gives back one in a single thread. The session ends before the answer is sent, as a client may be slow to read it.
 MOST_READING = sum(POOL.values()) - 10
 Reading = Annotated[Session, Depends(read_only, scope="function", max_concurrency=MOST_READING)]

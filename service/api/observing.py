@@ -1,4 +1,4 @@
-"""What is said around every answer: a request id, security headers, a line in the log, and the time it took."""
+"""What every answer gets: a request id, security headers, a line in the log, and the time it took."""
 
 from __future__ import annotations
 

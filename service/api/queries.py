@@ -1,6 +1,6 @@
 """Refuses query parameters that a route does not have, and those given twice: ignoring them would hide a mistake.
 
-What no database keeps, and names longer than any, are refused here as well, so that no route meets them.
+NUL characters, which no database keeps, and overlong names are refused here as well, so that no route meets them.
 """
 
 from __future__ import annotations

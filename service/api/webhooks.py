@@ -51,7 +51,7 @@ def listed(here: InContext, who: Called) -> WebhookList:
     summary="Send a test message",
 )
 def test(webhook_id: str, here: InContext, who: Called) -> None:
-    """Queue a message of the type `webhook.test`, also to a webhook that has ended: by an answer of 410, or with a key.
+    """Queue a message of the type `webhook.test`, also to one that was ended by a 410 or with its owner's last key.
 
     Such a webhook is used again from then on, and tells of no more than the caller may see. Where messages wait after
     failures, the oldest of them is sent at once in place of the test; once one is received, the others follow.

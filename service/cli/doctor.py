@@ -59,7 +59,7 @@ def report(console: Console, as_json: bool) -> int:
 
 
 def named(url: str) -> str:
-    """Which database a URL names, without what opens it: a password may be in the URL's query too."""
+    """The database that a URL names, without secrets: a password may be in the URL's query too."""
     from sqlalchemy import URL, make_url  # imported here, as it takes long
     from sqlalchemy.exc import ArgumentError
 

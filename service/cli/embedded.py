@@ -35,7 +35,7 @@ BACKLOG = 128  # connections that wait to be accepted
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which also lets go who waits for news: it would wait for them until its own time is up."""
+    """uvicorn's server, which at its end first lets go who waits for news: they would hold it until its timeout."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         run_for_long()
@@ -57,7 +57,7 @@ class LocalWorker:
     def __init__(self, settings: Settings, log_level: logs.Level = "warning") -> None:
         read, self._lifeline = os.pipe()
         command = [*WORKER, "--lifeline", str(read)]
-        private = ("DYNOTUNE_SERVER", "DYNOTUNE_KEY", "DYNOTUNE_ADMIN_KEY")  # of others than this worker
+        private = ("DYNOTUNE_SERVER", "DYNOTUNE_KEY", "DYNOTUNE_ADMIN_KEY")  # meant for other processes
         environment = {name: value for name, value in os.environ.items() if name not in private} | {
             "DYNOTUNE_DATABASE_URL": settings.database_url,
             "DYNOTUNE_DATA_ROOTS": os.pathsep.join(map(str, settings.data_roots)),
@@ -69,7 +69,7 @@ class LocalWorker:
         os.close(read)
 
     def check(self) -> None:
-        """Exit with a sentence when the worker has ended by itself, since what it should do would never be done."""
+        """Exit with a sentence when the worker has ended by itself, since its tasks would never be done."""
         if self.process.poll() is not None:
             raise SystemExit(f"dynotune: {ending(self.process.returncode)}")
 
@@ -87,7 +87,7 @@ class LocalWorker:
 
 
 def ending(code: int) -> str:
-    """How the local worker ended, by its exit code (minus the number of a signal), and where its last words are."""
+    """How the local worker ended, by its exit code (minus the number of a signal), and where its output is."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended by itself"
     return f"the local worker {how} (exit code {code}); what it printed is above"
 

@@ -1,4 +1,4 @@
-"""How often a command looks for garbage: a short one imports and ends, and a server runs for long."""
+"""How often Python collects garbage: seldom in a command that ends soon, as usual in a server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ USUAL = gc.get_threshold()
 def be_short() -> None:
     """Leave out what a short command has no use for; `python -m benchmarks.start_up` tells how long one takes.
 
-    It hardly looks for garbage among what it imports, and not at its end. And httpx goes without its own command line,
-    which it imports, with rich's highlighting of code, wherever rich and click are installed.
+    Garbage is hardly collected during imports, and not at the end. And httpx goes without its own command line, which
+    it imports, with rich's highlighting of code, wherever rich and click are installed.
     """
     gc.set_threshold(50_000, 20, 20)
     atexit.register(gc.freeze)
@@ -21,5 +21,5 @@ def be_short() -> None:
 
 
 def run_for_long() -> None:
-    """Look for garbage as often as Python does unasked."""
+    """Collect garbage as often as Python does by default."""
     gc.set_threshold(*USUAL)

@@ -174,9 +174,9 @@ def _measured(one: Measurement, verdict: Verdict | None) -> tuple[str, ...]:
 
 
 def _ratio(one: Measurement, winner: Winner | None) -> str:
-    """An unverified trial's speed-up, by way of the winner's: trial over trial, times what blocks say of the winner.
+    """An unverified trial's speed-up: the winner's, measured in blocks, times the ratio of the two trials' speeds.
 
-    The baseline's trial may have been minutes earlier, on a busier machine than its blocks.
+    The baseline's own trial may have been minutes earlier, on a busier machine.
     """
     if winner is None or one.timing is None or winner.evidence.speedup is None:
         return "-"

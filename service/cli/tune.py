@@ -75,7 +75,7 @@ def tune(path: Path, output: Path, as_json: bool, console: Console) -> int:
 
 
 def run(job: dict[str, Any], console: Console) -> Run:
-    """Run a job on a control plane and a worker of its own, and show how it comes on."""
+    """Run a job on a control plane and a worker of its own, and show its progress."""
     settings = Settings.from_environment()
     with (
         _interruptible(),

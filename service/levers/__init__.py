@@ -27,8 +27,8 @@ METHOD_NEEDS: dict[str, tuple[Need, ...]] = {
     "qlora": (package("peft", "LoRA adapters"), package("bitsandbytes", "NF4 weights of QLoRA")),
     "full": (),
 }
-# The facts of a job that exclusions look at beside its levers, with the values that each may have. `labels` and `sees`
-# are what the job's task declares: what its labels are of, and whether a token sees those behind it.
+# The facts of a job that exclusions look at beside its levers, with the values that each may have. The job's task
+# declares `labels` and `sees`: what it predicts, and whether a token attends to later ones.
 CIRCUMSTANCES: dict[str, tuple[str, ...]] = {
     "task": tuple(TASKS),
     "labels": ("classes", "tokens"),
@@ -85,7 +85,7 @@ def as_fixed(spec: JobSpec, configuration: Configuration) -> bool:
 def taken_back(spec: JobSpec, best: Configuration, baseline: Configuration) -> dict[str, Configuration]:
     """Lever -> the best configuration with that lever as the baseline has it, where that is a valid combination.
 
-    Each may have a micro batch of its own, so none is given one.
+    Each may fit another micro batch, so none is set.
     """
     found = {}
     for name, choice in best.levers.items():

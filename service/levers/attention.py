@@ -23,7 +23,7 @@ MASKED = ("eager", *SDPA, "flex")
 # transformers' names of the kernels that are told where the samples of packed rows end, the first also of padded rows.
 TOLD_ALWAYS = "varlen"
 TOLD = (TOLD_ALWAYS, "flash_attention_2", "flash_attention_3")
-SUPPORTS_SDPA = ("_supports_sdpa",)  # what a model's class says that can have sdpa
+SUPPORTS_SDPA = ("_supports_sdpa",)  # attributes of a model's class that are true if it can use sdpa
 
 LEVER = Lever(
     name="attention",
@@ -111,8 +111,7 @@ LEVER = Lever(
             drops_attention=False,
             function="register_varlen",
             from_pretrained={"attn_implementation": "varlen"},
-            # It knows no more of the model than sdpa does, and neither softcapping nor sinks, for the sake of which
-            # some models refuse sdpa.
+            # Like sdpa, it has neither softcapping nor sinks, for want of which some models refuse sdpa.
             supported_by=(*SUPPORTS_SDPA, "_supports_attention_backend"),
             not_expressible="an attention of our own, registered with transformers; train.py brings it",
             effect=Effect(0.93, 0.15),

@@ -26,7 +26,7 @@ class Need:
     """Something that the worker must have; `sentence` says what is missing and what to do about it.
 
     A soft need only keeps a choice out of the search: asked for by name, the choice still runs. Where such a need is
-    `slow`, the choice then takes longer than its effect says, by how much nobody knows: it is emulated, or takes cores
+    `slow` and unmet, the choice takes longer than its effect says, by an unknown factor: it is emulated, or takes cores
     from the training. `packages` names the Python packages of which one meets the need, `device` the only kind of
     device that can ever meet it.
     """
@@ -43,10 +43,10 @@ class Need:
 class Memory:
     """What a choice does to memory by its definition. Estimates begin with it; measurements replace it.
 
-    `activations` is a factor on the bytes a sample takes, relative to the lever's baseline of 32 bits; where it is
-    given, `half` counts in its place for a checkpoint whose weights have 16 bits. The others are bytes on the device:
-    of optimizer state for each trained parameter, of it for each trained parameter of an embedding where that differs,
-    and of each weight once it is quantised. `gradient_copies` exist at once during the optimizer's update. With
+    `activations` is a factor on the bytes a sample takes, relative to the lever's baseline of 32 bits; `half` replaces
+    it, if given, for a checkpoint whose weights have 16 bits. The others are bytes on the device: `state` of the
+    optimizer for each trained parameter, `embedding_state` for those of embeddings where it differs, and `weight` for
+    each quantised weight. `gradient_copies` exist at once during the optimizer's update. With
     `keeps_dequantised`, all weights stay dequantised for the backward pass, not only those of the layer at hand.
     """
 
@@ -68,10 +68,10 @@ class Effect:
     """What a choice is expected to do to the seconds of a run: a factor on what the lever's baseline takes.
 
     The search begins with it, and corrects it by what it measures; `spread` is the standard deviation of its logarithm.
-    Of the others, the first that applies counts in the place of `factor`: `limited` where a device's own memory holds
-    the micro batch smaller than the job could use, `host` on a device without memory of its own, `half` where the
-    checkpoint's weights have 16 bits. `padding` is the share of all padding that the choice leaves out: what padding
-    costs, the data's lengths tell. `once` are seconds that a run takes longer before its first step, as to compile.
+    The first of these that is given and applies replaces `factor`: `limited` where a device's own memory holds the
+    micro batch smaller than the job could use, `host` on a device without memory of its own, `half` where the
+    checkpoint's weights have 16 bits. `padding` is the share of all padding that the choice leaves out; the data's
+    lengths tell what it costs. `once` are the seconds that the choice adds before a run's first step, as to compile.
     """
 
     factor: float = 1.0
@@ -124,7 +124,7 @@ class Choice:
     options: Mapping[str, Any] = field(default_factory=dict)  #: what `function` is called with, or data
     memory: Memory = Memory()  #: what it does to memory by its definition
     effect: Effect = Effect()  #: what the search expects it to do to the seconds, before it measures
-    estimate_rank: int | None = None  #: place among those of which a memory estimate takes the first to be had
+    estimate_rank: int | None = None  #: a memory estimate takes the lowest rank that the device can have
     drops_attention: bool = True  #: whether an attention kernel can apply the model's dropout
     evades_cap: bool = False  #: whether it keeps memory that a cap on torch's memory does not limit
     supported_by: tuple[str, ...] = ()  #: attributes of transformers' model class, all true if it can have the kernel
@@ -155,8 +155,7 @@ class Exclusion:
     """A combination that is never tried: every entry of `when` (lever or circumstance -> values) holds.
 
     Circumstances are what a job has beside its levers: CIRCUMSTANCES of service/levers/__init__.py, with their values.
-    Of two levers that exclude each other the search sets the last one named back to its baseline, where it has to give
-    one up.
+    Where the search has to resolve an exclusion between two levers, it sets the one named last back to its baseline.
     """
 
     when: Mapping[str, tuple[str, ...]]
@@ -170,7 +169,7 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Lever:
-    """One dimension of the search. `baseline` is what a Trainer user gets without thinking.
+    """One dimension of the search. `baseline` is what a user of Trainer gets by default.
 
     `stage` is when its functions are called: before the model is loaded (`load`), on the loaded model (`base`), on
     the model with its adapter (`model`), after the probe (`compiled`), to make the `optimizer`, the steps (`batching`),
@@ -178,12 +177,12 @@ class Lever:
     choices are data. `order` is the lever's place in the catalogue, and among the levers of its stage.
 
     `simulated` lists the choices that an estimate can run on fake tensors (None: all); it takes the baseline for the
-    others. `reference` is the choice that stable numerics are judged against. `families` are choices that are expected
-    to change the seconds by nearly as much as each other, so that one measured tells of the rest; `together` is what
-    choices of several levers are expected to do beyond what each does by itself. A lever that `changes_evaluation`
-    makes an evaluation take another amount of memory than training does; one that does next to nothing to a step's peak
-    says so by `touches_memory`. What a model lacks of a lever that `may_do_nothing` is no mistake where a job asks for
-    it: it is the same as the baseline there.
+    others. `reference` is the choice that stable numerics are judged against. `families` are groups of choices that
+    are expected to change the seconds by nearly the same factor, so that one that was measured tells of the rest;
+    `together` is what choices of several levers are expected to do beyond what each does by itself. With
+    `changes_evaluation`, the choices make an evaluation take another amount of memory than training does; without
+    `touches_memory`, they do next to nothing to a step's peak. With `may_do_nothing`, a choice that a model lacks is no
+    mistake where a job asks for it: it is the same as the baseline there.
     """
 
     name: str
@@ -241,7 +240,7 @@ def cuda() -> Need:
 
 
 def host(why: str) -> Need:
-    """A device that is no NVIDIA GPU, where it is not searched because of `why`; asked for by name it runs."""
+    """Any device but an NVIDIA GPU: there a choice is not searched because of `why`, but runs if asked for by name."""
     return Need(lambda facts: facts.capability is None, f"is not searched on an NVIDIA GPU: {why}", soft=True)
 
 

@@ -14,7 +14,7 @@ def kept(**options: Any) -> dict[str, Any]:
 
 
 def asked(note: str = "", **options: Any) -> tuple[Asked, ...]:
-    """How a user asks for checkpointing with these options, whether reentrance is ruled out in so many words or not."""
+    """How a user asks for checkpointing with these options, with or without `use_reentrant` being set to False."""
     said = kept(**options)
     return Asked(said, note), Asked({**said, "activation_checkpointing_kwargs": options}, note)
 

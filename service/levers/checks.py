@@ -1,4 +1,4 @@
-"""What a declaration can get wrong: each mistake in a sentence that names the lever, and the choice where it is one's.
+"""What a declaration can get wrong: each mistake in a sentence that names the lever, or its choice.
 
 A wrong name or number would otherwise do nothing, or end a user's job long after the file was written.
 """

@@ -8,7 +8,7 @@ from service.levers.optimizer import WHOLE_STEP
 
 BY_LAYER = "The baseline's torch_compile compiles the whole model; it was measured compiled layer by layer."
 TRAINER = "Trainer's torch_compile compiles the whole model; train.py compiles each layer"
-# Choices that take the whole model, that record CUDA graphs, and that generate no code, for exclusions.
+# Choices, for exclusions: those that compile the whole model, record CUDA graphs, generate code, and generate none.
 WHOLE = ("whole", "whole-reduce-overhead", "whole-max-autotune", "whole-cudagraphs")
 GRAPHS = ("whole-reduce-overhead", "whole-cudagraphs")
 GENERATED = ("per-layer", "per-layer-max-autotune", "whole", "whole-reduce-overhead", "whole-max-autotune")

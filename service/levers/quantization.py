@@ -3,7 +3,7 @@
 from service.levers.base import Choice, Effect, Lever, Memory, package
 
 TORCHAO = package("torchao", "weight-only formats")
-# Its weights are dequantised by an operation of autograd's, which keeps each for the backward pass.
+# Autograd sees the operation that dequantises a weight, and keeps each result for the backward pass.
 TORCHAO_MEMORY = Memory(weight=1.0, keeps_dequantised=True)
 OBJECT = "torchao's formats are objects, which JSON cannot hold; train.py makes them"
 

@@ -15,8 +15,8 @@ class Task:
     `column_sets` are the sets of columns that it can be read from, the first one that is there being read; `columns`
     are the usual names of each kind of column. `beside`: a further kind -> the kind that it accompanies; it is read
     where the data has it, and single rows may lack it. `peft` is the adapter's task type in peft; `heads` are names of
-    output layers that are new for the job, which are trained whole and never quantised. `needs_mask`: tokens see those
-    behind them, so that padding has to be masked. `labels_are_classes`: one label a sample, not one a token.
+    output layers that are new for the job, which are trained whole and never quantised. `needs_mask`: tokens attend to
+    later ones, so that padding has to be masked. `labels_are_classes`: one label a sample, not one a token.
     `null_is_empty_text`: a text that is null is read as an empty one, elsewhere it is a mistake.
     """
 
@@ -60,7 +60,7 @@ class Task:
         return None
 
     def needed(self, columns: Mapping[str, str]) -> tuple[str, ...]:
-        """The columns, of those by their kinds, that every row has."""
+        """Those of the columns (kind -> column) that every row has."""
         return tuple(column for kind, column in columns.items() if kind not in self.beside)
 
     def lacking(self, given: Mapping[str, str | None], there: Collection[str]) -> str | None:

@@ -16,10 +16,10 @@ import torch
 
 from service.contract.hardware import HardwareFacts
 
-# How allocators and libraries say that memory is short. oneDNN only says that it could not create something
-# (huggingface/accelerate's finder died on it), so it counts on the CPU, where nothing else makes it say so here. cuBLAS
-# is not initialised where its workspace does not fit. Where NVML cannot be asked (MIG in containers, Jetson), torch's
-# allocator fails while it puts the sentence together (https://github.com/pytorch/pytorch/issues/112377).
+# How allocators and libraries say that memory is short. oneDNN only says that it could not create something, which here
+# it says for no other reason (huggingface/accelerate's finder died on it). cuBLAS is not initialised where its
+# workspace does not fit. Where NVML cannot be asked (MIG in containers, Jetson), torch's allocator fails while it puts
+# the sentence together (https://github.com/pytorch/pytorch/issues/112377).
 OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|out.of.memory|DefaultCPUAllocator|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|"
     r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_\w*ALLOCATION_FAILED|NVML_SUCCESS == .*CUDACachingAllocator|"
@@ -62,7 +62,7 @@ class Device(ABC):
 
     @abstractmethod
     def limit(self, cap_bytes: int | None) -> None:
-        """Set the memory cap; None means what is free now, a little kept back."""
+        """Set the memory cap; None means what is free now, less a little."""
 
     @abstractmethod
     def capacity(self) -> int:
@@ -91,9 +91,9 @@ class Device(ABC):
         """The most bytes that this process held at once since `reset_peak`."""
 
     def peak_unfreeable(self) -> int | None:
-        """The most since `reset_peak` that freeing a caching allocator's cache could not give back, approximately.
+        """Approximately the most bytes since `reset_peak` that freeing a caching allocator's cache could not give back.
 
-        That is what the program holds, and what is unused in the segments of memory in which it holds something.
+        They are what the program holds, and the unused rest of the segments in which it holds something.
         None where there is no such allocator, or it does not tell.
         """
         return None
@@ -174,7 +174,7 @@ def cpu_reading() -> tuple[float, float, float]:
     busy = ticks / os.sysconf("SC_CLK_TCK")
     own = os.times()
     seconds = own.user + own.system + own.children_user + own.children_system
-    for worker in active_children():  # a data loader's, which it sees only when they have ended
+    for worker in active_children():  # a data loader's, which os.times counts only once they have ended
         with contextlib.suppress(psutil.NoSuchProcess):
             times = psutil.Process(worker.pid).cpu_times()
             seconds += times.user + times.system

@@ -34,7 +34,7 @@ class Cuda(Device):
     def found(cls, common: dict[str, Any]) -> list[HardwareFacts]:
         """Every visible GPU, but for those that have no room for a context, or that another process has for itself.
 
-        RuntimeError where all are so: a worker would otherwise measure on the host, where nobody looks for it.
+        RuntimeError where all are left out: a worker would otherwise measure on the host's CPU, which nobody expects.
         """
         there, failure = [], None
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
@@ -85,7 +85,7 @@ class Cuda(Device):
         return dtype.itemsize == 2 and bool(torch.cuda.get_device_capability(self.torch) >= (8, 0))
 
     def used_by_others(self) -> int:
-        """What is taken now and is not torch's here: also this process's own context, of half a GiB or so."""
+        """Bytes in use outside this process's allocator: also its own CUDA context, of half a GiB or so."""
         free, total = torch.cuda.mem_get_info(self.torch)
         return max(0, int(total - free - torch.cuda.memory_reserved(self.torch)))
 
@@ -102,7 +102,7 @@ class Cuda(Device):
         return int(torch.cuda.memory_stats(self.torch).get("num_alloc_retries", 0))
 
     def empty_cache(self) -> None:
-        """Give the segments in which no tensor is back to the driver."""
+        """Give segments that hold no tensor back to the driver."""
         torch.cuda.synchronize(self.torch)
         torch.cuda.empty_cache()
 
@@ -117,7 +117,7 @@ class Cuda(Device):
     def peak_unfreeable(self) -> int | None:
         """The sum of two peaks, which need not be at the same time: active blocks, and the unused parts of segments.
 
-        None with expandable segments, whose unused parts torch does not count, and with an allocator of the driver's.
+        None with expandable segments, whose unused parts torch does not count, and with the driver's own allocator.
         """
         if torch.cuda.get_allocator_backend() != "native":
             return None

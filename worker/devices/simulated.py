@@ -29,7 +29,7 @@ FULL_CLOCK = 1980  # MHz
 
 @dataclass(frozen=True)
 class Span:
-    """From one virtual second to another; `share` of the device goes to others, or of the clock is lost.
+    """Virtual seconds in which `share` of the device goes to others, or `share` of the clock is lost.
 
     Others also take `memory_bytes` of the device then.
     """
@@ -85,7 +85,7 @@ class Simulated(Device):
         return []
 
     def launch(self, seconds: float, is_first: bool) -> None:
-        """Have the device work for so long after what it was asked before, once the host has launched it."""
+        """Queue so many seconds of work on the device, behind its earlier work, once the host has launched it."""
         self.host += self.world.launch_seconds
         if is_first:
             self.host = self.device = max(self.host, self.device) + self.world.first_call_seconds

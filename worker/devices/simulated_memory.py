@@ -74,7 +74,7 @@ class Allocator:
         self._count(-size, self._unused(block) - before)
 
     def empty_cache(self) -> None:
-        """Give the segments in which no tensor is back to the device."""
+        """Give segments that hold no tensor back to the device."""
         for number, segment in list(self._segments.items()):
             free = self._free[segment.is_small]
             if not free.issuperset(segment.blocks):

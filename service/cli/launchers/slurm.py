@@ -88,7 +88,7 @@ def launch(
 
 
 def _queue(file: Path | None, server: str | None) -> list[str]:
-    """Shell that has the way to the queue: from a file on the node if there is one, else from whoever calls sbatch."""
+    """Shell that sets how to reach the queue: by a file on the node if one is named, else by sbatch's environment."""
     check = (
         f'if [ -z "${{{base.DATABASE}:-}}" ]; then\n'
         f'  echo "{base.DATABASE} is not set: export it before sbatch, or name a file by --environment-file" >&2\n'
