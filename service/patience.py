@@ -25,7 +25,7 @@ class Patience:
     """
 
     def __init__(self, seconds: float = LEASE_SECONDS, clock: Callable[[], float] = since_boot) -> None:
-        self._seconds, self._clock = seconds, clock
+        self.seconds, self._clock = seconds, clock  # of a lease
         self._since = self._seen = -math.inf
 
     def begin(self) -> None:
@@ -35,10 +35,10 @@ class Patience:
     def go_on(self) -> None:
         """Called every few seconds. A gap of half a lease means that this process stood still, as others may have."""
         now = self._clock()
-        if now - self._seen > max(self._seconds / 2, LEAST_GAP):
+        if now - self._seen > max(self.seconds / 2, LEAST_GAP):
             self._since = now
         self._seen = now
 
     def is_over(self) -> bool:
         """Whether an outage is long enough ago."""
-        return self._clock() - self._since >= self._seconds
+        return self._clock() - self._since >= self.seconds

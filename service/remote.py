@@ -16,6 +16,7 @@ from service.contract.base import Contract
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
 from service.contract.internal import (
+    MOST_WORKER_BODY_BYTES,
     PATH,
     VERSION,
     ClaimAnswer,
@@ -181,7 +182,10 @@ class RemoteBroker:
             problem = Problem.model_validate_json(answer.content)
         except ValidationError:  # a proxy's page
             if answer.status_code == BodyTooLarge.status:  # which asking again does not change
-                return Refusal(f"A proxy before {self.url} takes no bodies of this size ({answer.status_code}).")
+                return Misconfigured(
+                    f"A proxy before {self.url} takes no bodies of this size ({answer.status_code}); let it take at "
+                    f"least {MOST_WORKER_BODY_BYTES >> 20} MiB from workers."
+                )
             return BrokerUnavailable(f"{answer.status_code} from {self.url}")
         for kind in (LeaseLost, Drained, OtherVersion):
             if problem.code == kind.code:

@@ -37,6 +37,7 @@ from service.api.observing import Observed
 from service.api.queries import known_parameters
 from service.api.rates import rate_limit
 from service.api.watching import EventWatch
+from service.contract.internal import MOST_WORKER_BODY_BYTES
 from service.db import connect
 from service.metrics import Metrics
 from service.patience import Patience
@@ -49,7 +50,7 @@ log = logs.logger("dynotune.service")
 REAP_SECONDS, PRUNE_SECONDS, SEND_SECONDS = 5.0, 600.0, 1.0
 FIRST_SECONDS = 60.0  # until the first time of a rare chore, or a service that restarts often would never do it
 LAST_SECONDS = 5.0  # for messages to webhooks, when the control plane ends
-MAX_BODY_BYTES, MAX_WORKER_BODY_BYTES = 1 << 20, 32 << 20
+MAX_BODY_BYTES = 1 << 20
 LEAST_ZIPPED_BYTES = 1000
 Chore = tuple[float, Callable[[], Awaitable[object]]]  # seconds between two times, and what is done
 # The modules whose routes ask for a key.
@@ -87,7 +88,7 @@ def create_app(settings: Settings, served_on: str = "127.0.0.1", prunes_uploads:
         webhooks=hooks,
         metrics=Metrics(engine),
     )
-    app.add_middleware(LimitBody, limit=MAX_BODY_BYTES, of_workers=MAX_WORKER_BODY_BYTES)
+    app.add_middleware(LimitBody, limit=MAX_BODY_BYTES, of_workers=MOST_WORKER_BODY_BYTES)
     app.add_middleware(GZipMiddleware, minimum_size=LEAST_ZIPPED_BYTES)
     app.add_middleware(HeadAsGet)
     app.add_middleware(Guard, served_on=served_on, allowed=settings.allowed_hosts, asks_for_keys=asks_for_keys)

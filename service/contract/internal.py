@@ -26,6 +26,7 @@ from service.contract.task import (
 
 PATH = "/internal/v1"
 VERSION = "X-Dynotune-Version"  # the header in which a worker names its version, which must be the control plane's
+MOST_WORKER_BODY_BYTES = 32 << 20  # of what a worker sends at once: a measurement, and the end of its log
 
 
 class Registration(Contract):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -202,7 +203,7 @@ def test_with_too_little_disk_nothing_is_claimed_until_there_is_more(
     """A worker that fails what it claims is the first to be free again: it would fail all jobs of the queue."""
     sentences: list[str | None] = ["too little disk", "too little disk", None]
     said: list[str] = []
-    monkeypatch.setattr(loop_room, "free_disk_problem", lambda *_: sentences.pop(0) if sentences else None)
+    monkeypatch.setattr(loop_room, "disk_problem", lambda *_: sentences.pop(0) if sentences else None)
     monkeypatch.setattr(loop_room, "measure", lambda *_, **__: (measured(configuration()), ""))
     monkeypatch.setattr(loop_room.log, "warning", lambda _, **told: said.append(told["reason"]))
     queue = work(FakeQueue(TRIAL))
@@ -246,9 +247,63 @@ def test_a_worker_that_is_refused_ends_with_the_reason(work: Callable[..., FakeQ
         raise Misconfigured("refuses this worker")
 
     queue.fetch = fetch  # type: ignore[method-assign]
+    queue.release = fetch  # type: ignore[method-assign, assignment]
     with pytest.raises(Misconfigured):
         work(queue)
     assert not queue.ended
+
+
+def test_a_worker_whose_results_a_proxy_refuses_hands_its_task_back_and_ends(
+    work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It failed one job after the other, as the first to be free again."""
+    monkeypatch.setattr(loop_room, "measure", lambda *_, **__: (measured(configuration()), ""))
+    queue = FakeQueue(TRIAL, TRIAL)
+
+    def finish_trial(*_: Any) -> None:
+        raise Misconfigured("A proxy takes no bodies of this size")
+
+    queue.finish_trial = finish_trial  # type: ignore[method-assign, assignment]
+    with pytest.raises(Misconfigured):
+        work(queue)
+    assert queue.ended == {"t": "released"} and len(queue.waiting) == 1
+
+
+@pytest.mark.parametrize("problem", [OtherVersion("another version"), BrokerUnavailable("away")])
+def test_a_worker_that_was_told_to_end_does_not_wait_for_ever_with_a_result(
+    work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    """Nor does it keep the device: a service's manager would wait for its own limit, and kill it."""
+    monkeypatch.setattr(loop_room, "measure", lambda *_, **__: (measured(configuration()), ""))
+    queue, tried = FakeQueue(TRIAL), [0]
+
+    def finish_trial(*_: Any) -> None:
+        tried[0] += 1
+        queue.loop.patience.seconds = 0.05
+        queue.loop.stop()
+        raise problem
+
+    queue.finish_trial = finish_trial  # type: ignore[method-assign, assignment]
+    work(queue)
+    assert not queue.ended and tried[0] >= (1 if isinstance(problem, OtherVersion) else 2)
+
+
+def test_a_device_that_another_process_keeps_is_told(
+    work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other, said = DeviceLock(tmp_path / "locks", "cpu-0"), list[str]()
+    monkeypatch.setattr(loop_room, "USUAL_WAIT", 0.05)
+    monkeypatch.setattr(loop_room, "measure", lambda *_, **__: (measured(configuration()), ""))
+
+    def warning(_: str, **told: Any) -> None:
+        said.append(told["reason"])
+        other.release()
+
+    monkeypatch.setattr(loop_room.log, "warning", warning)
+    assert other.acquire()
+    assert isinstance(work(FakeQueue(TRIAL)).ended["t"], Measurement)
+    (reason,) = said
+    assert reason.startswith(f"The device is in use by process {os.getpid()} (it holds {tmp_path / 'locks'}")
 
 
 def test_a_short_outage_ends_nothing(work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +27,9 @@ from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRequest
 from tests.factory import DATASET, configuration, measured
-from worker.runner.measuring import LEAST_SECONDS, Bench, JobFailed, free_disk_problem, measure
+from worker.runner.measuring import LEAST_SECONDS, Bench, JobFailed, disk_problem, measure
 from worker.runner.sandbox import Ending
+from worker.runner.watchdog import LEAST_FREE_BYTES
 
 SPEC = JobSpec.model_validate({"model": {"source": "org/model"}, "dataset": {"source": "org/data"}})
 GIB = 2**30
@@ -224,6 +226,18 @@ def test_a_cap_on_a_gpu_s_memory_is_none_on_the_host_s(has_own_memory: bool, cap
 
 
 def test_too_little_disk_is_told_with_what_is_free_and_needed(tmp_path: Path) -> None:
-    assert free_disk_problem(tmp_path, 0) is None
-    said = free_disk_problem(tmp_path, 1 << 60)
+    assert disk_problem(tmp_path, 0) is None
+    said = disk_problem(tmp_path, 1 << 60)
     assert said is not None and f"GiB free at {tmp_path}, 1073741824.0 GiB needed" in said
+
+
+def test_a_disk_for_temporary_files_on_which_every_child_would_be_ended_is_too_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All trials of all jobs failed there within a second."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    used = SimpleNamespace(free=LEAST_FREE_BYTES)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: used)
+    assert disk_problem(tmp_path, 0) is None
+    used.free -= 1
+    assert "set TMPDIR to another disk" in (disk_problem(tmp_path, 0) or "")

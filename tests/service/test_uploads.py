@@ -22,7 +22,7 @@ from service.api import create_app
 from service.contract.internal import VERSION, spoken_version
 from service.contract.job import JobSpec
 from service.contract.task import PlanClaim
-from service.errors import BadUpload, BrokerUnavailable, OtherVersion, Refusal, SlowBody
+from service.errors import BadUpload, BrokerUnavailable, Misconfigured, OtherVersion, SlowBody
 from service.queue import Queue
 from service.remote import RemoteBroker
 from service.settings import Settings
@@ -177,7 +177,7 @@ def test_what_a_proxy_finds_too_large_is_not_sent_for_ever(spec: Callable[..., J
     page = httpx.MockTransport(lambda _: httpx.Response(413, text="<html>413 Request Entity Too Large</html>"))
     with httpx.Client(transport=page, base_url="http://proxy") as client:
         broker = RemoteBroker("http://proxy", None, client)
-        with pytest.raises(Refusal, match="A proxy before http://proxy takes no bodies of this size"):
+        with pytest.raises(Misconfigured, match=r"A proxy before http://proxy takes no bodies of this size \(413\)"):
             broker.fail(claim, "it broke", "a log")
 
 

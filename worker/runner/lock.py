@@ -6,6 +6,7 @@ measures on the device beside a child that was left behind.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -52,6 +53,13 @@ class DeviceLock:
         self._file = file
         self.stop_waiting()
         return True
+
+    def holder(self) -> str:
+        """Who holds the lock, by the file's own word: its process's id is of the machine or container it runs in."""
+        with contextlib.suppress(OSError):
+            if pid := self._path.read_text()[:20].strip():
+                return f"process {pid} (it holds {self._path})"
+        return f"another process (it holds {self._path})"
 
     def stop_waiting(self) -> None:
         """Do not count as waiting any more."""

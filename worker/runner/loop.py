@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -22,7 +23,7 @@ from worker.runner.estimating import answer
 from worker.runner.incumbent import Incumbent
 from worker.runner.lease import Lease
 from worker.runner.lock import DeviceLock
-from worker.runner.measuring import Bench, JobFailed, free_disk_problem, measure
+from worker.runner.measuring import Bench, JobFailed, disk_problem, measure
 from worker.runner.pruning import prune
 from worker.runner.stay import Stay, Terms
 from worker.runner.verifying import Verifier
@@ -31,6 +32,7 @@ IDLE_SECONDS = (0.2, 2.0)  # the first and the longest pause between two looks a
 REAP_SECONDS = 5.0  # between two looks for the tasks of dead workers
 PRUNE_SECONDS = 3600.0  # between two removals of old caches
 REST_SECONDS = 30.0  # after data that did not fit on the disk
+USUAL_WAIT = 60.0  # seconds for which another worker may use the device before this one says so
 TURN_SECONDS = 1.0  # how long a worker leaves the device to another that waits for it
 OFF_DEVICE = (TaskKind.plan, TaskKind.estimate)
 ON_DEVICE = (TaskKind.trial, TaskKind.verify)
@@ -41,6 +43,10 @@ log = logs.logger("dynotune.worker")
 
 class TooFull(Exception):
     """A sentence: the disk has too little room to measure."""
+
+
+class InUse(Exception):
+    """A sentence: another process has been using the device for long."""
 
 
 @dataclass
@@ -67,6 +73,7 @@ class Loop:
         self._reaped = 0.0
         self._pruned = -PRUNE_SECONDS
         self._told = ""
+        self._refused_since: float | None = None  # when the device's lock was first refused, if it still is
         self._incumbent = Incumbent(self.bench)
         self._handed_back: set[str] = set()  # tasks whose children were ended by something else
         self._too_large: set[str] = set()  # tasks whose data did not fit on the disk
@@ -93,7 +100,7 @@ class Loop:
             while not self._stopping.is_set():
                 try:
                     worked = self._once()
-                except (BrokerUnavailable, OtherVersion, TooFull) as error:
+                except (BrokerUnavailable, OtherVersion, TooFull, InUse) as error:
                     self._tell(str(error))
                     self._give_up_device()
                     worked = False
@@ -130,7 +137,10 @@ class Loop:
             log.warning("waits", worker=self.worker_id, reason=reason)
 
     def _once(self) -> bool:
-        """Claim and run a task; False when the queue has none for this worker, or the device is locked."""
+        """Claim and run a task; False when the queue has none for this worker, or the device is locked.
+
+        TooFull and InUse where it can measure nothing.
+        """
         self.patience.go_on()
         if self._incumbent.stays and self.lock.awaited():
             self._give_up_device()
@@ -148,10 +158,10 @@ class Loop:
             return True
         if self._rest is not None and time.monotonic() < self._rest[0]:
             raise self._rest[1]
-        if (problem := free_disk_problem(self.bench.home, self.least_free_disk)) is not None:
+        if (problem := disk_problem(self.bench.home, self.least_free_disk)) is not None:
             raise TooFull(problem)
         # The device is locked before a task is claimed, so that a claimed trial can be measured at once.
-        if not self._incumbent.stays and not self.lock.acquire():
+        if not self._incumbent.stays and not self._takes_device():
             return False
         claim = None
         try:
@@ -166,6 +176,17 @@ class Loop:
         if is_awaited:
             self._take_turns()
         return True
+
+    def _takes_device(self) -> bool:
+        """Whether the device's lock is free, and now this worker's; InUse once it has been refused for long."""
+        if self.lock.acquire():
+            self._refused_since = None
+            return True
+        now = time.monotonic()
+        self._refused_since = self._refused_since or now
+        if now - self._refused_since >= USUAL_WAIT:
+            raise InUse(f"The device is in use by {self.lock.holder()}; this worker measures when it is free.")
+        return False
 
     def _give_up_device(self) -> None:
         """End the best trial's process, and leave the device to others."""
@@ -199,9 +220,11 @@ class Loop:
             self._lease = lease
             if self._now.is_set():
                 lease.end()
+            how = "given up"
             try:
-                self._run(claim, lease)
+                how = self._run(claim, lease)
             except JobFailed as error:
+                how = "failed"
                 self._fail(claim, str(error), error.log)
             except TooFull as error:
                 if claim.task_id in self._too_large:
@@ -210,10 +233,16 @@ class Loop:
                 self._too_large.add(claim.task_id)
                 self._rest = time.monotonic() + REST_SECONDS, error
                 self._persist(lambda: self.broker.release(claim))
+                how = "handed back"
                 raise
-            except (BrokerUnavailable, OtherVersion, LeaseLost, Misconfigured):
+            except (BrokerUnavailable, OtherVersion, LeaseLost):
+                raise
+            except Misconfigured:  # this worker ends; another one may be able to do the task
+                with contextlib.suppress(Exception):
+                    self.broker.release(claim)
                 raise
             except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
+                how = "failed"
                 trace = traceback.format_exc()
                 sys.stderr.write(trace)
                 text = f"The worker failed: {type(error).__name__}: {str(error)[:300]}; its log says where."
@@ -221,17 +250,20 @@ class Loop:
             finally:
                 self._lease = None
                 self.bench.sandbox.forget_output()
-                log.info("ended")
+                log.info("ended", how=how)
 
-    def _run(self, claim: Claim, lease: Lease) -> None:
-        """Run the task and record its result; hand the task back if it was ended before it had one."""
+    def _run(self, claim: Claim, lease: Lease) -> str:
+        """Run the task and record its result; hand the task back if it was ended before it had one. How that ended."""
         record = self._done(claim, lease)
         if record is not None:
             self._persist(record)
-        elif lease.failure is not None:
+            return "recorded"
+        if lease.failure is not None:
             raise lease.failure
-        elif not lease.lost and not self._is_ended_again(claim, lease):
-            self._persist(lambda: self.broker.release(claim))
+        if lease.lost or self._is_ended_again(claim, lease):
+            return "given up"
+        self._persist(lambda: self.broker.release(claim))
+        return "handed back"
 
     def _is_ended_again(self, claim: Claim, lease: Lease) -> bool:
         """Whether the task's child was ended from outside for the second time, by neither the user nor this worker.
@@ -302,15 +334,17 @@ class Loop:
     def _persist(self, call: Callable[[], Answer], over: Callable[[], bool] = lambda: False) -> Answer:
         """Repeat a call to the queue until it answers, so that an outage of the database loses no result.
 
-        Where the call is no longer needed (`over`), as after a cancellation, it is not repeated.
+        Where the call is no longer needed (`over`), as after a cancellation, it is not repeated. Nor is it in a worker
+        that was told to end, where the queue is of another version, or has not answered for the time of a lease.
         """
-        wait = IDLE_SECONDS[0]
+        wait, began = IDLE_SECONDS[0], time.monotonic()
         while True:
             try:
                 return call()
             except (BrokerUnavailable, OtherVersion) as error:
                 self._tell(str(error))
                 self.patience.begin()
-                if self._now.wait(wait) or self.stay.over() or over():
+                is_in_vain = isinstance(error, OtherVersion) or time.monotonic() - began >= self.patience.seconds
+                if self._now.wait(wait) or self.stay.over() or over() or (self._stopping.is_set() and is_in_vain):
                     raise
                 wait = min(wait * 1.6, IDLE_SECONDS[1])

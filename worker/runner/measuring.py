@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from service.contract.child import (
@@ -30,6 +31,7 @@ from service.contract.states import ProbePhase
 from service.contract.task import TrialRequest
 from worker.runner.incumbent import Contender, Incumbent
 from worker.runner.sandbox import Ending, Sandbox
+from worker.runner.watchdog import LEAST_FREE_BYTES
 
 FAILED = "failed"  # the phase of children that did not come to a measurement
 LEAST_SECONDS = 10.0  # that a child of a trial has, also where those before it took all of the trial's time
@@ -238,13 +240,18 @@ def _with_reason(seen: Measurement, reason: str) -> Measurement:
     return seen.model_copy(update={"reason": reason})
 
 
-def free_disk_problem(home: Path, least: int) -> str | None:
-    """A sentence when too little disk is free to measure, else None."""
-    stat = os.statvfs(home)
-    free = stat.f_bavail * stat.f_frsize
-    if free >= least:
-        return None
-    return (
-        f"Too little disk: {free / 2**30:.1f} GiB free at {home}, {least / 2**30:.1f} GiB needed for caches; "
-        "free some, or set DYNOTUNE_HOME to another disk"
-    )
+def disk_problem(home: Path, least: int) -> str | None:
+    """A sentence when too little disk is free to measure, else None.
+
+    That is less than `least` bytes in the worker's home, or less where temporary files are than any child may leave:
+    each would be ended as one that fills the disk.
+    """
+    places = ((home, least, "caches", "DYNOTUNE_HOME"), (Path(gettempdir()), LEAST_FREE_BYTES, "trials", "TMPDIR"))
+    for folder, needed, purpose, setting in places:
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            return (
+                f"Too little disk: {free / 2**30:.1f} GiB free at {folder}, {needed / 2**30:.1f} GiB needed for "
+                f"{purpose}; free some, or set {setting} to another disk"
+            )
+    return None
