@@ -318,5 +318,5 @@ def _environment(facts: HardwareFacts) -> dict[str, Any]:
         "packages": {name: found.version for name, found in facts.packages.items() if found.version},
         "fingerprint": facts.fingerprint,
         "dynotune": __version__,
-        "commit": facts.versions.get("dynotune-commit"),
+        "commit": facts.commit,
     }

@@ -42,6 +42,9 @@ class HardwareFacts(Contract):
     packages: dict[str, Package]
     others: tuple[str, ...] = ()
     topology: str | None = None
+    commit: str | None = Field(
+        default=None, description="The commit of dynotune's checkout, where it runs from one. Others may measure alike."
+    )
 
     @property
     def fingerprint(self) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
 from pathlib import Path
 
 from pydantic import Field
 
-from service import __version__
 from service.contract.base import Contract
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
@@ -23,6 +21,7 @@ from service.contract.task import (
     VerifyClaim,
     Wish,
 )
+from service.source import version_of
 
 PATH = "/internal/v1"
 VERSION = "X-Dynotune-Version"  # the header in which a worker names its version, which must be the control plane's
@@ -122,7 +121,4 @@ def spoken_version() -> str:
     Between two releases the models may change: a worker of another commit would fail at the first new field, and so
     would every task that it is given. The source is hashed, as pydantic's schemas depend on pydantic's version.
     """
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(file.read_bytes())
-    return f"{__version__}+{digest.hexdigest()[:8]}"
+    return version_of(Path(__file__).parent)

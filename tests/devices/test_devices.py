@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 import platform
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from service import __version__
+from service.source import version_of
 from tests.conftest import ROOT
 from worker.devices import cuda, discover, open_device
-from worker.devices.facts import all_facts, packages
+from worker.devices.facts import all_facts, commit_of, packages
 from worker.devices.nvml import Nvml
 
 
@@ -33,6 +37,24 @@ def test_facts_carry_the_capabilities_of_their_kind() -> None:
         assert facts.has_own_memory is discover()[facts.device].has_own_memory and facts.host == platform.node()
     places = [[*discover()].index(facts.device) for facts in all_facts()]
     assert places == sorted(places) and "cpu" in {facts.device for facts in all_facts()}
+
+
+def test_the_code_counts_as_hardware_and_a_commit_only_of_its_own_checkout(tmp_path: Path) -> None:
+    """Another repository's commits were taken for ours; in an image, without git, nothing told versions apart."""
+    package = tmp_path / "venv" / "worker"
+    package.mkdir(parents=True)
+    (package / "a.py").write_text("1")
+    before = version_of(package)
+    assert version_of(package) == before
+    (package / "a.py").write_text("2")
+    assert version_of(package) != before
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path)]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "theirs"]):
+        subprocess.run([*git, *command], check=True)
+    assert commit_of(tmp_path / "venv") is None and len(commit_of(tmp_path) or "") == 12
+    found = all_facts()[0]
+    assert found.versions["dynotune"].startswith(f"{__version__}+")
+    assert found.model_copy(update={"commit": "another"}).fingerprint == found.fingerprint
 
 
 def test_a_gpu_that_cannot_be_used_is_left_out(

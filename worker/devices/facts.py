@@ -15,11 +15,13 @@ from typing import Any
 
 from service.contract.hardware import HardwareFacts, Package
 from service.levers import packages as needed_packages
+from service.source import version_of
 from worker import host
 from worker.devices import discover
 
 VERSIONED = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "triton")
 USEFUL = ("accelerate", "triton", "datasets")  # beside those that methods and levers need
+ROOT, PACKAGES = Path(__file__).parents[2], ("service", "worker", "training")  # what decides how a trial is measured
 IMPORTED = ("bitsandbytes",)  # present is not enough: its native library has to load
 
 
@@ -54,19 +56,19 @@ def versions() -> dict[str, str]:
             continue
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
-    if commit := _commit():
-        found["dynotune-commit"] = commit
+    found["dynotune"] = version_of(*(ROOT / name for name in PACKAGES))
     return found
 
 
-def _commit() -> str | None:
-    """The commit of this checkout, or None when the package is installed without one."""
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+def commit_of(folder: Path) -> str | None:
+    """The commit of the checkout whose top is this folder; None where it is none, as inside another repository."""
+    git = ["git", "-C", str(folder), "rev-parse", "--show-toplevel", "--short=12", "HEAD"]
     try:
         done = subprocess.run(git, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    top, _, commit = done.stdout.strip().partition("\n")
+    return commit if done.returncode == 0 and Path(top).resolve() == folder.resolve() else None
 
 
 def all_facts() -> list[HardwareFacts]:
@@ -76,6 +78,7 @@ def all_facts() -> list[HardwareFacts]:
         "cores": host.cores(),
         "versions": versions(),
         "packages": packages(),
+        "commit": commit_of(ROOT),
     }
     return [facts for device in discover().values() for facts in device.found(common)]
 
