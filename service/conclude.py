@@ -26,10 +26,14 @@ class Inconclusive(Exception):
     """A defect of this code keeps a job's recommendation from being computed. Its text is for the job's user."""
 
 
+class Unreadable(Inconclusive):
+    """What the job has measured was written by another version, and cannot be read."""
+
+
 def best(known: JobHistory, final: bool) -> Stored:
     """The recommendation, or None before the first good trial; Inconclusive where computing it fails."""
     if not known.is_readable:
-        raise Inconclusive(OTHER_VERSION)
+        raise Unreadable(OTHER_VERSION)
     if known.facts is None:
         return None
     try:

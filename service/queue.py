@@ -19,7 +19,7 @@ from sqlalchemy import ColumnElement, bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from service import conclude, estimates, events, history, leases, lifecycle, logs
-from service.conclude import MOST_DEATHS_OF_A_TASK, Inconclusive, Stored
+from service.conclude import MOST_DEATHS_OF_A_TASK, Inconclusive, Stored, Unreadable
 from service.contract.estimate import Estimate
 from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Measurement, Outcome, Verification
@@ -64,20 +64,15 @@ class Queue(Requests):
 
     def register(self, worker_id: str, pid: int, facts: HardwareFacts) -> None:
         """Announce a worker, if it is not known. OtherVersion where the tables are of another version."""
-        values = {"facts": facts.model_dump(mode="json"), "fingerprint": facts.fingerprint}
+        values: dict[str, Any] = {
+            "facts": facts.model_dump(mode="json"),
+            "fingerprint": facts.fingerprint,
+            "state": WorkerState.idle,
+        }
         with self.writing() as (session, now):
             check_revision(session)
-            insert_if_new(
-                session,
-                Worker,
-                id=worker_id,
-                pid=pid,
-                state=WorkerState.idle,
-                draining=False,
-                started_at=now,
-                seen_at=now,
-                **values,
-            )
+            values |= {"pid": pid, "draining": False, "started_at": now, "seen_at": now}
+            insert_if_new(session, Worker, id=worker_id, **values)
 
     def leave(self, worker_id: str) -> None:
         """Forget a worker that has ended in order."""
@@ -98,11 +93,8 @@ class Queue(Requests):
             doing = {"state": WorkerState.busy if claim else WorkerState.idle, "task_id": claim and claim.task_id}
             session.execute(SEEN, {"worker": worker_id, "seen_at": now} | doing)
             if task is not None and claim is None:
-                if self._is_of_a_worker:  # it may be this worker that is of another version
-                    raise OtherVersion(
-                        f"Another version of dynotune wrote job {task.job_id}, and this worker cannot read it: bring "
-                        "both to one version, or cancel the job."
-                    )
+                if self._is_of_a_worker:
+                    raise _not_ours(task.job_id)
                 lifecycle.end_unreadable(session, task, job, now)
             if claim is None:
                 return None
@@ -144,6 +136,9 @@ class Queue(Requests):
             leases.write(session, claim, {"base_version": job.history_version})
         with history.if_readable(claim.job_id), reading(self.engine) as session:
             return history.plan_input(session, claim.job_id, now)
+        if self._is_of_a_worker:
+            self.release(claim)
+            raise _not_ours(claim.job_id)
         self._fail_job(claim, OTHER_VERSION, {})
         raise LeaseLost(OTHER_VERSION)
 
@@ -225,8 +220,7 @@ class Queue(Requests):
             for task, job, claim in zip(tasks, jobs, dead, strict=True):
                 if claim is None and not self._is_of_a_worker:
                     lifecycle.end_unreadable(session, task, job, now)
-        deaths = [task.deaths + 1 for task in tasks]
-        return sum(self._bury(claim, one, expired) for claim, one in zip(dead, deaths, strict=True) if claim)
+        return sum(self._bury(claim, task, expired) for claim, task in zip(dead, tasks, strict=True) if claim)
 
     def ask(self) -> None:
         """Ask the database for the time; raises where it does not answer."""
@@ -235,8 +229,9 @@ class Queue(Requests):
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _bury(self, claim: Claim, deaths: int, expired: ColumnElement[bool]) -> bool:
+    def _bury(self, claim: Claim, task: TaskRow, expired: ColumnElement[bool]) -> bool:
         """Hand a dead worker's task to others, or give it up; False when its worker was only slow."""
+        deaths = task.deaths + 1
         # The attempt rises, so that a worker that was only slow can no longer write.
         values: dict[str, Any] = {
             "deaths": deaths,
@@ -246,7 +241,7 @@ class Queue(Requests):
         }
         try:
             if deaths < MOST_DEATHS_OF_A_TASK:
-                self._hand_on(claim, values, expired)
+                self._hand_on(claim, values, task.worker_id, expired)
             elif claim.kind is TaskKind.estimate:
                 self._end_estimate(claim, values | {"error": conclude.death(claim)}, expired)
             elif claim.kind is TaskKind.plan:
@@ -258,6 +253,7 @@ class Queue(Requests):
                 self._end_verify(claim, None, values, conclude.death(claim), expired)
         except LeaseLost:
             return False
+        log.warning("a worker died", worker=task.worker_id, task=task.id, job=task.job_id, deaths=deaths)
         return True
 
     def _conclude_claim(
@@ -287,19 +283,22 @@ class Queue(Requests):
         try:
             self._conclude_claim(claim.job_id, make, write)
         except Inconclusive as error:
+            if isinstance(error, Unreadable) and self._is_of_a_worker:
+                raise _not_ours(claim.job_id) from error
             self._fail_job(claim, str(error), values, *held)
 
     def _pause(self, deaths: int) -> float:
         """Seconds before a task is tried again: doubled with each death and drawn, so that not all return at once."""
         return self._retry * 2.0 ** (deaths - 1) * random.uniform(0.5, 1.0)
 
-    def _hand_on(self, claim: Claim, values: dict[str, Any], expired: ColumnElement[bool]) -> None:
+    def _hand_on(self, claim: Claim, values: dict[str, Any], worker: str | None, expired: ColumnElement[bool]) -> None:
         state = TaskState.queued
         with self.writing() as (session, now):
             if claim.kind is not TaskKind.estimate:
                 if _job(session, claim).status.ended:
                     state = TaskState.cancelled
-                events.append(session, claim.job_id, "worker-died", now, task=claim.task_id, deaths=values["deaths"])
+                told = {"task": claim.task_id, "worker": worker, "deaths": values["deaths"]}
+                events.append(session, claim.job_id, "worker-died", now, **told)
             waits = {"state": state, "started_at": None, "not_before": now + self._pause(values["deaths"])}
             leases.write(session, claim, values | waits, expired)
 
@@ -373,6 +372,12 @@ class Queue(Requests):
 def _kept(log: str) -> str:
     """The end of what a task has printed, as it is stored."""
     return storable(log[-MOST_LOG:])
+
+
+def _not_ours(job_id: str | None) -> OtherVersion:
+    """What a worker on the database waits with: it, or whoever wrote the job, is of an older version."""
+    told = f"Another version of dynotune wrote job {job_id}, and this worker cannot read it: "
+    return OtherVersion(f"{told}bring both to one version, or cancel the job.")
 
 
 def _readable(claimed: dict[str, Any]) -> Claim | None:

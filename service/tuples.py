@@ -34,7 +34,7 @@ class JobRow(NamedTuple):
 
 
 class TaskRow(NamedTuple):
-    """A task, as far as its claim says of it; see `models.Task`."""
+    """A task, as far as its claim and its worker's death say of it; see `models.Task`."""
 
     id: str
     job_id: str | None
@@ -42,6 +42,7 @@ class TaskRow(NamedTuple):
     attempt: int
     deaths: int
     payload: dict[str, Any]
+    worker_id: str | None
 
 
 class WorkerRow(NamedTuple):

@@ -222,6 +222,36 @@ def test_a_worker_on_the_database_leaves_what_it_cannot_read_to_others(
         assert session.query(Task).one().state == "queued"
 
 
+@pytest.mark.parametrize("at", ["plan", "trial"])
+def test_a_worker_on_the_database_fails_no_job_that_others_have_measured(
+    queue: Queue, engine: Engine, spec: Spec, worker: str, at: str
+) -> None:
+    """One new field of a measurement was enough: a worker of the older version failed a job that was nearly done."""
+    queue.submit(spec())
+    plan, _ = planned(queue)
+    requests = tuple(
+        TrialRequest(configuration=configuration(effective=size), origin=Origin.search, number=number)
+        for number, size in ((1, 32), (2, 64))
+    )
+    queue.finish_plan(plan, PlanDecision(trials=requests, phase=JobPhase.searching))
+    old = Queue(engine, is_of_a_worker=True)
+    trials = [old.claim(worker, (TaskKind.trial,)) for _ in requests]
+    first, second = (one for one in trials if isinstance(one, TrialClaim))
+    queue.finish_trial(first, measured(configuration(micro=8)), "")
+    spoil_trial(engine)
+    with pytest.raises(OtherVersion, match="bring both to one version"):
+        if at == "plan":
+            claim = old.claim(worker, (TaskKind.plan,))
+            assert isinstance(claim, PlanClaim)
+            old.plan_input(claim)
+        else:
+            old.finish_trial(second, measured(configuration(micro=4)), "")
+    with Session(engine) as session:
+        assert session.query(Job).one().status == "running"
+        states = {one.state for one in session.query(Task).where(Task.kind == at)}
+        assert states == ({"done", "queued"} if at == "plan" else {"done", "running"})
+
+
 def test_a_dead_workers_task_of_another_version_is_ended(queue: Queue, engine: Engine, spec: Spec, worker: str) -> None:
     job_id = queue.submit(spec())
     assert queue.claim(worker, (TaskKind.plan,)) is not None
