@@ -16,7 +16,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Engine, create_engine, event, func, make_url, select, text
+from sqlalchemy import URL, Engine, create_engine, event, func, inspect, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, DisconnectionError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
@@ -194,12 +194,26 @@ def upgrade(url: str) -> None:
         raise Unavailable(f"The database is not one of this version of dynotune: {error}.") from error
 
 
+def has_tables(engine: Engine) -> bool:
+    """Whether the database has tables of some version of dynotune. A SQLite file that is not there is not made."""
+    file = _file(engine.url)
+    if file and not Path(file).exists():
+        return False
+    with readonly(engine).connect() as connection:
+        return inspect(connection).has_table("dynotune_alembic_version")
+
+
+def _file(url: URL) -> str:
+    """The path of SQLite's file; empty for another database."""
+    return (url.database or "").removeprefix("file:") if url.get_backend_name() == "sqlite" else ""
+
+
 def _make_private(url: str) -> None:
     """Make a SQLite file that is not there yet its owner's alone: it will have the jobs of all users.
 
     SQLite gives the files beside it, such as the write-ahead log, the same mode.
     """
-    file = (make_url(url).database or "").removeprefix("file:") if url.startswith("sqlite") else ""
+    file = _file(make_url(url)) if url.startswith("sqlite") else ""
     if file and file != ":memory:":
         with contextlib.suppress(OSError):  # it is there; or it cannot be made, as the upgrade will say
             os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))

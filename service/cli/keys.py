@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,16 +18,32 @@ app = typer.Typer(help="Make, list and revoke API keys, in the database of the c
 
 
 @contextlib.contextmanager
-def _database() -> Iterator[Engine]:
-    from sqlalchemy.exc import DBAPIError
+def _database(may_be_new: bool = False) -> Iterator[Engine]:
+    """The control plane's database. Misconfigured where it has no tables, unless it `may_be_new`.
 
-    from service.db import connect, unavailable, upgrade
+    Tables of another version are left as they are: a control plane of that version may be working with them.
+    """
+    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.orm import Session
+
+    from service.db import check_revision, connect, has_tables, unavailable, upgrade
+    from service.errors import Misconfigured
     from service.settings import Settings
 
     url = Settings.from_environment().database_url
     engine = connect(url)
+    place = engine.url.render_as_string(hide_password=True)
     try:
-        upgrade(url)
+        if not has_tables(engine):
+            if not may_be_new:
+                raise Misconfigured(
+                    f"The database {place} has no tables, so no keys; set DYNOTUNE_DATABASE_URL or DYNOTUNE_HOME as "
+                    "the control plane has them."
+                )
+            upgrade(url)
+            print(f"dynotune: {place} is a new database; `dynotune serve` has to use it, too", file=sys.stderr)
+        with Session(engine) as session:
+            check_revision(session)
         yield engine
     except DBAPIError as error:
         raise unavailable(error) from error
@@ -52,7 +69,7 @@ def create(
     asked = scope or ["submit"]
     if unknown := [one for one in asked if one not in set(access.Scope)]:
         raise BadQuery(f"There is no scope {unknown[0]!r}; there are: {', '.join(access.Scope)}.")
-    with _database() as engine:
+    with _database(may_be_new=True) as engine:
         key = access.create(engine, owner, map(access.Scope, asked), most_open_jobs)
     emit({"key": key, "owner": owner, "scopes": asked}) if json_ else print(key)
 

@@ -181,10 +181,10 @@ def test_an_output_that_cannot_be_written_is_told_before_measuring(run: Run, tmp
 
 def test_a_worker_without_tables(run: Run, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
     (tmp_path / "facts.json").write_text(facts().model_dump_json())
-    one_sentence(run("worker", "--facts", "facts.json"), 1, "`dynotune serve` brings them up to date")
+    one_sentence(run("worker", "--facts", "facts.json"), 3, "`dynotune serve` brings them up to date")
     nowhere = "postgresql+psycopg://postgres@/x?host=/nowhere"
     done = run("worker", "--facts", "facts.json", DYNOTUNE_DATABASE_URL=nowhere)
-    one_sentence(done, 1, "The database does not answer")
+    one_sentence(done, 3, "The database does not answer")
     one_sentence(run("worker", "--facts", "nowhere.json"), 2, "--facts: nowhere.json")
     one_sentence(run("worker", "--server", "foo"), 2, "--server: 'foo' is no control plane's URL")
 

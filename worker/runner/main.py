@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.contract.task import LEASE_SECONDS, MOST_LEASE_SECONDS
-from service.errors import FAILED, USAGE, BrokerUnavailable, DynotuneError, Misconfigured
+from service.errors import FAILED, UNREACHABLE, USAGE, BrokerUnavailable, DynotuneError, Misconfigured
 from service.worker_command import WORKER
 from worker.runner.several import Processes
 from worker.runner.stay import Stay, Terms, moment
@@ -97,7 +97,7 @@ def work(
         start(devices, facts, entry, lease, lifeline, server, Terms(exit_when_idle, ends, grace))
     except DynotuneError as error:
         sys.stderr.write(f"dynotune worker: {error.detail}\n")
-        sys.exit(USAGE if isinstance(error, Misconfigured) else FAILED)
+        sys.exit(USAGE if isinstance(error, Misconfigured) else UNREACHABLE if error.status == 503 else FAILED)
 
 
 def read_facts(file: Path) -> HardwareFacts:
