@@ -30,7 +30,7 @@ from service.contract.job import IDEMPOTENCY_KEY, JobSpec
 from service.contract.recommendation import Recommendation
 from service.contract.states import EstimateStatus
 from service.contract.webhook import WebhookList, WebhookMade, WebhookView
-from service.errors import Refused, Unreachable
+from service.errors import BodyTooLarge, Refused, Unreachable
 
 __all__ = ["Client", "Refused", "Unreachable"]
 Answer = TypeVar("Answer", bound=Contract)
@@ -89,6 +89,8 @@ class Client:
             return Refused(views.Problem.model_validate_json(answer.content))
         except ValidationError:  # a proxy, or another server
             said = f"{answer.status_code} from {self.url}{path}"
+            if answer.status_code == BodyTooLarge.status:
+                said += ": a proxy before it takes no bodies of this size"
             return Refused(_problem(answer.reason_phrase, said, answer.status_code))
 
     def _read(self, kind: type[Answer], answer: httpx.Response) -> Answer:

@@ -151,7 +151,7 @@ def _lifespan(
 
 async def _every(seconds: float, work: Callable[[], Awaitable[object]], over: asyncio.Event) -> None:
     """Do the work every so many seconds until `over`, also while the database is away and after a mistake of ours."""
-    rest = min(seconds, FIRST_SECONDS)
+    rest, is_away = min(seconds, FIRST_SECONDS), False
     while not over.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), rest)
@@ -159,8 +159,13 @@ async def _every(seconds: float, work: Callable[[], Awaitable[object]], over: as
         rest = seconds
         try:
             await work()
+            if is_away:
+                log.info("the database answers again")
+            is_away = False
         except SQLAlchemyError as error:
-            log.warning("the database does not answer", reason=first_line(error))
+            if not is_away:
+                log.warning("the database does not answer", reason=first_line(error))
+            is_away = True
         except Exception:  # noqa: BLE001 - the next round must come
             log.exception("a mistake of the service")
 

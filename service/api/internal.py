@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import FileResponse
 from pydantic import ValidationError
 
-from service import uploads
+from service import logs, uploads
 from service.api.access import WORKS
 from service.api.context import InContext
 from service.contract.base import Contract
@@ -38,15 +38,23 @@ from service.contract.internal import (
 from service.contract.task import PlanInput
 from service.errors import MalformedBody, OtherVersion
 
+log = logs.logger("dynotune.internal")
 Said = TypeVar("Said", bound=Contract)
 
 
 def same_version(theirs: Annotated[str | None, Header(alias=VERSION)] = None) -> None:
     """OtherVersion unless the worker is of this version, since the two could misunderstand each other."""
     if theirs != (ours := spoken_version()):
+        _tell_of(str(theirs)[:100])
         raise OtherVersion(
             f"This control plane is dynotune {ours}, the worker is {theirs or 'unknown'}; install one commit on both."
         )
+
+
+@functools.lru_cache(maxsize=100)
+def _tell_of(theirs: str) -> None:
+    """Say once of each version that its workers are refused: for users, no worker is connected."""
+    log.warning("a worker of another version is refused", ours=spoken_version(), theirs=theirs)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
@@ -11,12 +12,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import logs
 from service.api.problems import answer
+from service.contract.internal import PATH
 from service.counters import HTTP_SECONDS
 from service.errors import DynotuneError
 
 log = logs.logger("dynotune.api")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+# Requests that come every few seconds whether anything happens or not: they are logged where they do not succeed, or at
+# the level debug.
+POLLS, WORKERS = (f"{PATH}/claim", f"{PATH}/renew", "/healthz", "/readyz", "/metrics"), f"{PATH}/workers/"
 PAGES = ("/docs", "/redoc")  # of the API's description: pages with scripts of their own, all others are data
 SHOWS_NOTHING = "default-src 'none'; frame-ancestors 'none'"
 SHOWS_PAGES = (
@@ -75,4 +80,6 @@ class Observed:
                 HTTP_SECONDS.labels(method, route, status).observe(seconds)
                 path = scope["path"].encode("unicode_escape").decode()
                 told = {"method": method, "path": path, "status": status}
-                log.info("request", seconds=round(seconds, 4), **told)
+                is_poll = path in POLLS or (path.startswith(WORKERS) and method == "PUT")
+                level = logging.DEBUG if is_poll and status is not None and status < 300 else logging.INFO
+                log.log(level, "request", seconds=round(seconds, 4), **told)

@@ -10,6 +10,7 @@ import fnmatch
 import importlib.util
 import json
 import os
+import platform
 import re
 import shlex
 import subprocess
@@ -35,7 +36,7 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = ("service", "worker")
 # What the images' other programs read: libpq, huggingface_hub, the postgres image.
-FOREIGN = {"PGPASSWORD", "HF_TOKEN", "HF_HOME", "POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD"}
+FOREIGN = {"PGPASSWORD", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_HOME", "POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD"}
 every_service = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
 
 
@@ -221,7 +222,9 @@ def test_a_worker_is_healthy_while_its_own_process_is_seen(
 ) -> None:
     url = f"sqlite:///{tmp_path}/test.db"
     db.upgrade(url)
-    Queue(db.connect(url)).register("w", os.getpid() if here else 2**22 + 1, facts())
+    mine = facts(host=platform.node())
+    Queue(db.connect(url)).register("w", os.getpid() if here else 2**22 + 1, mine)
+    Queue(db.connect(url)).register("elsewhere", os.getpid(), facts(host="another machine"))
     _, program, flag, text = SERVICES["worker"]["healthcheck"]["test"]
     assert (program, flag) == ("python", "-c")
     around = os.environ | {"DYNOTUNE_DATABASE_URL": url, "PYTHONPATH": str(ROOT)}

@@ -141,3 +141,12 @@ def test_a_name_that_no_host_can_have(host: str) -> None:
         for ask in (client.workers, lambda: list(client.follow("j"))):
             with pytest.raises(Unreachable, match="is not a URL"):
                 ask()
+
+
+def test_a_proxy_that_takes_no_large_bodies_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"text": "a"}\n')
+    page = httpx.MockTransport(lambda _: httpx.Response(413, text="<html>413</html>"))
+    with Client("http://proxy") as client:
+        client._http = httpx.Client(transport=page, base_url="http://proxy")
+        with pytest.raises(Refused, match="413 from http://proxy/v1/datasets: a proxy before it takes no bodies"):
+            client.upload(tmp_path / "data.jsonl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import socket
 import threading
@@ -16,10 +17,11 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api import bodies, connections, health
+from service.api import bodies, connections, health, internal, observing
 from service.broker import connect
 from service.cli.embedded import control_plane
 from service.contract.hardware import HardwareFacts
+from service.contract.internal import VERSION, spoken_version
 from service.contract.task import TaskKind
 from service.db import upgrade
 from service.errors import BrokerUnavailable, Unavailable
@@ -141,3 +143,32 @@ def test_a_damaged_file_is_said_to_be(settings: Settings, database_url: str, tmp
     for use in (lambda: connect(database_url), lambda: upgrade(database_url)):
         with pytest.raises(Unavailable, match="The database is damaged"):
             use()
+
+
+def test_polls_are_no_news_in_the_log(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle worker asks every two seconds: that made 20 MB of log a day."""
+    told: dict[str, int] = {}
+    monkeypatch.setattr(observing.log, "log", lambda level, _, **more: told.update({more["path"]: level}))
+    worker = {VERSION: spoken_version()}
+    for path in ("/healthz", "/v1/jobs", "/nothing"):
+        api.get(path)
+    api.post("/internal/v1/claim", json={"worker_id": "w", "kinds": ["plan"]}, headers=worker)
+    api.post("/internal/v1/renew", json={}, headers=worker)
+    assert told == {
+        "/healthz": logging.DEBUG,
+        "/v1/jobs": logging.INFO,
+        "/nothing": logging.INFO,
+        "/internal/v1/claim": logging.DEBUG,
+        "/internal/v1/renew": logging.INFO,
+    }, "what is refused is news"
+
+
+def test_workers_of_another_version_are_told_once(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For users there is no worker, and only the workers' own logs said why."""
+    said = list[str]()
+    internal._tell_of.cache_clear()
+    monkeypatch.setattr(internal.log, "warning", lambda _, **told: said.append(told["theirs"]))
+    for _ in range(2):
+        for version in ("0.0.9+1", "0.0.9+2"):
+            assert api.post("/internal/v1/claim", json={}, headers={VERSION: version}).status_code == 426
+    assert said == ["0.0.9+1", "0.0.9+2"]
