@@ -222,35 +222,37 @@ class Loop:
                 lease.end()
             how = "given up"
             try:
-                how = self._run(claim, lease)
-            except JobFailed as error:
-                how = "failed"
-                self._fail(claim, str(error), error.log)
-            except TooFull as error:
-                if claim.task_id in self._too_large:
-                    self._fail(claim, f"The worker {self.worker_id} cannot run it: {error}.", "")
-                    return
-                self._too_large.add(claim.task_id)
-                self._rest = time.monotonic() + REST_SECONDS, error
-                self._persist(lambda: self.broker.release(claim))
-                how = "handed back"
-                raise
-            except (BrokerUnavailable, OtherVersion, LeaseLost):
-                raise
-            except Misconfigured:  # this worker ends; another one may be able to do the task
-                with contextlib.suppress(Exception):
-                    self.broker.release(claim)
-                raise
-            except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
-                how = "failed"
-                trace = traceback.format_exc()
-                sys.stderr.write(trace)
-                text = f"The worker failed: {type(error).__name__}: {str(error)[:300]}; its log says where."
-                self._fail(claim, text, trace)
+                how = self._tried(claim, lease)
             finally:
                 self._lease = None
                 self.bench.sandbox.forget_output()
                 log.info("ended", how=how)
+
+    def _tried(self, claim: Claim, lease: Lease) -> str:
+        """Run the task, or have it fail with the reason; what became of it."""
+        try:
+            return self._run(claim, lease)
+        except JobFailed as error:
+            self._fail(claim, str(error), error.log)
+        except TooFull as error:
+            if claim.task_id not in self._too_large:
+                self._too_large.add(claim.task_id)
+                self._rest = time.monotonic() + REST_SECONDS, error
+                self._persist(lambda: self.broker.release(claim))
+                raise
+            self._fail(claim, f"The worker {self.worker_id} cannot run it: {error}.", "")
+        except (BrokerUnavailable, OtherVersion, LeaseLost):
+            raise
+        except Misconfigured:  # this worker ends; another one may be able to do the task
+            with contextlib.suppress(Exception):
+                self.broker.release(claim)
+            raise
+        except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
+            trace = traceback.format_exc()
+            sys.stderr.write(trace)
+            text = f"The worker failed: {type(error).__name__}: {str(error)[:300]}; its log says where."
+            self._fail(claim, text, trace)
+        return "failed"
 
     def _run(self, claim: Claim, lease: Lease) -> str:
         """Run the task and record its result; hand the task back if it was ended before it had one. How that ended."""

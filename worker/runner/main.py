@@ -201,7 +201,10 @@ def serve(
     signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=loop.stop, args=(True,)).start())
     if lifeline is not None:
         threading.Thread(target=_watch, args=(lifeline, loop), daemon=True, name="lifeline").start()
-    sys.stderr.write(f"worker {worker_id}: measuring on {facts.name}\n")
+    if settings.log == "json":  # for programs, which read nothing else
+        logs.logger("dynotune.worker").info("measures", worker=worker_id, device=facts.name)
+    else:
+        sys.stderr.write(f"worker {worker_id}: measuring on {facts.name}\n")
     try:
         loop.run()
     finally:
