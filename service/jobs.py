@@ -16,7 +16,7 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.recommendation import Recommendation
 from service.contract.states import JobStatus, TaskState
-from service.contract.task import TaskKind, TrialRequest, VerifyRequest
+from service.contract.task import VERIFY_SHARE, TaskKind, TrialRequest, VerifyRequest
 from service.errors import OTHER_VERSION, NotFound, NotYet, OtherVersion
 from service.models import Job, JobLabel, Task, Worker
 
@@ -153,7 +153,8 @@ def _expected_end(session: Session, job: Job, spec: JobSpec, now: float) -> floa
     if not spans:
         return by_time
     typical = statistics.median((stop or now) - (start or now) for start, stop in spans)
-    return min(by_time, now + max(0, spec.search.trials - len(spans)) * typical + 0.25 * used)
+    # How long the verification takes is unknown until it is planned; it is taken to be this share of what was used.
+    return min(by_time, now + max(0, spec.search.trials - len(spans)) * typical + VERIFY_SHARE * used)
 
 
 def waiting_for(session: Session, job: Job, spec: JobSpec, now: float) -> str | None:

@@ -21,6 +21,8 @@ MOST_LOG = 128 << 10  # characters that are kept of the end of a task's output
 MOST_LEASE_SECONDS = 300.0  # that a worker may ask for
 EVALUATED = {"quick": 64, "standard": 1024, "strict": 4096}  # validation samples of a soak's evaluation, at most
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up
+# The share of a job's minutes that trials leave to the verification, at least (docs/decisions/0008).
+VERIFY_SHARE = 0.25
 # A block repeats the work unit until its slowest candidate has been timed for BLOCK_SECONDS, MOST_BLOCK_PASSES times at
 # most. Within its first FEW_BLOCK_PASSES passes it goes on to LONG_BLOCK_SECONDS. Neither is longer than
 # MOST_BLOCK_SHARE of the job's minutes, as a verification times two candidates in two blocks.

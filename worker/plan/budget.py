@@ -11,14 +11,14 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import PREPARE, Measurement
 from service.contract.states import Origin
-from service.contract.task import LEAST_SOAK_SECONDS, PlanInput, block_passes, keeps_process
+from service.contract.task import LEAST_SOAK_SECONDS, VERIFY_SHARE, PlanInput, block_passes, keeps_process
 from service.levers import chosen, is_compiled
 from service.tasks import TASKS
 from worker.plan.proof import samples_of_a_replay
 
-# Shares of the job's minutes that trials leave to the verification: the first at least, and as much as it is expected
-# to take, up to the second (docs/decisions/0008).
-VERIFY_SHARE, MOST_SHARE = 0.25, 0.5
+# Trials leave to the verification the time that it is expected to take, at least VERIFY_SHARE of the job's minutes and
+# at most MOST_SHARE (docs/decisions/0008).
+MOST_SHARE = 0.5
 LEAST_BLOCKS = 2  # that a verification is given time for; it may have one where trials took longer than expected
 FINALISTS, FEWER = 3, 2  # of a verification; FEWER where a block of FINALISTS would take longer than LONG_BLOCK
 LONG_BLOCK = 120.0  # seconds
