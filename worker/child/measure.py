@@ -245,12 +245,12 @@ def _notes_on(timing: Timing) -> list[str]:
     return notes
 
 
-def _evaluation_batch(bundle: Bundle, probed: Found, largest: int, micro: int, apart: bool) -> int:
-    """The evaluation's batch: the probed one (`largest`) if it was probed `apart`, else as large as training had fit.
+def _evaluation_batch(bundle: Bundle, probed: Found, evaluation: int, micro: int, apart: bool) -> int:
+    """The evaluation's batch: `evaluation` if that was probed `apart`, else as large as training had fit.
 
     With the objective memory no more than the micro batch, or the evaluation would take what training saves.
     """
-    found = largest if apart else probe.evaluated_rows(bundle, max(probed.largest, micro), probed.probes)
+    found = evaluation if apart else probe.evaluated_rows(bundle, max(probed.largest, micro), probed.probes)
     return min(found, micro) if minimises_memory(bundle.spec) else found
 
 
