@@ -53,11 +53,11 @@ class Feasibility:
         self._ok = [one for one in view.history if one.outcome is Outcome.ok]
         self._lined = [(one, one.memory_line) for one in self._ok if one.memory_line is not None]
         self._ran = _encoded(grid, [one.configuration for one in self._ok])
-        failed = [one for one in view.history if one.outcome is not Outcome.ok and not _is_explained(one, view)]
+        failed = [one for one in view.history if one.outcome is not Outcome.ok and not _has_known_cause(one, view)]
         ran_out = [one for one in failed if one.outcome is Outcome.infeasible]
         self.learns = len(ran_out) >= MISTAKEN and len(ran_out) > MISTAKEN_TIMES * len(self._ok)
         self._capacity = _capacity(view)
-        self._hopeless = self._explained([one.configuration for one in ran_out])
+        self._hopeless = self._explained_by_memory([one.configuration for one in ran_out])
         self._failed = _encoded(grid, [one.configuration for one in failed])
         earlier = _encoded(grid, [one.configuration for one in view.earlier])
         self._culprits = Culprits(grid.options, np.vstack([self._ran, earlier]), self._failed)
@@ -129,7 +129,7 @@ class Feasibility:
             return None
         return PeakModel(self._grid, self._tables, self._ok, ran_out, self._capacity)
 
-    def _explained(self, hopeless: list[Configuration]) -> Floats:
+    def _explained_by_memory(self, hopeless: list[Configuration]) -> Floats:
         """The coordinates of failures that memory alone explains: nothing that needs as much in all of them has run."""
         mine = coordinates(self._tables, _encoded(self._grid, hopeless))
         ran = coordinates(self._tables, self._ran)
@@ -151,7 +151,7 @@ class Feasibility:
         return peaks
 
 
-def _is_explained(failed: Measurement, view: View) -> bool:
+def _has_known_cause(failed: Measurement, view: View) -> bool:
     """Whether it is known why a trial failed, so that nothing else is to blame.
 
     The model lacks one of its choices, which is then not tried again; or it was given its micro batch, as the baseline
