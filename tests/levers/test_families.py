@@ -20,7 +20,7 @@ from worker.child import measure, steps
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle, recipe_of
 from worker.child.lacking import Lacking, class_of, lacking, lacking_in_vocabulary
-from worker.child.memory_estimate import drawable, step_sizes
+from worker.child.memory_estimate import simulable, step_sizes
 
 SAMPLES = list(range(6))
 SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -153,7 +153,7 @@ def test_a_model_that_transformers_gives_no_sdpa_says_so_before_it_is_loaded(bui
 
 def test_an_estimate_takes_the_attention_that_transformers_takes(job: Any) -> None:
     spec = job("gemma2")
-    assert step_sizes(spec, "full", drawable({}), 32, tiny.workplace(Path(spec.model.source))).peaks[0] > 0
+    assert step_sizes(spec, "full", simulable({}), 32, tiny.workplace(Path(spec.model.source))).peaks[0] > 0
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ GIB = 2**30
 CUDA_OVERHEAD = 0.5 * GIB  # an assumed size of CUDA's context and libraries, until a measurement corrects the line
 Micros = tuple[int, int]
 SMALL: Micros = (1, 2)
-MOST_DRAWN = 256  # samples of the largest batch that is simulated, which bounds the estimate's time
+MOST_SIMULATED = 256  # samples of the largest batch that is simulated, which bounds the estimate's time
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def _levers(spec: JobSpec, device: str, facts: HardwareFacts) -> dict[str, str]:
     # The facts are this machine's. Another kind of device is assumed to compute bf16 natively, as most do.
     there = facts if device == facts.device else facts.model_copy(update={"bf16_native": True})
     levers = {name: (*lever.ranked(there), lever.baseline)[0] for name, lever in LEVERS.items()}
-    return drawable(levers | spec.search.fixed)
+    return simulable(levers | spec.search.fixed)
 
 
-def drawable(levers: dict[str, str]) -> dict[str, str]:
+def simulable(levers: dict[str, str]) -> dict[str, str]:
     """The levers with each choice that fake tensors cannot run replaced by one that takes about the same memory.
 
     Custom kernels, and code that reads the batch's values, have no values to read in a fake tensor.
@@ -106,7 +106,7 @@ class _Estimator:
         self._spec, self._device, self._workplace = spec, device, workplace
         kind = discover().get(device)
         self._overhead = CUDA_OVERHEAD if kind is not None and kind.has_own_memory else 0.0
-        self._drawn: dict[str, Sizes] = {}
+        self._simulated: dict[str, Sizes] = {}
 
     def method(self, method: str, levers: dict[str, str], capacity: float, known: tuple[Known, ...]) -> MethodEstimate:
         """One method's estimate."""
@@ -138,7 +138,7 @@ class _Estimator:
 
         The batch size decides at which moment of a step memory peaks, so a line through small batches may be too flat.
         """
-        first = min(MOST_DRAWN, self._line(method, levers, length, SMALL).largest(capacity))
+        first = min(MOST_SIMULATED, self._line(method, levers, length, SMALL).largest(capacity))
         return (first // 2, first) if first > SMALL[1] else SMALL
 
     def _corrected(
@@ -152,7 +152,7 @@ class _Estimator:
         if not mine:
             return line, False
         nearest = max(mine, key=lambda one: sum(one.levers.get(name) == choice for name, choice in levers.items()))
-        same = self._line(method, drawable(nearest.levers), nearest.max_length, near)
+        same = self._line(method, simulable(nearest.levers), nearest.max_length, near)
         rest = nearest.line.rest_bytes / same.rest_bytes
         slope = nearest.line.slope_bytes / same.slope_bytes
         scaled = MemoryLine(
@@ -176,13 +176,13 @@ class _Estimator:
 
     def _sizes(self, method: str, levers: dict[str, str], length: int, micros: Micros) -> Sizes:
         """The sizes of a step, simulated once for each combination of arguments; QLoRA shares LoRA's simulation."""
-        drawn: Method = "full" if method == "full" else "lora"
-        key = f"{drawn} {length} {micros} {sorted(levers.items())}"
-        if key not in self._drawn:
-            self._drawn[key] = step_sizes(self._spec, drawn, levers, length, self._workplace, micros)
+        simulated: Method = "full" if method == "full" else "lora"
+        key = f"{simulated} {length} {micros} {sorted(levers.items())}"
+        if key not in self._simulated:
+            self._simulated[key] = step_sizes(self._spec, simulated, levers, length, self._workplace, micros)
             # Only the first simulation's: later ones also count what earlier fake tensors have left in this process.
-            self._overhead = self._overhead or self._drawn[key].idle
-        return self._drawn[key]
+            self._overhead = self._overhead or self._simulated[key].idle
+        return self._simulated[key]
 
 
 def _largest(spec: JobSpec, line: MemoryLine, capacity: float) -> tuple[int, str]:
