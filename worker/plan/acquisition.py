@@ -67,12 +67,22 @@ class Acquisition:
         beside = (one.load_seconds + evaluating_seconds(view.spec, one) for one in ran)
         self._fixed_seconds = min(beside, default=0.0) if counts else 0.0
         own = [one for one in ran if one.configuration.micro_batch_size is None or one is view.baseline()]
-        self._surrogate = self._fitted(view, own, waiting) if own else None
+        # The predictions are fitted first: what is to be improved and the leaps are computed from them.
+        self._surrogate: Surrogate | None = None
+        if own:
+            self._fit(view, own, waiting)
         self._tried_choices = self._grid.table({})  # 1 where a trial that ran or is under way has the choice
         for one in [*(one.configuration for one in ran), *waiting]:
             self._tried_choices[np.arange(len(self._grid.names)), self._grid.encode(one)] = 1.0
-        self._anchors = self._best(view, own)
+        best = self._best(view, own)
+        self._is_first = not best  # nothing of the space ran yet
+        self._threshold = self._least_so_far(view, own, best)
+        self._anchors = best or self._nearest_to_first(view)
         self._leaps = [self._leap(row) for row in self._anchors]
+
+    def _fit(self, view: View, ran: list[Measurement], waiting: list[Configuration]) -> None:
+        """Set all that rows are predicted by, of which there is nothing before a trial ran."""
+        self._surrogate = self._fitted(view, ran, waiting)
 
     def _fitted(self, view: View, ran: list[Measurement], waiting: list[Configuration]) -> Surrogate:
         """The surrogate, fitted to all that ran. Trials under way enter with the surrogate's own prediction.
@@ -109,7 +119,7 @@ class Acquisition:
         return Surrogate(self._prior, rows, np.array(values), np.array(noise))
 
     def _best(self, view: View, ran: list[Measurement]) -> list[Rows]:
-        """The best rows of those that ran; where none in the space has, the row nearest to the baseline."""
+        """The best rows of those that ran; none where none in the space has."""
         mine = [one for one in least_disturbed(ran) if inside(one.configuration, view.choices, view.spec.task)]
         mine = [one for one in mine if as_fixed(view.spec, one.configuration)]
 
@@ -121,13 +131,22 @@ class Acquisition:
         is_early = short_of_memory(view) and len(ran) < ENOUGH_RAN
         looks_far = not is_early and len(view.history) % 4 >= 2
         ordered = [self._grid.encode(one.configuration) for one in sorted(mine, key=order)]
-        rows = first_apart(ordered, BEST, APART if looks_far else 1)
-        self._threshold, self._is_first = 0.0, not rows
-        if self._surrogate:
-            known = np.array(rows or [self._grid.encode(one.configuration) for one in ran])
-            self._threshold = float(self._run(known)[0].min())
+        return first_apart(ordered, BEST, APART if looks_far else 1)
+
+    def _least_so_far(self, view: View, ran: list[Measurement], best: list[Rows]) -> float:
+        """The logarithm of the seconds that are to be improved: the least that are predicted for the best rows.
+
+        Where there are none, it is the least for all that ran; 0 where nothing did.
+        """
+        if self._surrogate is None:
+            return 0.0
+        known = np.array(best or [self._grid.encode(one.configuration) for one in ran])
+        return float(self._run(known)[0].min())
+
+    def _nearest_to_first(self, view: View) -> list[Rows]:
+        """The row of the space nearest to the job's first trial, which is the baseline; none before that has ended."""
         first = view.history[0].configuration if view.history else None
-        return rows or ([self._grid.nearest(self._grid.encode(first))] if first else [])
+        return [self._grid.nearest(self._grid.encode(first))] if first else []
 
     def best(self, switches: int) -> list[tuple[Configuration, float]]:
         """(a configuration that was not tried, the share of the seconds that it promises to save), best first.

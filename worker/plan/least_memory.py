@@ -59,36 +59,41 @@ class MemoryPrior(Prior):
 class MemoryAcquisition(Acquisition):
     """Looks at the same configurations as `Acquisition`, but for the smallest peak."""
 
-    _memory: Surrogate | None = None
+    _memory: Surrogate | None = None  # predicts the peak, once a trial has told one
 
-    def _fitted(self, view: View, ran: list[Measurement], waiting: list[Configuration]) -> Surrogate:
-        """The surrogate of the seconds; beside it, this fits that of the peaks."""
+    def _fit(self, view: View, ran: list[Measurement], waiting: list[Configuration]) -> None:
+        """Set the surrogate of the seconds, that of the peaks, and the seconds that a run may take (`_most`)."""
+        super()._fit(view, ran, waiting)
         reference = view.baseline()
         self._most = run_seconds(view.spec, reference) if reference else math.inf
+        self._memory = self._fitted_to_peaks(view, ran, waiting)
+
+    def _fitted_to_peaks(self, view: View, ran: list[Measurement], waiting: list[Configuration]) -> Surrogate | None:
+        """The surrogate of the peaks; None where no trial told its own."""
         told = [one for one in ran if one.peak_bytes]
-        if told:
-            micro = statistics.median(one.micro_batch_size or 1 for one in told)
-            prior = MemoryPrior(view, self._grid, self._feasibility, micro)
-            rows = np.array([self._grid.encode(one.configuration) for one in told])
-            values = np.array([math.log(one.peak_bytes or 1) for one in told])
-            self._memory = Surrogate(prior, rows, values, np.full(len(told), PEAK_NOISE))
-            if waiting:  # of trials under way it is told what it expects of them itself
-                more = np.array([self._grid.encode(one) for one in waiting])
-                values = np.append(values, self._memory.predict(more)[0])
-                self._memory = Surrogate(prior, np.vstack([rows, more]), values, np.full(len(values), PEAK_NOISE))
-        return super()._fitted(view, ran, waiting)
+        if not told:
+            return None
+        micro = statistics.median(one.micro_batch_size or 1 for one in told)
+        prior = MemoryPrior(view, self._grid, self._feasibility, micro)
+        rows = np.array([self._grid.encode(one.configuration) for one in told])
+        values = np.array([math.log(one.peak_bytes or 1) for one in told])
+        made = Surrogate(prior, rows, values, np.full(len(told), PEAK_NOISE))
+        if not waiting:
+            return made
+        more = np.array([self._grid.encode(one) for one in waiting])
+        values = np.append(values, made.predict(more)[0])  # of trials under way it is told what it expects itself
+        return Surrogate(prior, np.vstack([rows, more]), values, np.full(len(values), PEAK_NOISE))
 
     def _training(self, view: View, measured: Measurement) -> float:
         """The seconds at the fastest timed micro batch: the faster, the smaller a micro batch is still fast enough."""
         return min(training_seconds(view.spec, measured, one) for one in (*measured.curve, measured.timing))
 
-    def _best(self, view: View, ran: list[Measurement]) -> list[Rows]:
-        """The rows to look around. What is to be improved is the least peak of all that ran, the baseline included."""
-        rows = super()._best(view, ran)
+    def _least_so_far(self, view: View, ran: list[Measurement], best: list[Rows]) -> float:
+        """The logarithm of the least peak of all that ran, the baseline included."""
         least = min(map(view.score, ran), default=math.inf)
         if self._memory and math.isfinite(least):
-            self._threshold = math.log(least)
-        return rows
+            return math.log(least)
+        return super()._least_so_far(view, ran, best)
 
     def _run(self, rows: Rows) -> tuple[Floats, Floats]:
         """(expected logarithm of the peak, its standard deviation)."""
