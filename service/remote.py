@@ -22,13 +22,13 @@ from service.contract.internal import (
     ClaimAnswer,
     ClaimRequest,
     EstimateDone,
-    Held,
     PlanAsked,
     Planned,
     Registration,
     Renewal,
     RenewalAnswer,
     TaskFailed,
+    TaskReleased,
     TrialDone,
     VerifyDone,
     spoken_version,
@@ -122,7 +122,7 @@ class RemoteBroker:
 
     def release(self, claim: Claim) -> None:
         """Hand a task back unfinished."""
-        self._send("POST", "release", Held(claim=claim))
+        self._send("POST", "release", TaskReleased(claim=claim))
 
     def fail(self, claim: Claim, reason: str, log: str = "") -> None:
         """Fail the task, and its job if it has one."""

@@ -24,13 +24,13 @@ from service.contract.internal import (
     ClaimAnswer,
     ClaimRequest,
     EstimateDone,
-    Held,
     PlanAsked,
     Planned,
     Registration,
     Renewal,
     RenewalAnswer,
     TaskFailed,
+    TaskReleased,
     TrialDone,
     VerifyDone,
     spoken_version,
@@ -140,7 +140,7 @@ def fetch(name: str, here: InContext) -> FileResponse:
 
 
 @router.post("/release", status_code=204)
-def release(asked: Annotated[Held, Depends(sent(Held))], here: InContext) -> None:
+def release(asked: Annotated[TaskReleased, Depends(sent(TaskReleased))], here: InContext) -> None:
     """Hand a task back unfinished."""
     here.queue.release(asked.claim)
 

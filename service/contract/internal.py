@@ -66,15 +66,16 @@ class RenewalAnswer(Contract):
     wish: Wish | None
 
 
-class Held(Contract):
-    """A worker hands a task back."""
+class TaskReleased(Contract):
+    """A worker hands a task back unfinished."""
 
     claim: Claim
 
 
-class TaskFailed(Held):
+class TaskFailed(Contract):
     """A worker could not do a task."""
 
+    claim: Claim
     reason: str
     log: str
 
