@@ -164,7 +164,7 @@ def test_a_paged_optimizer_forgets_in_its_own_pages(pages: list[torch.Tensor], l
     count = len(pages)
     assert count and any(bool(one.any()) for one in pages)
     bundle.recipe = replace(bundle.recipe, learning_rate=3e-3)
-    steps.reset_optimizer(bundle)
+    steps.replace_optimizer(bundle)
     assert not any(bool(one.any()) for one in pages)
     assert {group["lr"] for group in bundle.optimizer.param_groups} == {3e-3}
     steps.optimizer_step(bundle, batches, items)
@@ -210,7 +210,7 @@ def test_states_are_where_the_loop_looks_for_them(llama: Path, functions: Path) 
     steps.optimizer_step(bundle, batches, items)
     moments = [state["exp_avg"] for state in bundle.optimizer.state.values()]
     assert moments and all(bool(one.any()) for one in moments)
-    steps.forget(bundle)
+    steps.zero_optimizer_state(bundle)
     assert not any(bool(one.any()) for one in moments)
     bundle.new_optimizer()
     steps.optimizer_step(bundle, batches, items)
@@ -254,7 +254,7 @@ def test_quantised_states_are_forgotten_where_they_are() -> None:
     state = {"step": torch.tensor(3.0), "exp_avg": Quantised(torch.ones(4), torch.ones(2), torch.ones(8))}
     made: Any = SimpleNamespace(optimizer=SimpleNamespace(state={"weight": state}), scaler=None)
     kept = state["exp_avg"]
-    steps.forget(made)
+    steps.zero_optimizer_state(made)
     assert state["exp_avg"] is kept and not kept.codes.any() and not kept.scale.any() and not state["step"]
     assert bool(kept.qmap.all())
 

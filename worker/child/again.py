@@ -100,7 +100,7 @@ def reset(bundle: Bundle, request: RunBlock | RunReplay) -> None:
     for weight in _trained(bundle.model).values():
         weight.grad = None
     draw_adapter(bundle.model, bundle.recipe.seed, bundle.recipe.autocast_adapter)
-    steps.reset_optimizer(bundle)
+    steps.replace_optimizer(bundle)
     bundle.scaler, bundle.skipped = gradient_scaler(bundle.device.torch, bundle.recipe), 0
     gc.collect()
     bundle.device.synchronize()

@@ -105,7 +105,7 @@ def run_trial(
     learnt = EarlierProbes(known, request.memory_line)
     found, evaluation, apart = _probed(bundle, request, learnt, tell)
     assert found.largest >= 1, "a micro batch of 1 that runs out of memory ends the trial before"
-    steps.reset_optimizer(bundle)
+    steps.replace_optimizer(bundle)
     spent.phase("probe")
     base: dict[str, Any] = {"configuration": request.configuration, "outcome": Outcome.ok, **facts.fields()}
     if only_probe:
@@ -223,7 +223,7 @@ def _compiled(
     seconds = curve.warm_compiled(bundle, found.predicted, request.first_micro_batch, tell)
     if request.confirm_largest:
         found = probe.recompiled(bundle, tell, found, known)
-    steps.reset_optimizer(bundle)
+    steps.replace_optimizer(bundle)
     return found, seconds
 
 

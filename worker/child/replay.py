@@ -89,7 +89,7 @@ def replay(bundle: Bundle, plan: list[Step], given: list[int], stirs: bool = Fal
     """Train a plan's steps on a bundle with untouched weights, but for what `stir_adapter` draws where it `stirs`."""
     if stirs:
         stir_adapter(bundle.model)
-        steps.reset_optimizer(bundle)  # one that keeps a copy of the weights has copied the former ones
+        steps.replace_optimizer(bundle)  # one that keeps a copy of the weights has copied the former ones
     watch, arrived = Watch(bundle.model), Arrived(bundle)
     losses, norms, terms, still = [], [], [], []
     with steps.without_dropout(bundle.model):

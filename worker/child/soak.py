@@ -108,7 +108,7 @@ def ready(asked: RunSoak, device: Device, tell: Callable[[ChildMessage], None]) 
     probe.fits(bundle, candidate.micro_batch_size)
     if bundle.compiled or bundle.device.first_call_per_shape:
         probe.fits(bundle, 1)
-    optimizer_steps.forget(bundle)
+    optimizer_steps.zero_optimizer_state(bundle)
     return bundle, candidate.micro_batch_size
 
 

@@ -154,7 +154,7 @@ def held(optimizer: Any) -> contextlib.AbstractContextManager[Any]:
     return optimizer.held() if hasattr(optimizer, "held") else contextlib.nullcontext()
 
 
-def reset_optimizer(bundle: Bundle) -> None:
+def replace_optimizer(bundle: Bundle) -> None:
     """Give the bundle an optimizer that knows nothing of the steps so far: a new one, where that is possible.
 
     A paged one forgets them in its own pages: bitsandbytes never frees those, so another would be one more set.
@@ -168,7 +168,7 @@ def reset_optimizer(bundle: Bundle) -> None:
         bundle.new_optimizer()
 
 
-def forget(bundle: Bundle) -> None:
+def zero_optimizer_state(bundle: Bundle) -> None:
     """Reset the optimizer to how it began, and let the gradient scaler find its scale.
 
     The state is zeroed in place, so that it need not be allocated again.

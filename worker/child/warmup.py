@@ -27,7 +27,7 @@ def warm(unit: Unit, deadline: float | None = None) -> None:
     """
     with probe.without_learning(unit.bundle):
         _run(unit, deadline)
-    steps.forget(unit.bundle)
+    steps.zero_optimizer_state(unit.bundle)
 
 
 def _run(unit: Unit, deadline: float | None) -> None:
