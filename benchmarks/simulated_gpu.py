@@ -27,9 +27,9 @@ from service.contract.hardware import HardwareFacts
 from service.contract.measurement import Measurement
 from service.contract.task import LEAST_SOAK_SECONDS, PlanInput, VerifyRequest, block_passes, keeps_process
 from worker.child.measure import unit_size
-from worker.child.soak import STEPS as SOAK_STEPS
+from worker.child.soak import SOAK_STEPS
 from worker.plan.budget import warm_seconds
-from worker.plan.proof import STEPS as PROOF_STEPS
+from worker.plan.proof import PROOF_STEPS
 from worker.runner.together import fit_together
 
 REPLAYS = 4  # of a proof: the candidate's, the reference's, and two that tell the job's own noise

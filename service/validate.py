@@ -28,7 +28,7 @@ Asked = TypeVar("Asked", bound=Contract)
 LONGEST_JOB = 64 << 10  # characters
 LONGEST_PATTERN = 500  # characters of a regular expression
 LOOKED_AT = 200  # rows of a dataset's file that are checked here; the worker checks all of them
-LONGEST = 1 << 20  # characters of that file that are read here, so that no request takes much memory
+MOST_READ = 1 << 20  # characters of that file that are read here, so that no request takes much memory
 
 
 def parse(body: bytes, kind: type[Asked]) -> Asked:
@@ -246,7 +246,7 @@ def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:
         return [_mistake("/dataset/source", f"dataset.source: datasets are read from {', '.join(ENDINGS)} files")]
     rows: list[dict[str, Any]] = []
     try:
-        rows.extend(islice(read_rows(path, LONGEST), LOOKED_AT))
+        rows.extend(islice(read_rows(path, MOST_READ), LOOKED_AT))
     except TooLong:
         if not rows:
             return []  # only the worker reads that much

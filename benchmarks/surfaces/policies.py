@@ -19,7 +19,7 @@ from service.contract.task import PlanDecision, PlanInput, TrialRecord, TrialReq
 from service.levers import LEVERS, circumstances, excluded
 from service.space import Space, applicable, space, without
 from worker.child.curve import GIVEN_UP
-from worker.child.timing import LEAST_SECONDS
+from worker.child.timing import LEAST_TIMED_SECONDS
 from worker.plan import plan
 from worker.plan.grid import EFFECTIVE
 from worker.plan.proposers.baseline import baseline
@@ -117,7 +117,9 @@ def _given_up(measured: Measurement, request: TrialRequest) -> Measurement:
     seconds = measured.timing.seconds if measured.timing else 0.0
     if request.best_seconds is None or seconds <= GIVEN_UP * request.best_seconds:
         return measured
-    return measured.model_copy(update={"time_spent": {**measured.time_spent, "timing": min(seconds, LEAST_SECONDS)}})
+    return measured.model_copy(
+        update={"time_spent": {**measured.time_spent, "timing": min(seconds, LEAST_TIMED_SECONDS)}}
+    )
 
 
 def dynotune(surface: Surface, trials: int, seed: int) -> list[Configuration]:

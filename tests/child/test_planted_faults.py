@@ -41,7 +41,7 @@ def replayed(
         given, plan = replays.followed(steps, bundle.data.lengths, candidate.micro_batch_size or 1)
         return replays.replay(bundle, plan, given, stirs)
     size = proof.samples_a_step(candidate)
-    count, micro = proof.STEPS[spec.search.verify], candidate.micro_batch_size or 1
+    count, micro = proof.PROOF_STEPS[spec.search.verify], candidate.micro_batch_size or 1
     given, plan = replays.arranged(bundle, count, size, micro, seed, proof.first_samples(spec, candidate))
     return replays.replay(bundle, plan, given, stirs)
 
@@ -99,7 +99,7 @@ GOOD: list[tuple[str, dict[str, str]]] = [
 def test_what_is_right_passes(proved: Callable[..., Proof], method: str, levers: dict[str, str]) -> None:
     found = proved(method=method, **levers)
     assert found.reasons == (), found
-    assert found.steps >= proof.STEPS["quick"] and found.samples >= 40
+    assert found.steps >= proof.PROOF_STEPS["quick"] and found.samples >= 40
 
 
 FAULTS: list[tuple[str, Plant, str, dict[str, str], str]] = [
@@ -150,7 +150,7 @@ def test_what_is_wrong_is_named(
 
 
 @pytest.mark.parametrize("rate", [1e-6, 2e-4, 1e-2])
-@pytest.mark.parametrize("verify", proof.STEPS)
+@pytest.mark.parametrize("verify", proof.PROOF_STEPS)
 def test_the_strong_decay_is_within_what_a_job_may_say(llama: Path, tmp_path: Path, rate: float, verify: str) -> None:
     """The replay's job goes to the child as JSON, where it is checked like any other."""
     data = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(10))
@@ -159,7 +159,7 @@ def test_the_strong_decay_is_within_what_a_job_may_say(llama: Path, tmp_path: Pa
     made = configuration("lora", 8).model_copy(update={"learning_rate": rate})
     exposed = proof.exposed(job, measured(made, micro_batch_size=2, check_grad_norm=1.0))
     assert JobSpec.model_validate_json(exposed.model_dump_json()) == exposed
-    over_all_steps = exposed.training.weight_decay * rate * proof.STEPS[verify]
+    over_all_steps = exposed.training.weight_decay * rate * proof.PROOF_STEPS[verify]
     assert over_all_steps == pytest.approx(proof.SHRINKAGE)
 
 

@@ -18,7 +18,7 @@ from training.recipe import Recipe
 from training.source import ROWS_AT_ONCE, samples_of
 from worker.child import data, evaluation_time, sampling
 from worker.child.build import recipe_of
-from worker.child.sampling import LONGEST, Rows
+from worker.child.sampling import LONGEST_ROWS, Rows
 
 TEXTS = [{"text": "a" * (1 + at % 97)} for at in range(5000)]
 
@@ -57,7 +57,7 @@ def test_few_rows_are_all_taken() -> None:
 @pytest.mark.usefixtures("few")
 def test_a_sample_is_the_same_each_time_and_of_all_parts() -> None:
     found = sampled(TEXTS, recipe("text"))
-    assert found == sampled(TEXTS, recipe("text")) and len(found.drawn) == 200 and len(found.others) <= LONGEST
+    assert found == sampled(TEXTS, recipe("text")) and len(found.drawn) == 200 and len(found.others) <= LONGEST_ROWS
     places = {id(row): at for at, row in enumerate(TEXTS)}
     drawn = [places[id(row)] for row in found.drawn]
     assert drawn == sorted(drawn), "in the order of the rows"

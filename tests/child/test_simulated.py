@@ -134,7 +134,7 @@ def test_what_is_clearly_slower_is_given_up_and_the_rest_is_predicted(
 
     whole = timed(None)
     truth = whole.timing()
-    monkeypatch.setattr(timing, "LEAST_SECONDS", truth.seconds / 4)
+    monkeypatch.setattr(timing, "LEAST_TIMED_SECONDS", truth.seconds / 4)
     assert timed(1.02 * truth.seconds).passes == 1, "it is not slower than that"
     made = timed(0.95 * truth.seconds)
     found = made.timing()
@@ -150,7 +150,7 @@ def test_nothing_is_given_up_for_what_the_model_cannot_tell(
     unit: Make, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that are longer than all before them may be slower than any fit to these says."""
-    monkeypatch.setattr(timing, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "LEAST_TIMED_SECONDS", 0.0)
     made = rising(unit(PLAIN))
     made.most_seconds = 1e-9
     running(made)
@@ -231,11 +231,11 @@ def test_a_trial_on_a_gpu_says_how_much_of_its_unit_was_timed(
 def test_a_quick_trial_of_few_short_steps_is_timed_until_it_tells(
     unit: Make, running: Any, monkeypatch: pytest.MonkeyPatch, least: float, enough: float, passes: int
 ) -> None:
-    """One pass of two steps is asked for: it trains ten, and for LEAST_SECONDS, but not for ever, and no longer than
-    ENOUGH_SECONDS."""
+    """One pass of two steps is asked for: it trains ten, and for LEAST_TIMED_SECONDS, but not for ever, and no longer
+    than ENOUGH_SECONDS."""
     made = unit(PLAIN)
     running(made)
-    monkeypatch.setattr(timing, "LEAST_SECONDS", least)
+    monkeypatch.setattr(timing, "LEAST_TIMED_SECONDS", least)
     monkeypatch.setattr(timing, "ENOUGH_SECONDS", enough)
     monkeypatch.setattr(timing, "MOST_PASSES", 7)
     monkeypatch.setattr(curve, "ENOUGH_SECONDS", 1e9)

@@ -27,7 +27,7 @@ from service.contract.measurement import Measurement, MemoryLine, Outcome, Probe
 from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRequest
 from tests.factory import DATASET, configuration, measured
-from worker.runner.measuring import LEAST_SECONDS, Bench, JobFailed, disk_problem, measure
+from worker.runner.measuring import LEAST_CHILD_SECONDS, Bench, JobFailed, disk_problem, measure
 from worker.runner.sandbox import Ending
 from worker.runner.watchdog import LEAST_FREE_BYTES
 
@@ -175,7 +175,7 @@ def test_a_trial_that_has_no_time_left_gives_its_next_child_a_little(monkeypatch
     monkeypatch.setattr("worker.runner.measuring.time", SimpleNamespace(monotonic=lambda: next(now)))
     limits: list[float] = []
     ended(out_of_memory(4), Ending(EndingKind.timed_out, "it took too long"), limits=limits)
-    assert limits[1] == LEAST_SECONDS > 0
+    assert limits[1] == LEAST_CHILD_SECONDS > 0
 
 
 def test_a_child_that_is_too_slow_has_timed_out_and_did_not_crash() -> None:

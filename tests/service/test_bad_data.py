@@ -134,13 +134,13 @@ def test_no_more_than_the_beginning_is_read(
 ) -> None:
     """A row that is longer is left to the worker: whoever may ask for a check could have the service hold anything."""
     assert len(content) > 1000
-    monkeypatch.setattr(validate, "LONGEST", 1000)
+    monkeypatch.setattr(validate, "MOST_READ", 1000)
     assert refused(name, content) is None
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "array.json", "a.csv"])
 def test_what_the_beginning_says_is_told(refused: Refused, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(validate, "LONGEST", 1000)
+    monkeypatch.setattr(validate, "MOST_READ", 1000)
     rows = [{"prompt": "a", "other": "b"}] * 200
     lines = "prompt,other\n" + "a,b\n" * 500 if name == "a.csv" else "\n".join(map(json.dumps, rows))
     assert "dataset.columns" in str(refused(name, json.dumps(rows) if name == "array.json" else lines))

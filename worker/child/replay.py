@@ -32,7 +32,7 @@ COMPARED = 48  # values of the gradient of each trained matrix, spread over it
 # Standard deviation of an adapter's matrices B, times its scaling and the square root of its rank: with peft's way of
 # drawing A, what the adapter adds is then about a tenth of weights of the usual size.
 STIRRED = 0.16
-LONGEST = 0.1  # of the samples are the longest of the data, because faults often show on long rows only
+LONGEST_SHARE = 0.1  # of the samples are the longest of the data, because faults often show on long rows only
 
 
 def run_replay(request: RunReplay, bundle: Bundle) -> Replay:
@@ -79,7 +79,7 @@ def arranged(
 
 def samples(lengths: list[int], count: int, seed: int, effective: int) -> list[int]:
     """`count` samples, the longest of the data among them, in random order."""
-    longest = longest_first(range(len(lengths)), lengths)[: max(1, int(LONGEST * count))]
+    longest = longest_first(range(len(lengths)), lengths)[: max(1, int(LONGEST_SHARE * count))]
     mixed = list(dict.fromkeys((*longest, *work_unit(lengths, count, seed, effective))))[:count]
     random.Random(seed).shuffle(mixed)
     return mixed

@@ -11,7 +11,7 @@ from training.recipe import Recipe
 MOST_ROWS = 20_000  # their mean length has a standard error of 0.7% where lengths deviate by as much as their mean
 MOST_BYTES = 100_000_000  # about 25 million tokens, which a tokenizer on one core reads in a minute or two
 LEAST_ROWS, LEAST_STEPS = 1_000, 8  # rows, however long they are, and optimizer steps that they have to make
-LONGEST = 64  # the rows with the most bytes, of which one is likely to have the most tokens
+LONGEST_ROWS = 64  # the rows with the most bytes, of which one is likely to have the most tokens
 
 
 class Rows(NamedTuple):
@@ -38,7 +38,7 @@ def sampled(rows: list[Record], recipe: Recipe) -> Rows:
     rng = random.Random(0)
     edges = [at * len(rows) // wanted for at in range(wanted + 1)]
     drawn = [rng.randrange(low, high) for low, high in zip(edges, edges[1:], strict=False)]
-    others = set(sorted(range(len(rows)), key=lambda at: -sizes[at])[:LONGEST])
+    others = set(sorted(range(len(rows)), key=lambda at: -sizes[at])[:LONGEST_ROWS])
     if "label" in recipe.columns:
         first: dict[str, int] = {}
         for at, row in enumerate(rows):

@@ -35,7 +35,7 @@ from worker.child.build import Bundle, build
 from worker.child.pieces import MOST_OTHERS
 from worker.devices import Device
 
-STEPS = {"quick": 40, "standard": 200, "strict": 1000}  # where the job does not set search.soak_steps
+SOAK_STEPS = {"quick": 40, "standard": 200, "strict": 1000}  # where the job does not set search.soak_steps
 MOST_STEPS = 5000  # of a soak whose steps the job does not give
 # What a soak is judged by, beside the limits of worker/child/drift.py.
 LEAST_FOR_FIFTHS = 40  # steps, before the losses of one fifth of them can be held against those of another
@@ -115,7 +115,7 @@ def ready(asked: RunSoak, device: Device, tell: Callable[[ChildMessage], None]) 
 def steps_of(spec: JobSpec, candidate: Measurement) -> int:
     """How many steps a soak has where the job does not say: enough for LEAST_SOAK_SECONDS at the candidate's pace."""
     enough = math.ceil(LEAST_SOAK_SECONDS / candidate.step_seconds) if candidate.step_seconds else 0
-    return max(STEPS[spec.search.verify], min(enough, MOST_STEPS))
+    return max(SOAK_STEPS[spec.search.verify], min(enough, MOST_STEPS))
 
 
 def soak_plan(bundle: Bundle, micro: int, steps: int, seed: int) -> tuple[list[Step], int]:

@@ -20,7 +20,7 @@ from worker.child.passes import Pass
 from worker.child.pieces import Pieces, interval, stalling
 from worker.child.turns import Turns
 
-LEAST_SECONDS, LEAST_STEPS = 3.0, 10  # that a fast device is timed for, in several passes where one is shorter
+LEAST_TIMED_SECONDS, LEAST_STEPS = 3.0, 10  # that a fast device is timed for, in several passes where one is shorter
 MOST_PASSES = 50
 ENOUGH_SHAPES = 4  # for the three numbers of the cost model, with one to spare
 ENOUGH_SECONDS = 5.0  # of a trial's unit on a fast device: the rest is predicted (docs/decisions/0032)
@@ -66,7 +66,7 @@ class Unit:
 
     def is_hopeless(self) -> bool:
         """Whether enough of the first pass is timed to expect that the unit takes longer than is worth timing it."""
-        if self.most_seconds is None or not self._predicts_after(LEAST_SECONDS):
+        if self.most_seconds is None or not self._predicts_after(LEAST_TIMED_SECONDS):
             return False
         seconds = sum(map(statistics.median, self._pieces().values()))
         return self.token_factor() * seconds > self.most_seconds
@@ -229,8 +229,8 @@ def piece_count(plan: list[Step]) -> int:
 
 
 def timed_enough(seconds: float, steps_timed: int) -> bool:
-    """Whether a unit is timed enough: for LEAST_SECONDS and LEAST_STEPS, or for ENOUGH_SECONDS."""
-    return seconds >= ENOUGH_SECONDS or (seconds >= LEAST_SECONDS and steps_timed >= LEAST_STEPS)
+    """Whether a unit is timed enough: for LEAST_TIMED_SECONDS and LEAST_STEPS, or for ENOUGH_SECONDS."""
+    return seconds >= ENOUGH_SECONDS or (seconds >= LEAST_TIMED_SECONDS and steps_timed >= LEAST_STEPS)
 
 
 def unit_timed_enough(unit: Unit) -> bool:

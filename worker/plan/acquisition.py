@@ -41,9 +41,9 @@ SAVING, SAVING_AT_FIRST = 0.7, 0.15
 # little but that chance matters.
 LITTLE = 0.2
 BEST = 2  # configurations whose neighbours are looked at
-# In two trials of four the second of them differs from the first in at least APART levers (docs/decisions/0040); where
-# memory is short, only once ENOUGH_RAN trials have run.
-APART, ENOUGH_RAN = 3, 8
+# In two trials of four the second of them differs from the first in at least LEVERS_APART levers
+# (docs/decisions/0040); where memory is short, only once ENOUGH_RAN trials have run.
+LEVERS_APART, ENOUGH_RAN = 3, 8
 MOST = 40  # configurations that `best` returns
 ROUNDS = 12  # steps of a leap, at most
 HOPELESS = -14.0  # log chance that a leap gives rows which cannot run, as the way to one that can may lead over them
@@ -131,7 +131,7 @@ class Acquisition:
         is_early = short_of_memory(view) and len(ran) < ENOUGH_RAN
         looks_far = not is_early and len(view.history) % 4 >= 2
         ordered = [self._grid.encode(one.configuration) for one in sorted(mine, key=order)]
-        return first_apart(ordered, BEST, APART if looks_far else 1)
+        return first_apart(ordered, BEST, LEVERS_APART if looks_far else 1)
 
     def _least_so_far(self, view: View, ran: list[Measurement], best: list[Rows]) -> float:
         """The logarithm of the seconds that are to be improved: the least that are predicted for the best rows.

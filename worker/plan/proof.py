@@ -22,7 +22,7 @@ from service.levers.batching import BUDGETED, PACKED, ROWS
 from service.levers.optimizer import WHOLE_STEP
 from service.levers.precision import FULL_PRECISION
 
-STEPS = {"quick": 10, "standard": 20, "strict": 50}
+PROOF_STEPS = {"quick": 10, "standard": 20, "strict": 50}
 LEAST_SAMPLES = 4  # of a step
 MOST_IN_FP32 = 2e9  # parameters of a model whose reference computes in fp32
 RATE_CHANGE = 1.02  # times the learning rate: what that changes in the losses is what a candidate may differ by
@@ -73,7 +73,7 @@ def precise(measurement: Measurement) -> bool:
 
 def exposed(spec: JobSpec, candidate: Measurement) -> JobSpec:
     """The job with weight decay and clipping strong enough to be seen in a replay; what is off stays off."""
-    training, steps = spec.training, STEPS[spec.search.verify]
+    training, steps = spec.training, PROOF_STEPS[spec.search.verify]
     changes: dict[str, float] = {}
     if training.weight_decay:
         changes["weight_decay"] = SHRINKAGE / (candidate.configuration.learning_rate * steps)
@@ -150,7 +150,7 @@ def first_samples(spec: JobSpec, candidate: Measurement) -> int:
 def samples_of_a_replay(spec: JobSpec, candidate: Measurement) -> int:
     """How many samples a replay trains, those that it trains again counted again."""
     size = samples_a_step(candidate)
-    return STEPS[spec.search.verify] * size + max(0, first_samples(spec, candidate) - size)
+    return PROOF_STEPS[spec.search.verify] * size + max(0, first_samples(spec, candidate) - size)
 
 
 def noise(reference: Replay, faster: Replay, other_seed: Replay) -> Noise:

@@ -33,7 +33,7 @@ REAP_SECONDS = 5.0  # between two looks for the tasks of dead workers
 PRUNE_SECONDS = 3600.0  # between two removals of old caches
 REST_SECONDS = 30.0  # after data that did not fit on the disk
 USUAL_WAIT = 60.0  # seconds for which another worker may use the device before this one says so
-TURN_SECONDS = 1.0  # how long a worker leaves the device to another that waits for it
+YIELD_SECONDS = 1.0  # how long a worker leaves the device to another that waits for it
 OFF_DEVICE = (TaskKind.plan, TaskKind.estimate)
 ON_DEVICE = (TaskKind.trial, TaskKind.verify)
 
@@ -195,7 +195,7 @@ class Loop:
 
     def _take_turns(self) -> None:
         """Leave the device to another worker that waits for it, and run only plans meanwhile."""
-        until = time.monotonic() + TURN_SECONDS
+        until = time.monotonic() + YIELD_SECONDS
         while time.monotonic() < until and not self._stopping.is_set():
             claim = self.broker.claim(self.worker_id, (TaskKind.plan,))
             if claim is not None:

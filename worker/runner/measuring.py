@@ -34,7 +34,7 @@ from worker.runner.sandbox import Ending, Sandbox
 from worker.runner.watchdog import LEAST_FREE_BYTES
 
 FAILED = "failed"  # the phase of children that did not come to a measurement
-LEAST_SECONDS = 10.0  # that a child of a trial has, also where those before it took all of the trial's time
+LEAST_CHILD_SECONDS = 10.0  # that a child of a trial has, also where those before it took all of the trial's time
 MOST_CHILDREN = 4  # of one trial: memory may run out three times, after which the probe goes on in another child
 # "you tried to allocate 1048576 bytes" (CPU), "Tried to allocate 2.00 GiB" (CUDA).
 ALLOCATION = re.compile(r"tried to allocate (?P<amount>[\d.]+) ?(?P<unit>bytes|[KMG]iB)", re.IGNORECASE)
@@ -140,7 +140,7 @@ class _Attempts:
     @property
     def seconds_limit(self) -> float:
         """The next child's time limit: what is left of the trial's, without what only a job's first process does."""
-        return max(LEAST_SECONDS, self._trial.seconds_limit - (self._failed_seconds - self._prepared_seconds))
+        return max(LEAST_CHILD_SECONDS, self._trial.seconds_limit - (self._failed_seconds - self._prepared_seconds))
 
     def add(self, ending: Ending) -> Probe | None:
         """Add what a child found; return the probe that it had begun and not ended."""

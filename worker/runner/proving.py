@@ -42,7 +42,7 @@ class Prover:
             spec=spec,
             candidate=candidate,
             seed=spec.training.seed + 201,
-            count=judged.STEPS[spec.search.verify],
+            count=judged.PROOF_STEPS[spec.search.verify],
             samples_a_step=judged.samples_a_step(candidate),
             first_samples=judged.first_samples(spec, candidate),
             stirs=judged.stirs(candidate),

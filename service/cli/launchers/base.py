@@ -16,6 +16,7 @@ from service.errors import Misconfigured
 
 DATABASE, SERVER, KEY = "DYNOTUNE_DATABASE_URL", "DYNOTUNE_SERVER", "DYNOTUNE_KEY"
 HAND_BACK_SECONDS = 15  # of the grace period, to end a trial's process and hand the trial back
+LEAST_WORKER_SECONDS = 300  # that `--time` may say, as a worker measures little in less
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET = re.compile(r"DATABASE_URL$|PASSWORD|PASSWD|SECRET|CREDENTIAL|(TOKEN|KEY)S?($|_)", re.IGNORECASE)
 URL_WITH_PASSWORD = re.compile(r"://[^/\s]*:[^/\s]*@")

@@ -19,7 +19,6 @@ RESOURCE = rf"{SUBDOMAIN}/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 QUANTITY = r"[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?"
 MOST_LABEL = 63  # characters
 MOST_NAME = MOST_LABEL - 11  # as a pod's name also has an index and a suffix
-LEAST_SECONDS = 300
 USER = 10001  # of the worker's image
 HEAD = """\
 # Workers of dynotune, made by `dynotune launch kubernetes`. Hand it in: kubectl create -f FILE
@@ -68,7 +67,7 @@ def launch(
     container = {
         "name": "worker",
         "image": image,
-        "command": base.worker_command(gpus, idle, grace, base.seconds_in(time, LEAST_SECONDS)),
+        "command": base.worker_command(gpus, idle, grace, base.seconds_in(time, base.LEAST_WORKER_SECONDS)),
         "env": _environment(secret, base.server_url(server), base.variables(env or ()), data_claim is not None),
         "resources": {"limits": _limits(gpus, gpu_resource, cpus, memory)},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},

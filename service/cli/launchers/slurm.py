@@ -17,7 +17,6 @@ from service.errors import Misconfigured
 
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]*"  # of a partition, an account and so on; several are separated by commas
 RESOLUTION_SECONDS = 60  # by which Slurm may send a signal too early
-LEAST_SECONDS = 300
 
 
 def launch(
@@ -65,7 +64,7 @@ def launch(
         "account": base.word("--account", account, NAME, 200, "an account's name"),
         "qos": base.word("--qos", qos, NAME, 200, "a quality of service's name"),
     }
-    seconds = base.seconds_in(time, LEAST_SECONDS + grace)
+    seconds = base.seconds_in(time, base.LEAST_WORKER_SECONDS + grace)
     if seconds is not None:
         days, rest = divmod(seconds, 86400)
         options["time"] = f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"

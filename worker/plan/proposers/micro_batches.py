@@ -17,7 +17,7 @@ from service.levers.optimizer import WHOLE_STEP
 from worker.plan.proposers import Proposal, first_affordable
 from worker.plan.view import View
 
-APART = 1.5  # times as large or as small is a micro batch that is worth a trial of its own
+TIMES_APART = 1.5  # times as large or as small is a micro batch that is worth a trial of its own
 
 
 class MicroBatches:
@@ -68,8 +68,8 @@ def neighbours(best: Measurement, limit: int | None) -> list[int]:
     counts_samples = configuration.levers["batching"] not in (*ROWS, *BUDGETED)
     sizes = [one for one in range(1, effective + 1) if not counts_samples or effective % one == 0]
     most = min(best.predicted_micro_batch or micro, limit or effective)
-    larger = [one for one in sizes if APART * micro <= one <= most]
-    smaller = [one for one in sizes if APART * one <= micro]
+    larger = [one for one in sizes if TIMES_APART * micro <= one <= most]
+    smaller = [one for one in sizes if TIMES_APART * one <= micro]
     found = []
     if larger:
         found.append(min(larger, key=lambda one: abs(math.log(one / (2 * micro)))))
