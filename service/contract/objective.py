@@ -100,11 +100,11 @@ def is_slower(spec: JobSpec, measurement: Measurement, baseline: Measurement | N
     """
     if not minimises_memory(spec) or baseline is None:
         return False
-    return counted_seconds(spec, measurement) > counted_seconds(spec, baseline) * (1 + SMALLEST_WITHIN)
+    return is_too_slow(counted_seconds(spec, baseline) / counted_seconds(spec, measurement))
 
 
 def is_too_slow(speedup: float | None) -> bool:
-    """Whether a run is slower than the baseline by more than SMALLEST_WITHIN, by a verification's speed-up over it.
+    """Whether a run is slower than the baseline by more than SMALLEST_WITHIN, by its speed-up over it.
 
     False for None, which means that no baseline ran.
     """

@@ -15,6 +15,7 @@ from service.contract.objective import (
     SMALLEST_WITHIN,
     counted_seconds,
     counts_once,
+    is_too_slow,
     minimises_memory,
     score,
     seconds_beside,
@@ -218,14 +219,13 @@ def _bounded(spec: JobSpec, request: VerifyRequest, blocks: tuple[Block, ...]) -
     Finalists are asked from the lowest peak upwards, which needs no blocks: each has to be known to be slower, until
     one is known not to be.
     """
-    bound = 1 / (1 + SMALLEST_WITHIN)
     for one in sorted(request.finalists, key=lambda one: score(spec, one)):
         found = by_blocks(spec, blocks, one, request.baseline) if request.baseline else None
         if found is None and request.baseline is not None:
             continue  # it has failed in its block
-        if found is None or found[1] >= bound:
+        if found is None or not is_too_slow(found[1]):
             return is_sure(found)
-        if found[2] >= bound:
+        if not is_too_slow(found[2]):
             return False
     return True
 
