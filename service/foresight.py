@@ -58,11 +58,12 @@ def _typical(session: Session, spec: JobSpec, serving: list[Worker]) -> float | 
     alike: list[float] = []
     for row in rows:
         with history.if_readable(row.id):
-            if _what(JobSpec.model_validate(row.spec)) == _what(spec):
+            if _task_and_limits(JobSpec.model_validate(row.spec)) == _task_and_limits(spec):
                 alike.append((row.finished_at or 0.0) - (row.started_at or 0.0))
     return statistics.median(alike) if alike else None
 
 
-def _what(spec: JobSpec) -> tuple[object, ...]:
+def _task_and_limits(spec: JobSpec) -> tuple[object, ...]:
+    """The parts of a job on which the time it takes depends most; jobs in which these are equal count as alike."""
     search = spec.search
     return spec.task, spec.method, search.minutes, search.trials, search.verify

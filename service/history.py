@@ -177,7 +177,7 @@ def earlier(session: Session, job: Job, spec: JobSpec) -> tuple[EarlierTrial, ..
             other = JobSpec.model_validate(row.spec)
             alike = (other.task, other.baseline) == (spec.task, spec.baseline)
             if alike and not minimises_memory(other):  # as paces are compared with the baseline's
-                found += _earlier_trials(trials(session, row.id), _what(other) == _what(spec))
+                found += _earlier_trials(trials(session, row.id), _what_is_trained(other) == _what_is_trained(spec))
     return tuple(sorted(found, key=lambda one: not one.same_job)[:EARLIER_TRIALS])
 
 
@@ -195,7 +195,7 @@ def if_readable(job_id: str) -> Iterator[None]:
         log.warning("a job cannot be read", job=job_id, reason=first_line(error))
 
 
-def _what(spec: JobSpec) -> dict[str, object]:
+def _what_is_trained(spec: JobSpec) -> dict[str, object]:
     """What a job trains, without its name, its priority, its price and how it is searched.
 
     Revisions are left out too: a recommendation names the commits that were measured, where its job named none.
