@@ -20,6 +20,7 @@ from service.jobtext import read
 from service.levers import LEVERS, circumstances, excluded, unknown
 from service.rows import ENDINGS, TooLong
 from service.rows import read as read_rows
+from service.scaling import ACCUMULATION, MICRO
 from service.settings import Settings
 from service.tasks import TASKS, untrainable
 from service.text import listed
@@ -165,7 +166,7 @@ def _applies(spec: JobSpec, name: str, choice: str) -> bool:
 
 def _baseline(mine: dict[str, Any]) -> list[dict[str, str]]:
     found = []
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+    for name in (MICRO, ACCUMULATION):
         value = mine.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
             text = f"baseline.{name} must be a whole number from 1 to 2147483647, not {value!r:.80}"
