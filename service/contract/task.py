@@ -23,6 +23,9 @@ EVALUATED = {"quick": 64, "standard": 1024, "strict": 4096}  # validation sample
 LEAST_SOAK_SECONDS = 30.0  # even if a verification's time is up
 # The share of a job's minutes that trials leave to the verification, at least (docs/decisions/0008).
 VERIFY_SHARE = 0.25
+# Blocks that a verification is given time for, and has before it may end early, because what one pair of processes
+# shows, another may not. It may have one only where trials took longer than expected.
+LEAST_BLOCKS = 2
 # A block repeats the work unit until its slowest candidate has been timed for BLOCK_SECONDS, MOST_BLOCK_PASSES times at
 # most. Within its first FEW_BLOCK_PASSES passes it goes on to LONG_BLOCK_SECONDS. Neither is longer than
 # MOST_BLOCK_SHARE of the job's minutes, as a verification times two candidates in two blocks.

@@ -11,7 +11,14 @@ from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec
 from service.contract.measurement import PREPARE, Measurement
 from service.contract.states import Origin
-from service.contract.task import LEAST_SOAK_SECONDS, VERIFY_SHARE, PlanInput, block_passes, keeps_process
+from service.contract.task import (
+    LEAST_BLOCKS,
+    LEAST_SOAK_SECONDS,
+    VERIFY_SHARE,
+    PlanInput,
+    block_passes,
+    keeps_process,
+)
 from service.levers import chosen, is_compiled
 from service.tasks import TASKS
 from worker.plan.proof import samples_of_a_replay
@@ -19,7 +26,6 @@ from worker.plan.proof import samples_of_a_replay
 # Trials leave to the verification the time that it is expected to take, at least VERIFY_SHARE of the job's minutes and
 # at most MOST_SHARE (docs/decisions/0008).
 MOST_SHARE = 0.5
-LEAST_BLOCKS = 2  # that a verification is given time for; it may have one where trials took longer than expected
 FINALISTS, FEWER = 3, 2  # of a verification; FEWER where a block of FINALISTS would take longer than LONG_BLOCK
 LONG_BLOCK = 120.0  # seconds
 # Processes that prove and soak a candidate: fewer for an adapter without a new head, whose reference keeps its process

@@ -15,7 +15,7 @@ from service.contract.configuration import Configuration
 from service.contract.job import JobSpec
 from service.contract.measurement import Block, Measurement, Outcome, Soak, Verification
 from service.contract.replay import Proof
-from service.contract.task import EVALUATED, LEAST_SOAK_SECONDS, MOST_LOG, VerifyRequest, keeps_process
+from service.contract.task import EVALUATED, LEAST_BLOCKS, LEAST_SOAK_SECONDS, MOST_LOG, VerifyRequest, keeps_process
 from service.levers import taken_back
 from service.levers.optimizer import WHOLE_STEP
 from worker.runner.kept import Keeper
@@ -26,7 +26,6 @@ from worker.runner.together import fit_together, groups
 
 SOAK_SHARE, HOLD_SHARE = 0.25, 0.5  # of the verification's time: a soak's, at most; kept for the proof and the soak
 REFERENCE_TIMES = 10.0  # times as long as the candidate itself a reference may take: in fp32, with one sample a row
-LEAST_BLOCKS = 2  # before a verification may end early: what one pair of processes shows, another may not
 
 
 class _Ended(Exception):
