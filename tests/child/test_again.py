@@ -18,6 +18,7 @@ from training.errors import TrainingError
 from worker.child import again
 from worker.child.arrange import plan_of
 from worker.child.build import Bundle
+from worker.child.replay import trained_tensors
 from worker.child.timing import Unit
 from worker.child.warmup import warm
 from worker.devices.cpu import Cpu
@@ -58,15 +59,15 @@ def test_a_block_after_another_is_what_it_is_in_a_fresh_process(llama: Path, fun
     spec = tiny.job(llama, functions, lora={"r": 4, "alpha": 8} | lora)
     made = configuration(method, 8, None, **levers)
     fresh = tiny.built(spec, made, seed=4)
-    first_weights = {name: one.clone() for name, one in again._trained(fresh.model).items()}
+    first_weights = {name: one.clone() for name, one in trained_tensors(fresh.model).items()}
     expected = trained(fresh, list(range(16)))
     bundle = tiny.built(spec, made, seed=3)
-    kept = {name: id(one) for name, one in again._trained(bundle.model).items()}
+    kept = {name: id(one) for name, one in trained_tensors(bundle.model).items()}
     marks = again.frozen(bundle.model)
     trained(bundle, list(range(16, 32)))
     assert again.can_reset(bundle) and again.frozen(bundle.model) == marks, "training leaves the base as it was"
     again.reset(bundle, asked(bundle, 4))
-    found = again._trained(bundle.model)
+    found = trained_tensors(bundle.model)
     assert {name: id(one) for name, one in found.items()} == kept, "the same tensors hold the new weights"
     assert first_weights.keys() == found.keys()
     assert all(torch.equal(one, found[name]) for name, one in first_weights.items())

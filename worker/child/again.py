@@ -23,7 +23,7 @@ from training.step import gradient_scaler
 from worker.child import steps
 from worker.child.block import run_block
 from worker.child.build import Bundle, build
-from worker.child.replay import run_replay
+from worker.child.replay import run_replay, trained_tensors, uncompiled
 from worker.devices import Device
 
 NAME, SPARE = "default", "again"  # of the adapter that is trained, and of the one that new weights are drawn for
@@ -83,7 +83,7 @@ def can_reset(bundle: Bundle) -> bool:
     recipe = bundle.recipe
     if recipe.lora is None or recipe.random_weights or recipe.heads:
         return False
-    return all(f".{NAME}" in name for name in _trained(bundle.model))
+    return all(f".{NAME}" in name for name in trained_tensors(bundle.model))
 
 
 def frozen(model: torch.nn.Module) -> Marks:
@@ -97,7 +97,7 @@ def reset(bundle: Bundle, request: RunBlock | RunReplay) -> None:
     bundle.configuration = request.candidate.configuration
     rate = bundle.configuration.learning_rate
     bundle.recipe = replace(bundle.recipe, seed=request.seed, learning_rate=rate)
-    for weight in _trained(bundle.model).values():
+    for weight in trained_tensors(bundle.model).values():
         weight.grad = None
     draw_adapter(bundle.model, bundle.recipe.seed, bundle.recipe.autocast_adapter)
     steps.replace_optimizer(bundle)
@@ -115,11 +115,11 @@ def draw_adapter(model: Any, seed: int, autocast: bool) -> None:
     DoRA's magnitudes, the order of the draws). They are copied into the first one in place: hooks, fused functions,
     compiled code and CUDA graphs know its tensors.
     """
-    trained = _trained(model)
+    trained = trained_tensors(model)
     torch.manual_seed(seed)
     model.add_adapter(SPARE, copy.deepcopy(model.peft_config[NAME]), autocast_adapter_dtype=autocast)
     drawn = {
-        name.replace(f".{SPARE}", f".{NAME}"): weight
+        uncompiled(name).replace(f".{SPARE}", f".{NAME}"): weight
         for name, weight in model.named_parameters()
         if f".{SPARE}" in name
     }
@@ -129,9 +129,5 @@ def draw_adapter(model: Any, seed: int, autocast: bool) -> None:
         for name, weight in trained.items():
             weight.copy_(drawn[name])
     model.delete_adapter(SPARE)
-    if _trained(model).keys() != trained.keys():
+    if trained_tensors(model).keys() != trained.keys():
         raise TrainingError("peft left other weights trainable than before", "configuration")
-
-
-def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}

@@ -126,7 +126,7 @@ def stir_adapter(model: torch.nn.Module) -> None:
     """
     for name, layer in model.named_modules():
         for adapter, linear in layer.lora_B.items() if isinstance(layer, LoraLayer) else ():
-            drawn = torch.Generator().manual_seed(zlib.crc32(name.replace("_orig_mod.", "").encode()))
+            drawn = torch.Generator().manual_seed(zlib.crc32(uncompiled(name).encode()))
             size = STIRRED / (layer.scaling[adapter] * layer.r[adapter] ** 0.5)
             linear.weight.data.copy_(size * torch.randn(linear.weight.shape, generator=drawn))
 
@@ -135,9 +135,14 @@ def _labels(batch: Batch) -> int:
     return int((batch["labels"] != IGNORED).sum())
 
 
-def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def uncompiled(name: str) -> str:
+    """The name that a module or a weight has in the model without being compiled."""
+    return name.replace("_orig_mod.", "")
+
+
+def trained_tensors(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Name -> weight, by the names that the model has without being compiled."""
-    return {name.replace("_orig_mod.", ""): weight for name, weight in model.named_parameters() if weight.requires_grad}
+    return {uncompiled(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 class Watch:
