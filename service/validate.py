@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -18,6 +16,7 @@ from service.contract.paths import UPLOAD, Roots, looks_local, outside
 from service.errors import InvalidJob, invalid_job, pointer
 from service.jobtext import read
 from service.levers import LEVERS, circumstances, excluded, unknown
+from service.model_folder import config_of, refused_code, refused_weights
 from service.rows import ENDINGS, TooLong
 from service.rows import read as read_rows
 from service.scaling import ACCUMULATION, MICRO
@@ -121,7 +120,12 @@ def _readable(field: str, look: Callable[[], list[dict[str, str]]]) -> list[dict
         return look()
     except OSError as error:
         text = f"{field}: {error.filename} cannot be read ({error.strerror})"
-        return [_mistake("/" + field.replace(".", "/"), text)]
+        return [_mistake(_pointer(field), text)]
+
+
+def _pointer(field: str) -> str:
+    """The JSON pointer of a field whose name has dots, such as `model.source`."""
+    return "/" + field.replace(".", "/")
 
 
 def _mistake(at: str, detail: str) -> dict[str, str]:
@@ -189,44 +193,21 @@ def _model(spec: JobSpec, roots: Roots, settings: Settings) -> list[dict[str, st
         return [_mistake("/model/source", sentence)]
     if not folder.exists():
         return [_mistake("/model/source", f"model.source: {folder} does not exist")]
-    config = _config(folder)
-    if config is None:
-        return [
-            _mistake(
-                "/model/source", f"model.source: {source} has no readable config.json, so it is not a model folder"
-            )
-        ]
-    if "auto_map" in config and not settings.allow_remote_code:
-        text = "runs its own code (trust_remote_code), which this server does not allow (DYNOTUNE_ALLOW_REMOTE_CODE)"
-        return [_mistake("/model/source", f"model.source: {source} {text}")]
-    if sentence := untrainable(config):
+    try:
+        config = config_of(folder, source)
+    except ValueError as error:
+        return [_mistake("/model/source", str(error))]
+    if sentence := refused_code(config, source, settings.allow_remote_code) or untrainable(config):
         return [_mistake("/model/source", sentence)]
-    found = _weights(spec, folder, settings)
+    found = []
+    if spec.model.weights == "pretrained" and (refused := refused_weights(folder, source, settings.allow_pickle)):
+        field, sentence = refused
+        found.append(_mistake(_pointer(field), sentence))
     limit = config.get("max_position_embeddings")
     if isinstance(limit, int) and spec.dataset.max_length > limit:
         text = f"dataset.max_length is {spec.dataset.max_length}, but the model has positions for {limit} tokens only"
         found.append(_mistake("/dataset/max_length", text))
     return found
-
-
-def _config(folder: Path) -> dict[str, Any] | None:
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return config if isinstance(config, dict) else None
-
-
-def _weights(spec: JobSpec, folder: Path, settings: Settings) -> list[dict[str, str]]:
-    if spec.model.weights == "random" or any(folder.glob("*.safetensors")):
-        return []
-    if not any(folder.glob("*.bin")):
-        text = f"model.source: {spec.model.source} holds no weights; say weights: random to measure with drawn ones"
-        return [_mistake("/model/weights", text)]
-    if settings.allow_pickle:
-        return []
-    text = "has weights as pickle (.bin) only, which can run code when loaded; convert them to safetensors"
-    return [_mistake("/model/source", f"model.source: {spec.model.source} {text}")]
 
 
 def _dataset(spec: JobSpec, roots: Roots) -> list[dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from service.contract.child import Workplace
 from service.contract.job import DatasetSpec, ModelSpec
 from service.contract.paths import looks_local, outside
+from service.model_folder import config_of, refused_code, refused_weights
 from service.rows import ENDINGS
 from training.errors import TrainingError
 from training.source import downloaded
@@ -27,34 +27,17 @@ def model_folder(model: ModelSpec, workplace: Workplace) -> Path:
     patterns = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
     if model.weights == "pretrained":
         patterns += ["*.safetensors", *(["*.bin"] if workplace.allow_pickle else [])]
-    folder = _local(model.source, "model.source", workplace) or _hub(model.source, model.revision, "model", patterns)
-    if not (folder / "config.json").is_file():
-        raise TrainingError(f"model.source: {model.source} has no config.json, so it is not a model folder")
+    local_folder = _local(model.source, "model.source", workplace)
+    folder = local_folder or _hub(model.source, model.revision, "model", patterns)
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = config_of(folder, model.source)
     except ValueError as error:
-        raise TrainingError(f"model.source: the config.json of {model.source} is not JSON") from error
-    if not isinstance(config, dict):
-        raise TrainingError(f"model.source: the config.json of {model.source} is not a JSON object")
-    if "auto_map" in config and not workplace.allow_remote_code:
-        raise TrainingError(
-            f"model.source: {model.source} runs its own code (trust_remote_code), which this server does not allow; "
-            "DYNOTUNE_ALLOW_REMOTE_CODE=1 on the server would"
-        )
-    if model.weights == "pretrained" and not any(folder.glob("*.safetensors")):
-        if not any(folder.glob("*.bin")):
-            pickles = (
-                "" if workplace.allow_pickle else ", or none but pickles, which DYNOTUNE_ALLOW_PICKLE=1 would allow"
-            )
-            raise TrainingError(
-                f"model.source: {model.source} holds no weights{pickles}; "
-                "say weights: random to measure with drawn ones"
-            )
-        if not workplace.allow_pickle:
-            raise TrainingError(
-                f"model.source: {model.source} has weights as pickle (.bin) only, which can run code when loaded; "
-                "convert them to safetensors, or set DYNOTUNE_ALLOW_PICKLE=1 on the server"
-            )
+        raise TrainingError(str(error)) from error
+    if sentence := refused_code(config, model.source, workplace.allow_remote_code):
+        raise TrainingError(sentence)
+    refused = refused_weights(folder, model.source, workplace.allow_pickle, from_hub=local_folder is None)
+    if model.weights == "pretrained" and refused is not None:
+        raise TrainingError(refused[1])
     return folder
 
 
