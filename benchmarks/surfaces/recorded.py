@@ -15,7 +15,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,15 @@ from benchmarks.surfaces.base import Surface
 from benchmarks.surfaces.recipes import recipes
 from service.contract.configuration import Configuration
 from service.contract.hardware import HardwareFacts
-from service.contract.job import JobSpec
+from service.contract.job import JobSpec, Method
 from service.contract.measurement import DatasetFacts, Measurement, Outcome
 from service.contract.objective import score
 from service.contract.task import PlanInput
 from service.levers import LEVERS
-from service.space import applicable, space
+from service.space import Space, applicable, space
 from service.stored import completed
 from worker.plan.proposers.baseline import baseline
-from worker.plan.space import effective_choices, every
+from worker.plan.space import effective_choices, make
 from worker.plan.view import View
 
 TABLES = Path(__file__).parent / "tables"
@@ -53,6 +53,15 @@ def valid(spec: JobSpec, facts: HardwareFacts, rows: int) -> list[Configuration]
     choices = applicable(space(spec, facts), method, spec.task)
     found = [baseline(spec, method, {})[0], *every(spec, method, choices, effective_choices(spec, rows))]
     return list({one.key: one for one in found}.values())
+
+
+def every(spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...]) -> Iterator[Configuration]:
+    """All valid configurations, in a fixed order."""
+    for combination in product(*choices.values()):
+        for effective in effectives:
+            made = make(spec, method, dict(zip(choices, combination, strict=True)), effective)
+            if made is not None:
+                yield made
 
 
 class Table:

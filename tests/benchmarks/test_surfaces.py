@@ -20,13 +20,12 @@ from benchmarks.surfaces.base import normal
 from benchmarks.surfaces.lengths import BATCHING, Lengths, arrange
 from benchmarks.surfaces.mechanistic import MECHANISTIC
 from benchmarks.surfaces.policies import POLICIES, measured_score
-from benchmarks.surfaces.recorded import NOISE, SPREADS, TABLES, Recorded, Table, tables, told, valid
+from benchmarks.surfaces.recorded import NOISE, SPREADS, TABLES, Recorded, Table, every, tables, told, valid
 from benchmarks.surfaces.synthetic import FAR, synthetic
 from service.contract.measurement import Outcome
 from service.contract.objective import score
 from service.levers import LEVERS
 from service.levers.base import Choice, Lever
-from worker.plan.space import every
 
 MOST = 400  # configurations that a test computes one by one
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
-
 from service.contract.configuration import Configuration
 from service.contract.job import JobSpec, Method
 from service.levers import LEVERS, circumstances, excluded
@@ -72,12 +69,3 @@ def repaired(spec: JobSpec, method: Method, levers: dict[str, str], choices: Spa
             break
         found[movable[-1]] = LEVERS[movable[-1]].baseline
     return found
-
-
-def every(spec: JobSpec, method: Method, choices: Space, effectives: tuple[int, ...]) -> Iterator[Configuration]:
-    """All valid configurations, in a fixed order."""
-    for combination in product(*choices.values()):
-        for effective in effectives:
-            made = make(spec, method, dict(zip(choices, combination, strict=True)), effective)
-            if made is not None:
-                yield made
