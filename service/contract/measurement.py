@@ -15,7 +15,10 @@ from service.contract.form import DataForm
 from service.contract.replay import Proof
 from service.contract.states import ProbePhase
 
-LEAST_CLEAN = 0.5  # a timing with a smaller share of clean timings counts as disturbed
+# A timing with a smaller share of clean timings counts as disturbed: chosen, not measured, as what holds for most of
+# them. If it is far larger, nearly all is disturbed on a shared machine: trials are repeated, and no block tells that a
+# finalist is slower. If it is far smaller, what others did to the machine counts as the candidate's own.
+LEAST_CLEAN = 0.5
 NORMAL = 1.96  # standard errors to each side that hold 95%
 # Standard deviation of the logarithm of a ratio from one pair of processes to the next, which no spread within a
 # process shows. `python -m benchmarks.noise` tells whether intervals that are made with it hold beside a neighbour.

@@ -17,7 +17,9 @@ NEAREST = {"quick": 1, "standard": 2, "strict": 2}
 BLOCKS = {"quick": 8, "standard": 8, "strict": 12}  # at most: a verification ends when it is settled
 # A configuration that lacks one of the best one's levers is verified, too, if its trial was at most ABOUT times as
 # slow, or if the trials' intervals leave that open; the best one at another micro batch, if it was at most CLOSE times
-# as slow.
+# as slow. Both are chosen, not measured; ABOUT is as near as a verification calls a tie (TIED_WITHIN in ratios.py). If
+# they are far larger, slower candidates take the place and the time of finalists that might win. If they are far
+# smaller, a lever that brings nothing stays in the answer, and so does a micro batch that was best by chance.
 ABOUT = 1.02
 CLOSE = 1.1
 RESERVES = 3  # candidates that are verified if no finalist is stable

@@ -17,13 +17,19 @@ from worker.plan.grid import EFFECTIVE, Floats, Grid, Rows, look_up
 from worker.plan.view import View, was_given_too_much
 
 # Expected factor of a choice that a job asks for by name although this hardware lacks what makes it fast: it is
-# emulated, or takes cores from the training. How slow that is, nobody knows.
+# emulated, or takes cores from the training. How slow that is, nobody knows (docs/decisions/0019), so it is chosen and
+# not measured. If it is far larger, what the user named is hardly tried; if far smaller, it is tried among the first.
 SLOWED, SLOWED_SPREAD = 1.5, 0.4
-PADDED_SHARE = 0.4  # of what a device computes is padding, where nothing is known of the data yet
+# Of what a device computes, the share that is padding, where nothing is known of the data's lengths yet: chosen. In the
+# four datasets of `python -m benchmarks.packing` it is 12% to 45% (README). If it is far off, batchings without padding
+# come too early or too late among the trials that begin before one has told the lengths.
+PADDED_SHARE = 0.4
 # So many tokens in a micro batch keep a GPU busy, so that a larger one would hardly be faster. Of 2,048, 4,096 and
 # 8,192 it is what did best in benchmarks/simulated_gpu.py.
 BUSY_TOKENS = 2048
-DOUBLING = 0.93  # expected factor for an effective batch of twice the size: fewer, larger passes and updates
+# Expected factor for an effective batch of twice the size: fewer, larger passes and updates. Like the catalogue's
+# effects it is a guess, not measured: a wrong one costs trials, not the answer (docs/decisions/0019).
+DOUBLING = 0.93
 DOUBLING_SPREAD = 0.1  # standard deviation of that factor's logarithm
 
 

@@ -30,7 +30,10 @@ TIED_WITHIN = 0.02
 # Standard deviation of the logarithm of what a run takes beside its steps (loading, compiling, evaluating), which a
 # trial sees once: chosen, not measured. Blocks do not tell it, however many there are.
 BESIDE_SPREAD = 0.1
-QUIET = 0.9  # the share of clean timings from which on a block counts as undisturbed
+# The share of clean timings from which on a block counts as undisturbed, so that it counts like all others that are
+# (docs/decisions/0047): chosen, not measured. If it is far smaller, blocks that others disturbed count as much as quiet
+# ones. At 1, hardly any block of a shared machine is quiet, and each counts by its own scatter again.
+QUIET = 0.9
 
 Ratio = tuple[float, float, float]
 

@@ -19,7 +19,10 @@ from worker.plan.proof import precise
 from worker.plan.space import effective_choices
 
 ABOUT_AS_LARGE = 2.0  # earlier trials count if their model is at most so many times as large as this job's, or as small
-WITHIN = 1.15  # times the best's score: how near to the best `near` is
+# Times the best's score: how near to the best `near` is. It is chosen, not measured. If it is far larger, verifications
+# spend their time on what cannot win. If it is far smaller, what was measured in a slow moment of a shared machine may
+# never be verified.
+WITHIN = 1.15
 HALF = ("bfloat16", "float16")  # formats of a checkpoint's weights
 
 
