@@ -8,7 +8,8 @@ from pydantic import Field
 
 from service.contract.base import Contract
 
-HOST_KEPT_BACK = 0.1  # of the host's free memory, which no trial may take: the system would end this or another process
+# Of the host's free memory, which no trial may take, or the system would end this or another process. It is chosen.
+HOST_KEPT_BACK = 0.1
 
 
 class Package(Contract):

@@ -43,6 +43,9 @@ class Need:
 class Memory:
     """What a choice does to memory by its definition. Estimates begin with it; measurements replace it.
 
+    Bytes follow from the formats. The factors on activations are chosen, about right at best: as soon as trials ran out
+    of memory or told their peaks, what fits is learnt from these (docs/decisions/0035).
+
     `activations` is a factor on the bytes a sample takes, relative to the lever's baseline of 32 bits; `half` replaces
     it, if given, for a checkpoint whose weights have 16 bits. The others are bytes on the device: `state` of the
     optimizer for each trained parameter, `embedding_state` for those of embeddings where it differs, and `weight` for
@@ -68,6 +71,8 @@ class Effect:
     """What a choice is expected to do to the seconds of a run: a factor on what the lever's baseline takes.
 
     The search begins with it, and corrects it by what it measures; `spread` is the standard deviation of its logarithm.
+    Where no source is beside them, these figures are guesses from published comparisons: a wrong one costs trials, and
+    not the answer, which is measured (docs/decisions/0019).
     The first of these that is given and applies replaces `factor`: `limited` where a device's own memory holds the
     micro batch smaller than the job could use, `host` on a device without memory of its own, `half` where the
     checkpoint's weights have 16 bits. `padding` is the share of all padding that the choice leaves out; the data's

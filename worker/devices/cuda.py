@@ -13,6 +13,8 @@ from service.text import first_line
 from worker.devices.base import Device
 from worker.devices.nvml import Nvml, Reading
 
+# Of the bytes free when a trial begins, for what CUDA's libraries take outside of torch's allocator, such as kernels
+# that load later. Chosen, not measured: with far less, a run could find no room for these; more is lost to the batch.
 KEPT_BACK = 256 << 20
 
 
