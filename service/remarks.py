@@ -89,7 +89,8 @@ def _chosen_batch(spec: JobSpec, best: Winner, sound: Sequence[Measurement]) -> 
     if not minimises_memory(spec) and is_near and counted_seconds(spec, best.evidence.measurement) <= most:
         said += ", the smallest within 1% of the fastest"
     if now == given:
-        return f"{said}; the learning rate is the one that was given."
+        which = f"the default of {chosen.method}" if spec.training.learning_rate is None else "as given"
+        return f"{said}; the learning rate is {now:g}, {which}."
     rule = "by the ratio of the batches" if chosen.levers["optimizer"] in NOT_ADAPTIVE else "by the square root of that"
     return f"{said}; the learning rate went from {given:g} (at {asked_batch(spec)}) to {now:g}, {rule}."
 

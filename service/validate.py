@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -28,6 +29,9 @@ Asked = TypeVar("Asked", bound=Contract)
 LONGEST_JOB = 64 << 10  # characters
 LONGEST_PATTERN = 500  # characters of a regular expression
 LOOKED_AT = 200  # rows of a dataset's file that are checked here; the worker checks all of them
+# How alike a name is to an argument that it is taken for a slip of, 1 for the same. One letter less is at 0.98;
+# per_device_eval_batch_size, which is another argument, is at 0.87 of per_device_train_batch_size.
+SURELY_MEANT = 0.93
 MOST_READ = 1 << 20  # characters of that file that are read here, so that no request takes much memory
 
 
@@ -170,6 +174,11 @@ def _applies(spec: JobSpec, name: str, choice: str) -> bool:
 
 def _baseline(mine: dict[str, Any]) -> list[dict[str, str]]:
     found = []
+    asked = [ask for lever in LEVERS.values() for choice in lever.choices for ask in choice.asked_by]
+    read = {MICRO, ACCUMULATION, *(name for ask in asked for name in ask.arguments)}
+    for name in mine.keys() - read:  # most are arguments that change no speed; one letter off, it is a mistake
+        if near := get_close_matches(name, read, n=1, cutoff=SURELY_MEANT):
+            found.append(_mistake(f"/baseline/{name}", f"baseline.{name} is not known; did you mean {near[0]}?"))
     for name in (MICRO, ACCUMULATION):
         value = mine.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:

@@ -230,9 +230,12 @@ def watch(job: str, url: Url = LOCAL, json_: Json = False) -> None:
             if ended.error:
                 screen().print(ended.error, soft_wrap=True)
             if ended.best:
+                from service.cli.exporting import show_next
                 from service.cli.result import result_table
 
-                screen().print(result_table(client.recommendation(job)))
+                best = client.recommendation(job)
+                screen().print(result_table(best))
+                show_next(screen(), best, job)
     raise typer.Exit(0 if ended.status is JobStatus.succeeded else FAILED)
 
 

@@ -107,7 +107,8 @@ def status_line(job: JobView) -> str:
     if job.status is JobStatus.queued:
         return f"queued: {job.waiting_for or 'waiting for a worker'}"
     now = job.waiting_for or job.progress.now
-    text = f"{job.phase} · {duration(job.elapsed_seconds)} elapsed"
+    doing = job.status if job.status in (JobStatus.failed, JobStatus.cancelled) else job.phase
+    text = f"{doing} · {duration(job.elapsed_seconds)} elapsed"
     if job.estimated_finish_at and job.status is JobStatus.running:
         text += f" · about {duration(job.estimated_finish_at - time.time())} left"
     return text + (f" · {now}" if now else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from service.contract.recommendation import Recommendation
+from service.contract.recommendation import Recommendation, Winner
 from service.errors import DynotuneError, Misconfigured
 from service.exports import EXPORTS, Export
 from service.exports.words import Target, sentences
 
 EVERYTHING = "nothing"
+# Of the TrainingArguments, those that are as the job has them, whatever is measured.
+OF_THE_JOB = {
+    *("num_train_epochs", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "seed"),
+    *("logging_nan_inf_filter", "save_total_limit"),
+}
 
 
 def trains(recommendation: Recommendation) -> list[Export]:
@@ -52,7 +58,7 @@ def in_short(target: Target | None, recommendation: Recommendation) -> str:
     if target is None:
         return EVERYTHING
     if target.refuses(recommendation):
-        return f"it has no {recommendation.spec['task']}"
+        return f"this export writes no {recommendation.spec['task']}"
     losses = target.losses(recommendation)
     slower = target.slower(recommendation)
     parts = []
@@ -98,6 +104,21 @@ def as_data(recommendation: Recommendation, place: str) -> list[dict[str, Any]]:
     ]
 
 
+def to_copy(best: Winner) -> list[str]:
+    """Lines for code of the user's own: the arguments that set the configuration up, and what has no argument."""
+    arguments = {name: value for name, value in best.TrainingArguments.items() if name not in OF_THE_JOB}
+    lines = [f"For code of your own: {_call('TrainingArguments', arguments)}"]
+    if best.from_pretrained:
+        lines.append(_call("from_pretrained", best.from_pretrained))
+    if lost := [one.partition(":")[0] for one in best.not_expressible if "=" in one.partition(":")[0]]:
+        lines.append(f"No argument says {', '.join(lost)}: exports bring them.")
+    return lines
+
+
+def _call(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
 def next_steps(place: str) -> list[str]:
     """Two lines under the table: the command for each export, and the one that says more."""
     return [
@@ -107,7 +128,9 @@ def next_steps(place: str) -> list[str]:
 
 
 def show_next(console: Console, best: Recommendation, place: str) -> None:
-    """Print what to do with a recommendation: the exports, and the commands for them."""
+    """Print what to do with a recommendation: arguments to copy, the exports, and the commands for them."""
+    for line in to_copy(best):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     console.print(table(best))
     for line in next_steps(place):
         console.print(line, soft_wrap=True)

@@ -117,7 +117,14 @@ def job_of(found: Recommendation, minutes: float) -> dict[str, Any]:
 
 
 def compare(old: Recommendation, new: Recommendation) -> Comparison:
-    """Compare two recommendations for the same job; the newer one may come from another machine."""
+    """Compare two recommendations for the same job; the newer one may come from another machine.
+
+    Misconfigured where they are of different tasks or methods: they answer different jobs.
+    """
+    others = differences(_kind(old), _kind(new))
+    if others:
+        told = "; ".join(f"{name} {before} then, {now} now" for name, (before, now) in others.items())
+        raise Misconfigured(f"These answer different jobs ({told}), so there is nothing to compare.")
     reasons = []
     before, now = old.evidence.speedup, new.evidence.speedup
     if new.stability.stable is False:
@@ -140,6 +147,12 @@ def compare(old: Recommendation, new: Recommendation) -> Comparison:
         levers=differences(ours.levers, theirs.levers),
         environment=differences(surroundings(old), surroundings(new)),
     )
+
+
+def _kind(found: Recommendation) -> dict[str, Any]:
+    """What has to be the same for speed-ups to be compared at all."""
+    spec = JobSpec.model_validate(found.spec)
+    return {"task": spec.task, "method": found.configuration.method, "objective": spec.search.objective}
 
 
 def surroundings(found: Recommendation) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -67,4 +68,7 @@ class Task:
         """A sentence when no set of columns that the task can read is there, else None."""
         if self.columns_in(given, there) is not None:
             return None
-        return f"dataset.columns: {self.needs}; the data has: {listed(there)}"
+        pairs = zip(self.column_sets[0], [*there, *self.column_sets[0]], strict=False)
+        named = ", ".join(f"{kind}: {json.dumps(column, ensure_ascii=False)}" for kind, column in pairs)
+        hint = f"; say which is which, as in dataset.columns: {{{named}}}" if there else ""
+        return f"dataset.columns: {self.needs}; the data has: {listed(there)}{hint}"

@@ -56,7 +56,7 @@ def test_in_short(best: Recommendation) -> None:
         "projections (about 1.20 times as long); nearly: precision, checkpointing, batching, padding, loading"
     )
     classified = best.model_copy(update={"spec": best.spec | {"task": "sequence-classification"}})
-    assert exporting.in_short(TARGETS["axolotl"], classified) == "it has no sequence-classification"
+    assert exporting.in_short(TARGETS["axolotl"], classified) == "this export writes no sequence-classification"
     ranked = [export.name for export in exporting.trains(classified)]
     assert ranked[0] == "train.py" and set(ranked[:3]) == {"train.py", "trainer", "accelerate"}
     assert any("Axolotl has no sequence-classification" in line for line in exporting.listing(classified, "j"))
@@ -70,6 +70,21 @@ def test_the_answer_ends_with_what_to_do(best: Recommendation, capsys: pytest.Ca
     text = capsys.readouterr().out
     assert all(export.name in text for export in EXPORTS.values() if export.fits)
     assert "dynotune export out/recommendation.json -f EXPORT -o FILE" in text
+
+
+def test_arguments_to_copy(best: Recommendation) -> None:
+    told = best.model_copy(
+        update={
+            "TrainingArguments": {"per_device_train_batch_size": 8, "seed": 0, "optim": "adamw_torch_fused"},
+            "from_pretrained": {"dtype": "bfloat16"},
+            "not_expressible": ("projections=fused: peft has none", "micro_batch_size counts packed rows"),
+        }
+    )
+    assert exporting.to_copy(told) == [
+        "For code of your own: TrainingArguments(per_device_train_batch_size=8, optim='adamw_torch_fused')",
+        "from_pretrained(dtype='bfloat16')",
+        "No argument says projections=fused: exports bring them.",
+    ]
 
 
 def test_a_file_of_another_version_is_told_in_a_sentence(best: Recommendation, run: Run, tmp_path: Path) -> None:

@@ -49,6 +49,14 @@ def test_a_slower_answer_does_not_hold_and_says_what_differs(found: Make) -> Non
     assert any(line.startswith("torch: 2.13.0 then, 2.14.0 now") for line in new.lines())
 
 
+def test_answers_to_different_jobs_are_not_compared(found: Make) -> None:
+    """LoRA of one task and full finetuning of another were told to hold."""
+    other = found()
+    other = other.model_copy(update={"spec": other.spec | {"task": "masked-lm"}})
+    with pytest.raises(Misconfigured, match=r"different jobs \(task causal-lm then, masked-lm now\)"):
+        verify.compare(found(), other)
+
+
 def test_the_exit_code_tells(found: Make, tmp_path: Path) -> None:
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     old.write_text(found().model_dump_json())

@@ -374,7 +374,7 @@ def test_the_rate_of_the_users_own_batch_is_for_that_batch(spec: Spec, facts: Fa
     assert learning_rate(job, "lora", 16, "sgd") == 0.25e-4
     best = recommend("j", job, facts(), (record(measured(request.configuration), Origin.baseline),), {})
     (said,) = [one for one in best.notes if one.startswith("No effective batch")] if best else []
-    assert "chose 64" in said and said.endswith("the learning rate is the one that was given.")
+    assert "chose 64" in said and said.endswith("the learning rate is 0.0001, as given.")
 
 
 def test_the_users_own_baseline(spec: Spec, facts: Facts) -> None:

@@ -80,7 +80,9 @@ def test_labels_of_rows_that_are_not_read(refused: Refused) -> None:
 
 def test_no_column_that_the_task_can_read(refused: Refused) -> None:
     content = '{"foo": "a", "bar": 1}\n'
-    assert "needs prompt and completion, messages, or text; the data has: foo, bar" in str(refused("a.jsonl", content))
+    told = str(refused("a.jsonl", content))
+    assert "needs prompt and completion, messages, or text; the data has: foo, bar; say which is which, as in" in told
+    assert 'as in dataset.columns: {prompt: "foo", completion: "bar"}' in told
     assert "needs text and label" in str(refused("a.jsonl", content, task=LABELLED))
     assert refused("b.jsonl", '{"instruction": "a", "output": "b"}\n') is None
 

@@ -83,6 +83,11 @@ MODEL = {"source": "model", "weights": "random"}
         ({"baseline": 5}, "/baseline", "must be 'default' or a mapping of TrainingArguments, not 5"),
         ({"baseline": {"a": {"b": "x"}, "optim": ["x"]}}, "/baseline/optim", "must be text"),
         ({"baseline": {"per_device_train_batch_size": 2**40}}, "/baseline/per_device_train_batch_size", "from 1 to"),
+        (
+            {"baseline": {"gradient_acumulation_steps": 2}},
+            "/baseline/gradient_acumulation_steps",
+            "did you mean gradient_acc",
+        ),
         ({"baseline": {"fp16": True, "bf16": True}}, "/baseline/fp16", "a run is in bf16 or in fp16"),
         ({"baseline": {"fp16": True}, "hardware": {"device": "cpu"}}, "/baseline/fp16", "needs an NVIDIA GPU"),
         (

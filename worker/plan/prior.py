@@ -21,8 +21,8 @@ from worker.plan.view import View, was_given_too_much
 # not measured. If it is far larger, what the user named is hardly tried; if far smaller, it is tried among the first.
 SLOWED, SLOWED_SPREAD = 1.5, 0.4
 # Of what a device computes, the share that is padding, where nothing is known of the data's lengths yet: chosen. In the
-# four datasets of `python -m benchmarks.packing` it is 12% to 45% (README). If it is far off, batchings without padding
-# come too early or too late among the trials that begin before one has told the lengths.
+# four datasets of `python -m benchmarks.packing` it is 12% to 45% (docs/measured.md). If it is far off, those without
+# padding come too early or too late among the trials that begin before one has told the lengths.
 PADDED_SHARE = 0.4
 # So many tokens in a micro batch keep a GPU busy, so that a larger one would hardly be faster. Of 2,048, 4,096 and
 # 8,192 it is what did best in benchmarks/simulated_gpu.py.
