@@ -110,7 +110,8 @@ def status_line(job: JobView) -> str:
     doing = job.status if job.status in (JobStatus.failed, JobStatus.cancelled) else job.phase
     text = f"{doing} · {duration(job.elapsed_seconds)} elapsed"
     if job.estimated_finish_at and job.status is JobStatus.running:
-        text += f" · about {duration(job.estimated_finish_at - time.time())} left"
+        left = job.estimated_finish_at - time.time()
+        text += f" · about {duration(left)} left" if left >= 1 else " · it takes longer than expected"
     return text + (f" · {now}" if now else "")
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable
 
 import psutil
@@ -155,6 +156,20 @@ def job_view(**changes: object) -> JobView:
         "spec": {"model": {"source": "m"}, "dataset": {"source": "d"}},
     }
     return JobView.model_validate(given | changes)
+
+
+def test_the_line_of_a_job_tells_how_it_ended_and_when_it_is_late() -> None:
+    """A failed job said `done`, and one that took longer than expected `about 0s left` for minutes."""
+    now = time.time()
+    failed = job_view(status="failed", phase="done", elapsed_seconds=8.0)
+    assert display.status_line(failed) == "failed · 8s elapsed"
+    assert display.status_line(job_view(status="succeeded", phase="done", elapsed_seconds=8.0)) == "done · 8s elapsed"
+    late, early = (
+        display.status_line(job_view(status="running", phase="verifying", estimated_finish_at=now + left))
+        for left in (-60, 90)
+    )
+    assert late == "verifying · 0s elapsed · it takes longer than expected"
+    assert early.startswith("verifying · 0s elapsed · about 1m") and early.endswith(" left")
 
 
 def test_a_small_screen_shows_the_fastest_and_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
