@@ -179,6 +179,10 @@ class OtherVersion(DynotuneError):
     status, code, title = 426, "other-version", "The versions differ"
 
 
+class NotOurs(OtherVersion):
+    """A worker on the database cannot read a job of another version: it leaves the job to others."""
+
+
 class Refusal(DynotuneError):
     """A control plane refused what a worker said, and would do so again."""
 

@@ -40,7 +40,7 @@ from service.contract.task import (
 )
 from service.db import check_revision, reading
 from service.enqueue import insert_if_new, queue_plan, queue_task
-from service.errors import OTHER_VERSION, Drained, LeaseLost, NotFound, OtherVersion
+from service.errors import OTHER_VERSION, Drained, LeaseLost, NotFound, NotOurs
 from service.history import JobHistory
 from service.leases import RUNNING, job_of
 from service.models import TASKS, WORKERS, Task, Worker
@@ -137,7 +137,6 @@ class Queue(Requests):
         with history.if_readable(claim.job_id), reading(self.engine) as session:
             return history.plan_input(session, claim.job_id, now)
         if self._is_of_a_worker:
-            self.release(claim)
             raise _not_ours(claim.job_id)
         self._fail_job(claim, OTHER_VERSION, {})
         raise LeaseLost(OTHER_VERSION)
@@ -251,7 +250,7 @@ class Queue(Requests):
             else:
                 values |= {"outcome": Outcome.crashed}
                 self._end_verify(claim, None, values, conclude.death(claim), expired)
-        except LeaseLost:
+        except (LeaseLost, NotOurs):  # what this worker cannot read is left to the control plane
             return False
         log.warning("a worker died", worker=task.worker_id, task=task.id, job=task.job_id, deaths=deaths)
         return True
@@ -374,10 +373,10 @@ def _kept(log: str) -> str:
     return storable(log[-MOST_LOG:])
 
 
-def _not_ours(job_id: str | None) -> OtherVersion:
+def _not_ours(job_id: str | None) -> NotOurs:
     """What a worker on the database waits with: it, or whoever wrote the job, is of an older version."""
     told = f"Another version of dynotune wrote job {job_id}, and this worker cannot read it: "
-    return OtherVersion(f"{told}bring both to one version, or cancel the job.")
+    return NotOurs(f"{told}bring both to one version, or cancel the job.")
 
 
 def _readable(claimed: dict[str, Any]) -> Claim | None:

@@ -15,16 +15,16 @@ def completed(stored: Any) -> Any:
     if not isinstance(stored, dict):
         return stored
     found = {name: completed(one) for name, one in stored.items()}
-    if isinstance(levers := found.get("levers"), dict):
-        found["levers"] = {name: levers.get(name, lever.baseline) for name, lever in LEVERS.items()} | levers
+    if isinstance(levers := found.get("levers"), dict):  # those that there are no more did what the code does now
+        found["levers"] = {name: levers.get(name, lever.baseline) for name, lever in LEVERS.items()}
     return found
 
 
 def recommendation(stored: Any) -> Recommendation:
     """A stored recommendation; ValueError, which a ValidationError is too, where this version cannot read it."""
     found = Recommendation.model_validate(completed(stored))
-    for winner in (found, *found.methods.values()):
-        for name, choice in winner.configuration.levers.items():
+    for winner in (stored, *stored.get("methods", {}).values()):
+        for name, choice in winner["configuration"]["levers"].items():
             if reason := unknown(name, choice):
                 raise ValueError(f"configuration.levers: {reason}")
     return found

@@ -141,7 +141,7 @@ def save_checkpoint(model: Any, kept: dict[str, Any], step: int, path: Path) -> 
 def resume(model: Any, kept: dict[str, Any], path: Path) -> int:
     """Load a checkpoint's state; return the number of steps that were done."""
     if not path.exists():
-        raise TrainingError(f"--resume: there is no checkpoint {path}; a run that has ended leaves none")
+        raise TrainingError(f"--resume: there is no checkpoint {path}; --save-every says how often one is saved")
     state = torch.load(path, weights_only=True, map_location="cpu")  # not beside the model, where it may not fit
     for name, part in kept.items():
         part.load_state_dict(state[name])

@@ -105,14 +105,17 @@ def as_data(recommendation: Recommendation, place: str) -> list[dict[str, Any]]:
 
 
 def to_copy(best: Winner) -> list[str]:
-    """Lines for code of the user's own: the arguments that set the configuration up, and what has no argument."""
+    """Lines for code of the user's own: the arguments that set the configuration up, and what these do not say."""
     arguments = {name: value for name, value in best.TrainingArguments.items() if name not in OF_THE_JOB}
-    lines = [f"For code of your own: {_call('TrainingArguments', arguments)}"]
-    if best.from_pretrained:
-        lines.append(_call("from_pretrained", best.from_pretrained))
-    if lost := [one.partition(":")[0] for one in best.not_expressible if "=" in one.partition(":")[0]]:
-        lines.append(f"No argument says {', '.join(lost)}: exports bring them.")
-    return lines
+    calls = {
+        "TrainingArguments": arguments,
+        "from_pretrained": best.from_pretrained,
+        "BitsAndBytesConfig": best.BitsAndBytesConfig,
+        "LoraConfig": best.LoraConfig,
+    }
+    lines = [_call(name, given) for name, given in calls.items() if given]
+    lost = [f"Not said by these: {one}." for one in best.not_expressible]
+    return [f"For code of your own: {lines[0]}", *lines[1:], *lost]
 
 
 def _call(name: str, arguments: Mapping[str, Any]) -> str:

@@ -119,7 +119,7 @@ def job_of(found: Recommendation, minutes: float) -> dict[str, Any]:
 def compare(old: Recommendation, new: Recommendation) -> Comparison:
     """Compare two recommendations for the same job; the newer one may come from another machine.
 
-    Misconfigured where they are of different tasks or methods: they answer different jobs.
+    Misconfigured where their jobs differ in task, methods or objective. Which method is the best may change.
     """
     others = differences(_kind(old), _kind(new))
     if others:
@@ -152,7 +152,7 @@ def compare(old: Recommendation, new: Recommendation) -> Comparison:
 def _kind(found: Recommendation) -> dict[str, Any]:
     """What has to be the same for speed-ups to be compared at all."""
     spec = JobSpec.model_validate(found.spec)
-    return {"task": spec.task, "method": found.configuration.method, "objective": spec.search.objective}
+    return {"task": spec.task, "method": ", ".join(sorted(spec.method)), "objective": spec.search.objective}
 
 
 def surroundings(found: Recommendation) -> dict[str, Any]:

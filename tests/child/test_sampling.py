@@ -66,6 +66,16 @@ def test_a_sample_is_the_same_each_time_and_of_all_parts() -> None:
 
 
 @pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("dense", ["\u9f98" * 40, "0x7f,{};" * 13, "\U0001f9ff" * 30])
+def test_a_row_of_many_tokens_and_few_bytes_is_there(dense: str) -> None:
+    """One of rare characters had a token a byte, was shorter than a hundred others, and ended the run that read it."""
+    rows: list[dict[str, Any]] = [{"text": "word " * 30} for _ in range(5000)]
+    rows[4321] = {"text": dense}
+    found = sampled(rows, recipe("text"))
+    assert any(row is rows[4321] for row in (*found.drawn, *found.others))
+
+
+@pytest.mark.usefixtures("few")
 def test_long_rows_are_fewer_and_large_steps_have_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "MOST_BYTES", 100 * 49)  # 100 rows of the mean length
     assert len(sampled(TEXTS, recipe("text")).drawn) == 100

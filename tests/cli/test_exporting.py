@@ -77,13 +77,18 @@ def test_arguments_to_copy(best: Recommendation) -> None:
         update={
             "TrainingArguments": {"per_device_train_batch_size": 8, "seed": 0, "optim": "adamw_torch_fused"},
             "from_pretrained": {"dtype": "bfloat16"},
+            "BitsAndBytesConfig": {"load_in_4bit": True},
+            "LoraConfig": {"r": 16},
             "not_expressible": ("projections=fused: peft has none", "micro_batch_size counts packed rows"),
         }
     )
     assert exporting.to_copy(told) == [
         "For code of your own: TrainingArguments(per_device_train_batch_size=8, optim='adamw_torch_fused')",
         "from_pretrained(dtype='bfloat16')",
-        "No argument says projections=fused: exports bring them.",
+        "BitsAndBytesConfig(load_in_4bit=True)",
+        "LoraConfig(r=16)",
+        "Not said by these: projections=fused: peft has none.",
+        "Not said by these: micro_batch_size counts packed rows.",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ from service.contract.job import JobSpec
 from service.contract.measurement import Measurement, Outcome
 from service.contract.states import Origin
 from service.contract.task import Claim, EstimateClaim, PlanClaim, PlanInput, TaskKind, TrialClaim, TrialRequest
-from service.errors import BadUpload, BrokerUnavailable, Misconfigured, OtherVersion
+from service.errors import BadUpload, BrokerUnavailable, Misconfigured, NotOurs, OtherVersion
 from tests.factory import configuration, measured
 from worker.runner import lease
 from worker.runner import loop as loop_room
@@ -247,16 +248,15 @@ def test_a_worker_that_is_refused_ends_with_the_reason(work: Callable[..., FakeQ
         raise Misconfigured("refuses this worker")
 
     queue.fetch = fetch  # type: ignore[method-assign]
-    queue.release = fetch  # type: ignore[method-assign, assignment]
     with pytest.raises(Misconfigured):
         work(queue)
     assert not queue.ended
 
 
-def test_a_worker_whose_results_a_proxy_refuses_hands_its_task_back_and_ends(
+def test_a_worker_whose_results_a_proxy_refuses_ends(
     work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It failed one job after the other, as the first to be free again."""
+    """It failed one job after the other, as the first to be free again. Its lease runs out, which counts as a death."""
     monkeypatch.setattr(loop_room, "measure", lambda *_, **__: (measured(configuration()), ""))
     queue = FakeQueue(TRIAL, TRIAL)
 
@@ -266,7 +266,32 @@ def test_a_worker_whose_results_a_proxy_refuses_hands_its_task_back_and_ends(
     queue.finish_trial = finish_trial  # type: ignore[method-assign, assignment]
     with pytest.raises(Misconfigured):
         work(queue)
-    assert queue.ended == {"t": "released"} and len(queue.waiting) == 1
+    assert queue.ended == {} and len(queue.waiting) == 1
+
+
+@pytest.mark.parametrize("kind", [PLAN, TRIAL], ids=["plan", "trial"])
+def test_what_a_worker_cannot_read_is_handed_back_and_left_to_others_for_a_while(
+    work: Callable[..., FakeQueue], monkeypatch: pytest.MonkeyPatch, kind: Claim
+) -> None:
+    """Claimed again at once, it would be all that the worker does; kept, nobody else could do it."""
+    monkeypatch.setattr(loop_room, "measure", lambda *_, **__: (measured(configuration()), ""))
+    monkeypatch.setattr(loop_room, "IDLE_SECONDS", (0.1, 0.1))
+    queue, tried = FakeQueue(kind), list[float]()
+
+    def not_ours(*_: Any) -> Any:
+        tried.append(time.monotonic())
+        raise NotOurs("another version wrote job j")
+
+    def release(claim: Claim) -> None:
+        if len(tried) < 3:
+            queue.waiting.append(claim)
+
+    queue.plan_input = not_ours  # type: ignore[method-assign, assignment]
+    queue.finish_trial = not_ours  # type: ignore[method-assign, assignment]
+    queue.release = release  # type: ignore[method-assign]
+    work(queue)
+    assert len(tried) == 3 and not queue.ended
+    assert all(later - former >= 0.06 for former, later in itertools.pairwise(tried)), "it pauses"
 
 
 @pytest.mark.parametrize("problem", [OtherVersion("another version"), BrokerUnavailable("away")])

@@ -21,7 +21,9 @@ from worker.devices import discover
 
 VERSIONED = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "triton")
 USEFUL = ("accelerate", "triton", "datasets")  # beside those that methods and levers need
-ROOT, PACKAGES = Path(__file__).parents[2], ("service", "worker", "training")  # what decides how a trial is measured
+ROOT = Path(__file__).parents[2]
+# What decides how a trial is measured: an update of anything else keeps jobs that are under way on their hardware.
+MEASURES = ("training", "worker/child", "worker/devices", "service/contract", "service/levers", "service/tasks")
 IMPORTED = ("bitsandbytes",)  # present is not enough: its native library has to load
 
 
@@ -56,7 +58,7 @@ def versions() -> dict[str, str]:
             continue
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
-    found["dynotune"] = version_of(*(ROOT / name for name in PACKAGES))
+    found["dynotune"] = version_of(*(ROOT / name for name in MEASURES))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
@@ -17,7 +16,7 @@ from typing import TypeVar
 from service import logs, tracing
 from service.broker import Broker
 from service.contract.task import Claim, TaskKind
-from service.errors import BadUpload, BrokerUnavailable, Drained, LeaseLost, Misconfigured, OtherVersion
+from service.errors import BadUpload, BrokerUnavailable, Drained, LeaseLost, Misconfigured, NotOurs, OtherVersion
 from service.patience import Patience
 from worker.runner.estimating import answer
 from worker.runner.incumbent import Incumbent
@@ -77,8 +76,8 @@ class Loop:
         self._incumbent = Incumbent(self.bench)
         self._handed_back: set[str] = set()  # tasks whose children were ended by something else
         self._too_large: set[str] = set()  # tasks whose data did not fit on the disk
-        # Until when it measures nothing, so that another worker takes what did not fit, and why.
-        self._rest: tuple[float, TooFull] | None = None
+        # Until when it measures nothing, so that another worker takes what it could not do, and why.
+        self._rest: tuple[float, Exception] | None = None
 
     def stop(self, now: bool = False) -> None:
         """End the loop after the current task; with `now`, or at the second call, hand that task back unfinished.
@@ -154,6 +153,7 @@ class Loop:
             self._pruned = time.monotonic()
         claim = self.broker.claim(self.worker_id, OFF_DEVICE)
         if claim is not None:
+            self._refused_since = None
             self._work(claim)
             return True
         if self._rest is not None and time.monotonic() < self._rest[0]:
@@ -241,11 +241,11 @@ class Loop:
                 self._persist(lambda: self.broker.release(claim))
                 raise
             self._fail(claim, f"The worker {self.worker_id} cannot run it: {error}.", "")
-        except (BrokerUnavailable, OtherVersion, LeaseLost):
+        except NotOurs as error:
+            self._rest = time.monotonic() + REST_SECONDS, error
+            self._persist(lambda: self.broker.release(claim))
             raise
-        except Misconfigured:  # this worker ends; another one may be able to do the task
-            with contextlib.suppress(Exception):
-                self.broker.release(claim)
+        except (BrokerUnavailable, OtherVersion, LeaseLost, Misconfigured):
             raise
         except Exception as error:  # noqa: BLE001 - a defect in this code ends this task, not the worker
             trace = traceback.format_exc()
@@ -263,7 +263,7 @@ class Loop:
         if lease.failure is not None:
             raise lease.failure
         if lease.lost or self._is_ended_again(claim, lease):
-            return "given up"
+            return "left to others"
         self._persist(lambda: self.broker.release(claim))
         return "handed back"
 
@@ -343,6 +343,8 @@ class Loop:
         while True:
             try:
                 return call()
+            except NotOurs:
+                raise
             except (BrokerUnavailable, OtherVersion) as error:
                 self._tell(str(error))
                 self.patience.begin()
