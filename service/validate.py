@@ -176,9 +176,8 @@ def _baseline(mine: dict[str, Any]) -> list[dict[str, str]]:
     found = []
     asked = [ask for lever in LEVERS.values() for choice in lever.choices for ask in choice.asked_by]
     read = {MICRO, ACCUMULATION, *(name for ask in asked for name in ask.arguments)}
-    for name in [
-        name for name in mine if name not in read
-    ]:  # most are arguments that change no speed; one letter off, it is a mistake
+    # Most others are arguments that change no speed; what is one letter off is a mistake.
+    for name in [name for name in mine if name not in read]:
         if near := get_close_matches(name, read, n=1, cutoff=SURELY_MEANT):
             found.append(_mistake(f"/baseline/{name}", f"baseline.{name} is not known; did you mean {near[0]}?"))
     for name in (MICRO, ACCUMULATION):
