@@ -21,7 +21,7 @@ import pytest
 
 from service.contract.base import Contract
 from service.contract.child import MESSAGE, ORDER, OUTPUT, ChildMessage, Order
-from worker.child import entry, soak, timing
+from worker.child import entry, passes, soak
 from worker.child.build import Bundle, build
 from worker.devices.simulated import Simulated, World
 from worker.runner import watchdog
@@ -56,7 +56,7 @@ class Simulation:
         self._own = threading.local()
         clock = SimpleNamespace(perf_counter=lambda: self._own.device.host, sleep=lambda _: None)
         monkeypatch.setattr("worker.devices.open_device", self._open)
-        monkeypatch.setattr(timing, "time", clock)
+        monkeypatch.setattr(passes, "time", clock)
         monkeypatch.setattr(soak, "time", clock)
         monkeypatch.setattr(soak, "build", self._faulty)
         # What other programs leave of this machine's memory says nothing of a simulated GPU.
