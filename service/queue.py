@@ -64,15 +64,11 @@ class Queue(Requests):
 
     def register(self, worker_id: str, pid: int, facts: HardwareFacts) -> None:
         """Announce a worker, if it is not known. OtherVersion where the tables are of another version."""
-        values: dict[str, Any] = {
-            "facts": facts.model_dump(mode="json"),
-            "fingerprint": facts.fingerprint,
-            "state": WorkerState.idle,
-        }
+        device = {"facts": facts.model_dump(mode="json"), "fingerprint": facts.fingerprint}
         with self.writing() as (session, now):
             check_revision(session)
-            values |= {"pid": pid, "draining": False, "started_at": now, "seen_at": now}
-            insert_if_new(session, Worker, id=worker_id, **values)
+            state = {"state": WorkerState.idle, "draining": False, "started_at": now, "seen_at": now}
+            insert_if_new(session, Worker, id=worker_id, pid=pid, **device, **state)
 
     def leave(self, worker_id: str) -> None:
         """Forget a worker that has ended in order."""

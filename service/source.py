@@ -8,11 +8,11 @@ from pathlib import Path
 from service import __version__
 
 
-def version_of(*folders: Path) -> str:
-    """dynotune's version, and eight hex digits of a hash over the Python files below these folders."""
+def version_of(*places: Path) -> str:
+    """dynotune's version, and eight hex digits of a hash over these Python files, and those below these folders."""
     digest = hashlib.sha256()
-    for folder in folders:
-        for file in sorted(folder.rglob("*.py")):
-            digest.update(f"{file.relative_to(folder.parent).as_posix()}\0".encode())
+    for place in places:
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            digest.update(f"{file.relative_to(place.parent).as_posix()}\0".encode())
             digest.update(file.read_bytes())
     return f"{__version__}+{digest.hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""What an earlier version of dynotune stored, as this version reads it."""
+"""What another version of dynotune stored, as this version reads it: the database's JSON, and files of users."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from service.levers import LEVERS, unknown
 
 
 def completed(stored: Any) -> Any:
-    """Stored JSON, its configurations with the levers that came since: at their baselines, as they were measured."""
+    """Stored JSON whose configurations have this version's levers: those that came since are at their baselines.
+
+    So they were measured. A lever that is no more is left out.
+    """
     if isinstance(stored, list):
         return [completed(one) for one in stored] if any(isinstance(one, dict) for one in stored) else stored
     if not isinstance(stored, dict):
         return stored
     found = {name: completed(one) for name, one in stored.items()}
-    if isinstance(levers := found.get("levers"), dict):  # those that there are no more did what the code does now
+    if isinstance(levers := found.get("levers"), dict):
         found["levers"] = {name: levers.get(name, lever.baseline) for name, lever in LEVERS.items()}
     return found
 

@@ -104,8 +104,9 @@ class Table:
 
     def _rounds(self) -> list[tuple[int, dict[str, float]]]:
         """(round, ratios by the keys that configurations have now) of each group."""
-        kept = [Configuration.model_validate(row["configuration"]) for row in self._kept["measurements"]]
-        now = {one.key: new.configuration.key for one, new in zip(kept, self._every(), strict=True)}
+        kept = [row["configuration"] for row in self._kept["measurements"]]
+        read = Configuration.model_validate
+        now = {read(one).key: read(completed(one)).key for one in kept}
         return [
             (row["round"], {now.get(key, key): ratio for key, ratio in row["ratios"].items()})
             for row in self._kept.get("ratios", ())

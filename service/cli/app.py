@@ -202,7 +202,7 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
     from service.cli.output import one_line
 
     console = screen()
-    console.print(f"{one_line(found.name)} ({found.id}): {found.status}, {display.status_line(found)}", soft_wrap=True)
+    console.print(f"{one_line(found.name)} ({found.id}): {display.status_line(found)}", soft_wrap=True)
     for line in (found.error, *(best.notes if best else found.notes)):
         if line:
             console.print(one_line(line), soft_wrap=True)

@@ -103,12 +103,11 @@ def trial_table(trials: Sequence[ListedTrial], names: dict[str, str] | None = No
 
 
 def status_line(job: JobView) -> str:
-    """Phase, elapsed and remaining time, and what is done now."""
+    """Phase, or how the job ended; elapsed and remaining time, and what is done now."""
     if job.status is JobStatus.queued:
         return f"queued: {job.waiting_for or 'waiting for a worker'}"
     now = job.waiting_for or job.progress.now
-    doing = job.status if job.status in (JobStatus.failed, JobStatus.cancelled) else job.phase
-    text = f"{doing} · {duration(job.elapsed_seconds)} elapsed"
+    text = f"{job.status if job.status.ended else job.phase} · {duration(job.elapsed_seconds)} elapsed"
     if job.estimated_finish_at and job.status is JobStatus.running:
         left = job.estimated_finish_at - time.time()
         text += f" · about {duration(left)} left" if left >= 1 else " · it takes longer than expected"

@@ -163,7 +163,9 @@ def test_the_line_of_a_job_tells_how_it_ended_and_when_it_is_late() -> None:
     now = time.time()
     failed = job_view(status="failed", phase="done", elapsed_seconds=8.0)
     assert display.status_line(failed) == "failed · 8s elapsed"
-    assert display.status_line(job_view(status="succeeded", phase="done", elapsed_seconds=8.0)) == "done · 8s elapsed"
+    assert (
+        display.status_line(job_view(status="succeeded", phase="done", elapsed_seconds=8.0)) == "succeeded · 8s elapsed"
+    )
     late, early = (
         display.status_line(job_view(status="running", phase="verifying", estimated_finish_at=now + left))
         for left in (-60, 90)

@@ -59,6 +59,20 @@ def test_a_recommendation_of_another_version_is_told(
     assert listed.status_code == 200 and not any(one["fastest"] for one in listed.json()["items"])
 
 
+def with_a_trial(queue: Queue, worker: str) -> tuple[tuple[TrialRequest, ...], TrialClaim]:
+    """Plan the only job's first two trials and end one of them; the requests, and the other one's claim."""
+    plan, _ = planned(queue)
+    requests = tuple(
+        TrialRequest(configuration=configuration(effective=size), origin=Origin.baseline, number=number)
+        for number, size in ((1, 32), (2, 64))
+    )
+    queue.finish_plan(plan, PlanDecision(trials=requests, phase=JobPhase.searching))
+    first, second = (queue.claim(worker, (TaskKind.trial,)) for _ in requests)
+    assert isinstance(first, TrialClaim) and isinstance(second, TrialClaim)
+    queue.finish_trial(first, measured(requests[0].configuration), "")
+    return requests, second
+
+
 def without_a_lever(kept: Any) -> Any:
     """Stored JSON, as the version before `loading` came had stored it."""
     if isinstance(kept, list):
@@ -74,15 +88,8 @@ def test_a_job_from_before_a_lever_came_goes_on_and_keeps_its_exports(
     """An update brings levers: what was measured before had them as their baselines are."""
     finish(queue, spec())
     job_id = queue.submit(spec(name="under way", search={"reuse": False}))
-    plan, _ = planned(queue)
-    asked = tuple(
-        TrialRequest(configuration=configuration(effective=size), origin=Origin.baseline, number=number)
-        for number, size in ((1, 32), (2, 64))
-    )
-    queue.finish_plan(plan, PlanDecision(trials=asked, phase=JobPhase.searching))
-    first = queue.claim(worker, (TaskKind.trial,))
-    assert isinstance(first, TrialClaim)
-    queue.finish_trial(first, measured(asked[0].configuration), "")
+    asked, open_trial = with_a_trial(queue, worker)
+    queue.release(open_trial)
     with Session(engine) as session, session.begin():
         for row in [*session.query(Job), *session.query(Task)]:
             for name in ("recommendation", "payload", "result"):
@@ -178,16 +185,7 @@ def test_a_running_job_with_a_trial_of_another_version_can_be_ended(
 ) -> None:
     """By whatever ends it: its history cannot be read, so it ends without a recommendation."""
     job_id = queue.submit(spec())
-    plan = queue.claim(worker, (TaskKind.plan,))
-    assert isinstance(plan, PlanClaim)
-    requests = tuple(
-        TrialRequest(configuration=configuration(effective=size), origin=Origin.search, number=number)
-        for number, size in ((1, 32), (2, 64))
-    )
-    queue.finish_plan(plan, PlanDecision(trials=requests, phase=JobPhase.searching))
-    first = queue.claim(worker, (TaskKind.trial,))
-    assert isinstance(first, TrialClaim)
-    queue.finish_trial(first, measured(configuration(micro=8)), "")
+    _, second = with_a_trial(queue, worker)
     spoil_trial(engine)
     if ended_by == "plan":
         claim = queue.claim(worker, (TaskKind.plan,))
@@ -196,15 +194,12 @@ def test_a_running_job_with_a_trial_of_another_version_can_be_ended(
             queue.plan_input(claim)
     elif ended_by in ("cancel", "stop"):
         getattr(queue, ended_by)(job_id)
+    elif ended_by == "fail":
+        queue.fail(second, "no disk")
     else:
-        second = queue.claim(worker, (TaskKind.trial,))
-        assert second is not None
-        if ended_by == "fail":
-            queue.fail(second, "no disk")
-        else:
-            with Session(engine) as session, session.begin():
-                session.execute(update(Task).where(Task.id == second.task_id).values(lease_until=1.0, deaths=2))
-            assert queue.reap() == 1
+        with Session(engine) as session, session.begin():
+            session.execute(update(Task).where(Task.id == second.task_id).values(lease_until=1.0, deaths=2))
+        assert queue.reap() == 1
     with Session(engine) as session:
         assert session.query(Job).where(Job.id == job_id).one().status.ended
 
@@ -228,17 +223,9 @@ def test_a_worker_on_the_database_fails_no_job_that_others_have_measured(
 ) -> None:
     """One new field of a measurement was enough: a worker of the older version failed a job that was nearly done."""
     queue.submit(spec())
-    plan, _ = planned(queue)
-    requests = tuple(
-        TrialRequest(configuration=configuration(effective=size), origin=Origin.search, number=number)
-        for number, size in ((1, 32), (2, 64))
-    )
-    queue.finish_plan(plan, PlanDecision(trials=requests, phase=JobPhase.searching))
-    old = Queue(engine, is_of_a_worker=True)
-    trials = [old.claim(worker, (TaskKind.trial,)) for _ in requests]
-    first, second = (one for one in trials if isinstance(one, TrialClaim))
-    queue.finish_trial(first, measured(configuration(micro=8)), "")
+    _, second = with_a_trial(queue, worker)
     spoil_trial(engine)
+    old = Queue(engine, is_of_a_worker=True)
     with pytest.raises(OtherVersion, match="bring both to one version"):
         if at == "plan":
             claim = old.claim(worker, (TaskKind.plan,))

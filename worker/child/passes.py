@@ -31,10 +31,7 @@ class Pass:
         self._last: Any = None  # the device's mark at the end of the last piece that was launched
 
     def run(self) -> bool:
-        """Train the steps; False when the deadline cut them short. TrainingError when a step went wrong.
-
-        A first pass ends early where its unit turns out to be hopeless, or its rest to be predicted.
-        """
+        """Train the steps, as `Unit.run` says; TrainingError when a step went wrong."""
         unit = self._unit
         with contextlib.closing(steps.prepared(unit.bundle, itertools.chain(unit.chosen, unit.plan[:1]))) as made:
             upcoming = next(made)

@@ -35,7 +35,7 @@ def sampled(rows: list[Record], recipe: Recipe) -> Rows:
     """
     sizes, rare = [], []
     for row in rows:
-        counts = [_bytes(row.get(column)) for column in recipe.columns.values()]
+        counts = [_byte_counts(row.get(column)) for column in recipe.columns.values()]
         sizes.append(sum(of_all for of_all, _ in counts))
         rare.append(sum(of_rare for _, of_rare in counts))
     mean = max(1.0, sum(sizes) / max(1, len(sizes)))
@@ -56,11 +56,11 @@ def sampled(rows: list[Record], recipe: Recipe) -> Rows:
     return Rows([rows[at] for at in drawn], [rows[at] for at in sorted(others.difference(drawn))])
 
 
-def _bytes(value: Any) -> tuple[int, int]:
+def _byte_counts(value: Any) -> tuple[int, int]:
     """How many bytes the texts of a row's column have in UTF-8 with all turns, and how many of these are rare."""
     if isinstance(value, str):
         text = value.encode()
         return len(text), len(text.translate(None, USUAL))
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    parts = [_bytes(one) for one in inner]
+    parts = [_byte_counts(one) for one in inner]
     return sum(of_all for of_all, _ in parts), sum(of_rare for _, of_rare in parts)

@@ -23,7 +23,10 @@ VERSIONED = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "tri
 USEFUL = ("accelerate", "triton", "datasets")  # beside those that methods and levers need
 ROOT = Path(__file__).parents[2]
 # What decides how a trial is measured: an update of anything else keeps jobs that are under way on their hardware.
-MEASURES = ("training", "worker/child", "worker/devices", "service/contract", "service/levers", "service/tasks")
+MEASURES = (
+    *("training", "worker/child", "worker/devices", "worker/runner"),
+    *("service/contract", "service/levers", "service/tasks", "service/recipe.py"),
+)
 IMPORTED = ("bitsandbytes",)  # present is not enough: its native library has to load
 
 
