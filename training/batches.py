@@ -61,11 +61,11 @@ def padded_width(longest: int, recipe: Recipe) -> int:
 
 
 def joined(parts: Iterable[array[int]], rows: int) -> torch.Tensor:
-    """The parts one after the other, as a tensor of `rows` rows. Arrays join faster than slices of tensors."""
-    values = array("q")
+    """The parts one after the other, as an int64 tensor of `rows` rows. Arrays join faster than slices of tensors."""
+    values = array("i")
     for part in parts:
         values += part
-    return torch.frombuffer(values, dtype=torch.long).view(rows, -1)
+    return torch.frombuffer(values, dtype=torch.int32).long().view(rows, -1)
 
 
 def collate(rows: list[list[Sample]], pad: int, recipe: Recipe) -> Batch:
@@ -73,14 +73,14 @@ def collate(rows: list[list[Sample]], pad: int, recipe: Recipe) -> Batch:
     width, filled = padded_width(max(sum(len(ids) for ids, _ in row) for row in rows), recipe), []
     for row in rows:
         rest = width - sum(len(ids) for ids, _ in row)
-        filled += [*row, (array("q", [pad]) * rest, array("q", [IGNORED]) * rest)]
+        filled += [*row, (array("i", [pad]) * rest, array("i", [IGNORED]) * rest)]
     batch: Batch = {"input_ids": joined((ids for ids, _ in filled), len(rows))}
     if recipe.labels_are_classes:
         batch["labels"] = torch.tensor([targets[0] for ((_, targets),) in rows])
     else:
         batch["labels"] = joined((targets for _, targets in filled), len(rows))
     if recipe.packed:  # positions begin again at 0 with each sample of a row
-        batch["position_ids"] = joined((array("q", range(len(ids))) for ids, _ in filled), len(rows))
+        batch["position_ids"] = joined((array("i", range(len(ids))) for ids, _ in filled), len(rows))
     if recipe.masked:
         batch["attention_mask"] = torch.ones_like(batch["input_ids"])
         for mask, row in zip(batch["attention_mask"], rows, strict=True):
@@ -105,7 +105,7 @@ def segments(samples: list[array[int]]) -> Batch:
     return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
 
 
-def prepare(step: Step, samples: list[Sample], pad: int, recipe: Recipe) -> Prepared:
+def prepare(step: Step, samples: Sequence[Sample], pad: int, recipe: Recipe) -> Prepared:
     """(a step's batches on the host, the number of terms of its loss, its number of tokens without padding)."""
     rows = [[[samples[at] for at in row] for row in micro_batch] for micro_batch in step]
     batches = [collate(part, pad, recipe) for part in rows]
@@ -113,7 +113,7 @@ def prepare(step: Step, samples: list[Sample], pad: int, recipe: Recipe) -> Prep
     return batches, sum(map(task_of(recipe).loss_terms, members)), sum(len(ids) for ids, _ in members)
 
 
-def prepared(steps: Iterable[Step], samples: list[Sample], pad: int, recipe: Recipe) -> Generator[Prepared]:
+def prepared(steps: Iterable[Step], samples: Sequence[Sample], pad: int, recipe: Recipe) -> Generator[Prepared]:
     """Prepare each step when it is asked for, in this process or in the recipe's worker processes."""
     if recipe.loading is not None:
         return apply(recipe.loading, steps, lambda step: prepare(step, samples, pad, recipe), recipe.pin_memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from training.step import autocast
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def evaluate(
-    model: Any, samples: list[Sample], tokenizer: Any, device: torch.device, recipe: Recipe
+    model: Any, samples: Sequence[Sample], tokenizer: Any, device: torch.device, recipe: Recipe
 ) -> dict[str, float]:
     """`loss`, `accuracy`, and the scores of generated completions where the recipe generates; dropout is off."""
     model.eval()
@@ -38,12 +39,12 @@ def output_of(model: Any, batch: Batch, recipe: Recipe) -> Any:
         return model(**batch)
 
 
-def guesses(model: Any, samples: list[Sample], pad: int, device: torch.device, recipe: Recipe) -> dict[str, float]:
+def guesses(model: Any, samples: Sequence[Sample], pad: int, device: torch.device, recipe: Recipe) -> dict[str, float]:
     """`loss` and `accuracy` over padded batches, the longest samples first."""
-    ordered = sorted(samples, key=lambda sample: len(sample[0]), reverse=True)
+    ordered = sorted(range(len(samples)), key=lambda at: len(samples[at][0]), reverse=True)
     total, terms, right, guessed = 0.0, 0, 0, 0
     for start in range(0, len(ordered), recipe.evaluation_batch_size):
-        part = ordered[start : start + recipe.evaluation_batch_size]
+        part = [samples[at] for at in ordered[start : start + recipe.evaluation_batch_size]]
         batch = moved(collate([[sample] for sample in part], pad, recipe), device, recipe)
         with autocast(device, recipe):
             output = output_of(model, batch, recipe)

@@ -15,13 +15,15 @@ from transformers import AutoConfig
 from training.errors import TrainingError
 from training.packing import know_packed_rows, know_single_rows, offset_positions
 from training.recipe import Recipe, apply, task_of
-from training.samples import Sample
+from training.samples import Samples
 
 
-def build_model(source: str | Path, tokenizer: Any, samples: list[Sample], device: torch.device, recipe: Recipe) -> Any:
+def build_model(
+    source: str | Path, tokenizer: Any, splits: Sequence[Samples], device: torch.device, recipe: Recipe
+) -> Any:
     """The model on the device, in training mode, with its adapter and all levers applied, but not yet compiled."""
     before_loading(recipe)
-    config = model_config(source, samples, recipe)
+    config = model_config(source, tokenizer, splits, recipe)
     torch.manual_seed(recipe.seed)  # for the weights that are initialised at random: all, or those of a new head
     model = (
         random_model(config, device, recipe) if recipe.random_weights else loaded_model(source, config, device, recipe)
@@ -56,15 +58,29 @@ def before_loading(recipe: Recipe) -> None:
         apply(choice)
 
 
-def model_config(source: str | Path, samples: list[Sample], recipe: Recipe) -> Any:
-    """The model's configuration for this task."""
+def model_config(source: str | Path, tokenizer: Any, splits: Sequence[Samples], recipe: Recipe) -> Any:
+    """The model's configuration for this task and data."""
     config = AutoConfig.from_pretrained(source, **recipe.source_options)
+    check_vocabulary(config, tokenizer, splits)
     config.use_cache = False  # with a cache, transformers would not see where packed samples begin
-    task_of(recipe).set_up(config, samples)
+    task_of(recipe).set_up(config, splits)
     if recipe.classes:
         config.label2id = recipe.classes
         config.id2label = {number: label for label, number in recipe.classes.items()}
     return config
+
+
+def check_vocabulary(config: Any, tokenizer: Any, splits: Sequence[Samples]) -> None:
+    """TrainingError where the data holds a token for which the model has no embedding.
+
+    It may have been added to a tokenizer. It would be an IndexError of some step, and on a GPU the end of the process.
+    """
+    size, largest = getattr(config.get_text_config(), "vocab_size", None), max(max(part.ids) for part in splits)
+    if size is not None and largest >= size:
+        raise TrainingError(
+            f"model.source: the data holds {tokenizer.convert_ids_to_tokens(largest)!r}, token {largest} of its "
+            f"tokenizer, and the model has embeddings for {size} tokens; resize them"
+        )
 
 
 def know_padding(model: Any, tokenizer: Any) -> None:

@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +19,25 @@ HELD_OUT = ("test", "testing", "validation", "valid", "val", "dev", "eval", "eva
 NO_DATA = re.compile(r"(^|/)(\.|(dataset_infos?|dataset_dict|state)\.json$)")
 
 
-def read_file(path: Path, recipe: Recipe) -> list[Record]:
-    """The rows of one file."""
+def read_file(path: Path, recipe: Recipe) -> Iterator[Record]:
+    """The rows of one file, each read when it is asked for."""
     if ".parquet" in recipe.formats and path.suffix == ".parquet":
-        return read_parquet(path)
-    if ".csv" in recipe.formats and path.suffix == ".csv":
-        return read_csv(path, recipe)
-    with path.open(encoding="utf-8-sig") as lines:  # as utf-8, but for a byte order mark at the beginning
-        if recipe.json_arrays and path.suffix == ".json":
-            return read_json(lines.read())
-        return [json.loads(line) for line in lines if line.strip()]
+        yield from read_parquet(path)
+    elif ".csv" in recipe.formats and path.suffix == ".csv":
+        yield from read_csv(path, recipe)
+    else:
+        with path.open(encoding="utf-8-sig") as lines:  # as utf-8, but for a byte order mark at the beginning
+            if recipe.json_arrays and path.suffix == ".json":
+                yield from read_json(lines.read())
+            else:
+                yield from (json.loads(line) for line in lines if line.strip())
 
 
-def read_csv(path: Path, recipe: Recipe) -> list[Record]:
+def read_csv(path: Path, recipe: Recipe) -> Iterator[Record]:
     """The rows of a csv file with a header."""
     csv.field_size_limit(sys.maxsize)
     with path.open(newline="", encoding="utf-8-sig") as stream:
-        return list(csv.DictReader(stream, restkey="(beyond the header)", strict=True, **recipe.csv_options))
+        yield from csv.DictReader(stream, restkey="(beyond the header)", strict=True, **recipe.csv_options)
 
 
 def read_json(text: str) -> list[Record]:
@@ -45,12 +47,13 @@ def read_json(text: str) -> list[Record]:
     return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
-def read_parquet(path: Path) -> list[Record]:
+def read_parquet(path: Path) -> Iterator[Record]:
     """The rows of a parquet file."""
     from pyarrow import parquet
 
     batches = parquet.ParquetFile(path).iter_batches(use_threads=False)
-    return [{name: as_written(one) for name, one in row.items()} for batch in batches for row in batch.to_pylist()]
+    rows = (row for batch in batches for row in batch.to_pylist())
+    return ({name: as_written(one) for name, one in row.items()} for row in rows)
 
 
 def as_written(value: Any) -> Any:
@@ -96,29 +99,41 @@ def files_to_validate(source: Path, recipe: Recipe) -> list[Path]:
     return files_of(source, [recipe.validation_split], recipe) if recipe.validation_split else []
 
 
-def read_splits(source: Path, recipe: Recipe) -> tuple[list[Record], list[Record]]:
-    """(training rows, validation rows); without a validation split, a share of the training rows is held out."""
+def files_of_splits(source: Path, recipe: Recipe) -> tuple[list[Path], list[Path]]:
+    """(the files whose rows train, those whose rows validate); a split column may tell the rows of the first apart."""
+    if recipe.split_column:
+        return files_by(recipe.train_files, source, recipe) if recipe.train_files else files_of(source, [], recipe), []
+    if not recipe.dataset_is_folder:
+        return [source], []
+    if recipe.train_files:
+        return files_by(recipe.train_files, source, recipe), files_by(recipe.validation_files, source, recipe)
+    return files_to_train(source, recipe)[0], files_to_validate(source, recipe)
+
+
+def read_splits(source: Path, recipe: Recipe) -> Iterator[tuple[bool, Record]]:
+    """Each row that trains or validates, with whether it validates.
+
+    Without a validation split, a share of the training rows is held out.
+    """
     if recipe.below:
         source = source / recipe.below
-    if recipe.split_column:
-        paths = files_by(recipe.train_files, source, recipe) if recipe.train_files else files_of(source, [], recipe)
-        rows = [row for path in paths for row in read_file(path, recipe)]
-        train = [row for row in rows if str(row[recipe.split_column]) == recipe.train_split]
-        held = [row for row in rows if str(row[recipe.split_column]) == recipe.validation_split]
-    elif recipe.dataset_is_folder:
-        if recipe.train_files:
-            chosen = [files_by(recipe.train_files, source, recipe), files_by(recipe.validation_files, source, recipe)]
-        else:
-            chosen = [files_to_train(source, recipe)[0], files_to_validate(source, recipe)]
-        train, held = ([row for path in files for row in read_file(path, recipe)] for files in chosen)
+    train, held_out = files_of_splits(source, recipe)
+    rows = (row for path in train for row in read_file(path, recipe))
+    if not recipe.validation_split:
+        if recipe.split_column:
+            rows = (row for row in rows if str(row[recipe.split_column]) == recipe.train_split)
+        share = recipe.validation_fraction
+        yield from ((int((at + 1) * share) != int(at * share), row) for at, row in enumerate(rows))
+    elif recipe.split_column:
+        for row in rows:
+            split = str(row[recipe.split_column])
+            if split == recipe.train_split:
+                yield False, row
+            if split == recipe.validation_split:
+                yield True, row
     else:
-        train, held = read_file(source, recipe), []
-    if recipe.validation_split:
-        return train, held
-    share = recipe.validation_fraction
-    out = [int((at + 1) * share) != int(at * share) for at in range(len(train))]
-    held = [row for row, taken in zip(train, out, strict=True) if taken] or train[:1]
-    return [row for row, taken in zip(train, out, strict=True) if not taken], held
+        yield from ((False, row) for row in rows)
+        yield from ((True, row) for path in held_out for row in read_file(path, recipe))
 
 
 def texts_of(rows: list[Record], column: str, recipe: Recipe) -> list[str]:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def arguments(argv: list[str] | None, recipe: Recipe) -> argparse.Namespace:
 
 def train(
     model: Any,
-    samples: list[Sample],
+    samples: Sequence[Sample],
     pad: int,
     args: argparse.Namespace,
     report: Callable[..., None],
@@ -185,7 +185,7 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     torch.set_num_threads(usable_cores())
     tokenizer = tokenizer_of(args.model, recipe)
     samples, held_out = load_data(args.data, tokenizer, recipe)
-    model = build_model(args.model, tokenizer, samples + held_out, device, recipe)
+    model = build_model(args.model, tokenizer, (samples, held_out), device, recipe)
     compile_model(model, recipe)
     if args.log:
         args.log.parent.mkdir(parents=True, exist_ok=True)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from training.errors import TrainingError
-from training.reading import read_splits
+from training.reading import Record, read_splits
 from training.recipe import Recipe, task_of
-from training.samples import Sample
+from training.samples import Sample, Samples
 
-ROWS_AT_ONCE = 1000  # to tokenise
+ROWS_AT_ONCE = 1000  # to tokenise: a tokenizer's answer takes far more memory than its token ids
 
 
 def tokenizer_of(source: str | Path, recipe: Recipe) -> Any:
@@ -29,12 +30,6 @@ def tokenizer_of(source: str | Path, recipe: Recipe) -> Any:
 def is_learnable(sample: Sample, recipe: Recipe) -> bool:
     """Whether a token or label of the sample counts for the loss."""
     return len(sample[0]) > 0 and task_of(recipe).loss_terms(sample) > 0
-
-
-def samples_of(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[Sample]:
-    """The rows' samples, few rows at a time: a tokenizer's answer takes far more memory than its token ids."""
-    parts = [rows[at : at + ROWS_AT_ONCE] for at in range(0, len(rows), ROWS_AT_ONCE)]
-    return [sample for part in parts for sample in task_of(recipe).encode(part, tokenizer, recipe)]
 
 
 def locate(source: str, recipe: Recipe) -> Path:
@@ -58,20 +53,32 @@ def downloaded(files: Sequence[str], below: str, formats: Sequence[str]) -> list
     return [f"{below}/*{ending}" if below else f"*{ending}" for ending in formats]
 
 
-def load_data(source: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], list[Sample]]:
-    """(training samples, validation samples), without samples that have no term of the loss."""
-    parts = []
+def read_in_parts(source: str, recipe: Recipe) -> Iterator[list[tuple[bool, Record]]]:
+    """The dataset's rows, each with whether it validates, few at a time: all of them would take much memory."""
     try:
-        splits = read_splits(locate(source, recipe), recipe)
+        rows = read_splits(locate(source, recipe), recipe)
+        while part := list(itertools.islice(rows, ROWS_AT_ONCE)):
+            yield part
     except (OSError, ValueError) as error:
         raise TrainingError(f"{source} cannot be read in the form of the data that was measured: {error}") from error
-    for rows in splits:
-        if not rows:
-            raise TrainingError("the dataset has no rows to train on, or none to validate with")
-        for number, row in enumerate(rows, start=1):
-            if missing := sorted(set(recipe.needed) - row.keys()):
-                raise TrainingError(f"row {number} has no column {', '.join(missing)}; it has {', '.join(row)}")
-        parts.append([sample for sample in samples_of(rows, tokenizer, recipe) if is_learnable(sample, recipe)])
-    if not parts[0]:
+
+
+def load_data(source: str, tokenizer: Any, recipe: Recipe) -> tuple[Samples, Samples]:
+    """(training samples, validation samples), without samples that have no term of the loss."""
+    splits, counts = (Samples(), Samples()), [0, 0]
+    for part in read_in_parts(source, recipe):
+        for validates in (False, True):
+            rows = [row for its, row in part if its == validates]
+            for number, row in enumerate(rows, start=counts[validates] + 1):
+                if missing := sorted(set(recipe.needed) - row.keys()):
+                    raise TrainingError(f"row {number} has no column {', '.join(missing)}; it has {', '.join(row)}")
+            counts[validates] += len(rows)
+            for sample in task_of(recipe).encode(rows, tokenizer, recipe):
+                if is_learnable(sample, recipe):
+                    splits[validates].append(sample)
+    train, held_out = splits
+    if not counts[0] or (recipe.validation_split and not counts[1]):
+        raise TrainingError("the dataset has no rows to train on, or none to validate with")
+    if not train:
         raise TrainingError("the dataset has no row with anything to learn from within max_length")
-    return parts[0], parts[1] or parts[0][:1]
+    return train, held_out or Samples(train[:1])

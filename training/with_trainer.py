@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     settings = on_one_device(TrainingArguments(**ARGUMENTS | given(args)))
     tokenizer = tokenizer_of(args.model, recipe)
     samples, held_out = load_data(args.data, tokenizer, recipe)
-    model = build_model(args.model, tokenizer, samples + held_out, torch.device(args.device), recipe)
+    model = build_model(args.model, tokenizer, (samples, held_out), torch.device(args.device), recipe)
     compile_model(model, recipe)
     lengths = [len(ids) for ids, _ in samples]
     trainer = Arranged(

@@ -5,6 +5,7 @@ This file is not run itself: the export `trl` prints it, with all functions that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class Arranged(MeasuredOrderAndLoss, SFTTrainer):  # type: ignore[misc]
     """
 
 
-def rows_of(samples: list[Sample]) -> Any:
+def rows_of(samples: Sequence[Sample]) -> Any:
     """The tokenised samples as TRL takes them: token ids, and labels with -100 for what is not learnt."""
     return Dataset.from_list([{"input_ids": list(ids), "labels": list(labels)} for ids, labels in samples])
 
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None, *, recipe: Recipe) -> None:
     settings = on_one_device(SFTConfig(**ARGUMENTS | given(args)))
     tokenizer = tokenizer_of(args.model, recipe)
     samples, held_out = load_data(args.data, tokenizer, recipe)
-    model = build_model(args.model, tokenizer, samples + held_out, torch.device(args.device), recipe)
+    model = build_model(args.model, tokenizer, (samples, held_out), torch.device(args.device), recipe)
     compile_model(model, recipe)
     lengths = [len(ids) for ids, _ in samples]
     own_collator: dict[str, Any] = {}

@@ -168,7 +168,7 @@ def truth(machine: Machine, case: Case, start: int, say: Callable[[str], None]) 
 
 def warm(machine: Machine, case: Case) -> None:
     """Tokenise the case's data into the cache that all its children share; RuntimeError when that fails."""
-    if (machine.home / "cache" / case.cache / "samples.npz").exists():
+    if (machine.home / "cache" / case.cache / "data.npz").exists():
         return
     ending = machine.child(case, "truth", size=1)
     if ending.kind != "result":

@@ -81,18 +81,23 @@ class ModelSpec(Asked):
     """The model: a hub id or a local folder, its revision, and whether its weights are loaded or drawn at random."""
 
     source: Source = Field(examples=["examples/llama-13m"], description="Hub id or local folder.")
-    revision: Revision | None = None
-    weights: Literal["pretrained", "random"] = "pretrained"
+    revision: Revision | None = Field(default=None, description="Branch, tag or commit of a hub model.")
+    weights: Literal["pretrained", "random"] = Field(
+        default="pretrained",
+        description="`random` draws weights by the model's configuration: only timings mean something.",
+    )
 
 
 class Columns(Asked):
     """Names of the dataset's columns. Columns that are not named here are recognised by their usual names."""
 
-    prompt: str | None = None
-    completion: str | None = None
-    messages: str | None = None
-    text: str | None = None
-    label: str | None = None
+    prompt: str | None = Field(default=None, description="What is asked; not learnt unless training.loss_on is all.")
+    completion: str | None = Field(default=None, description="The answer to it, which is learnt.")
+    messages: str | None = Field(default=None, description="A conversation: a list of turns with a role and content.")
+    text: str | None = Field(
+        default=None, description="A plain text; with sequence-classification, what is classified."
+    )
+    label: str | None = Field(default=None, description="The text's class, by name or by number from 0 on.")
     context: str | None = Field(
         default=None, description="What the instruction is about; it is appended to the prompt on a line of its own."
     )
@@ -108,23 +113,28 @@ class Splits(Asked):
     or of a hub dataset. With no validation rows named, `validation_fraction` of the training rows is held out.
     """
 
-    train: str = "train"
-    validation: str | None = None
-    column: str | None = None
-    validation_fraction: float = Field(default=0.05, gt=0, lt=0.9)
+    train: str = Field(default="train", description="The split that trains.")
+    validation: str | None = Field(default=None, description="The split that validates.")
+    column: str | None = Field(default=None, description="The column that names each row's split.")
+    validation_fraction: float = Field(
+        default=0.05, gt=0, lt=0.9, description="Share of the training rows that is held out where no split validates."
+    )
 
 
 class DatasetSpec(Asked):
     """The data: a hub id, a folder, or a jsonl / json / csv / parquet file; rows are cut at `max_length` tokens."""
 
-    source: Source = Field(examples=["examples/data/functions.jsonl"])
+    source: Source = Field(
+        examples=["examples/data/functions.jsonl"],
+        description="Hub id, a folder, or a jsonl, json, csv or parquet file.",
+    )
     config: str | None = Field(
         default=None,
         min_length=1,
         max_length=200,
         description="Which of a dataset's configurations, as its card names them: the `name` of `load_dataset`.",
     )
-    revision: Revision | None = None
+    revision: Revision | None = Field(default=None, description="Branch, tag or commit of a hub dataset.")
     columns: Columns = Columns()
     max_length: int = Field(default=1024, ge=8, le=10_000_000, description="Tokens; longer samples are cut.")
     splits: Splits = Splits()
@@ -152,10 +162,12 @@ class DatasetSpec(Asked):
 class LoraSpec(Asked):
     """The adapter of LoRA and QLoRA (Hu et al. 2021, Dettmers et al. 2023); names are peft's."""
 
-    r: Positive = 16
-    alpha: float = Field(default=32, gt=0)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    target_modules: str | tuple[str, ...] = "all-linear"
+    r: Positive = Field(default=16, description="The rank.")
+    alpha: float = Field(default=32, gt=0, description="The adapter's output is multiplied by alpha / r.")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Probability of dropout on the adapter's input.")
+    target_modules: str | tuple[str, ...] = Field(
+        default="all-linear", description="Names of the layers that get an adapter, or all-linear for all but the head."
+    )
 
     @field_validator("target_modules", mode="before")
     @classmethod
@@ -169,15 +181,21 @@ class LoraSpec(Asked):
 class TrainingSpec(Asked):
     """How the model is trained. The search changes none of these, except an effective batch that is not given."""
 
-    epochs: float = Field(default=3.0, gt=0, le=1_000_000)
+    epochs: float = Field(default=3.0, gt=0, le=1_000_000, description="Times that each sample is trained on.")
     learning_rate: float | None = Field(
         default=None, gt=0, le=1, description="When not given, 2e-4 for adapters, and Trainer's 5e-5 for method full."
     )
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(default=1.0, ge=0, description="0 turns clipping off.")
-    seed: Seed = 0
+    schedule: Literal["linear", "cosine", "constant"] = Field(
+        default="linear", description="How the learning rate goes on after its warm-up."
+    )
+    warmup_ratio: float = Field(
+        default=0.03, ge=0, lt=1, description="Share of the steps in which the learning rate rises from 0."
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's, decoupled from the gradients.")
+    max_grad_norm: float = Field(
+        default=1.0, ge=0, description="Gradients of a larger norm are scaled down to it; 0 turns that off."
+    )
+    seed: Seed = Field(default=0, description="Of the samples' order, of new weights and of dropout.")
     loss_on: Literal["completion", "all"] = Field(
         default="completion", description="causal-lm: learn only completions and the assistant's turns, or all tokens."
     )
@@ -196,9 +214,9 @@ class TrainingSpec(Asked):
 class RepeatedSearch(Asked):
     """The sizes and the rate at which a recommendation's levers are measured again."""
 
-    effective_batch_size: Positive
-    micro_batch_size: Positive
-    learning_rate: float = Field(gt=0, le=1)
+    effective_batch_size: Positive = Field(description="Samples an optimizer step.")
+    micro_batch_size: Positive = Field(description="Samples, or rows where they are packed, of a pass.")
+    learning_rate: float = Field(gt=0, le=1, description="The highest of the schedule.")
 
 
 class SearchSpec(Asked):
@@ -235,7 +253,9 @@ class SearchSpec(Asked):
     reuse: bool = Field(
         default=True, description="Whether trials of earlier jobs on the same hardware order this job's trials."
     )
-    seed: Seed = 0
+    seed: Seed = Field(
+        default=0, description="Of the search: the same job with the same history plans the same trials."
+    )
 
     @field_validator("verify", mode="before")
     @classmethod
@@ -272,8 +292,12 @@ class HardwareSpec(Asked):
 class JobSpec(Asked):
     """One finetuning job to find the fastest stable configuration for."""
 
-    name: str = Field(default="job", min_length=1, max_length=200)
-    labels: dict[Label, Annotated[str, Field(max_length=200)]] = Field(default_factory=dict, max_length=100)
+    name: str = Field(default="job", min_length=1, max_length=200, description="What lists show it as.")
+    labels: dict[Label, Annotated[str, Field(max_length=200)]] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="Names and values of your own, by which lists can be filtered.",
+    )
     priority: int = Field(
         default=0,
         ge=-100,
@@ -286,7 +310,9 @@ class JobSpec(Asked):
         description="What is learnt. " + " ".join(f"{name}: {task.summary}" for name, task in TASKS.items()),
     )
     dataset: DatasetSpec
-    method: tuple[Method, ...] = ("lora",)
+    method: tuple[Method, ...] = Field(
+        default=("lora",), description="One or several; each gets a winner, and the fastest of them is recommended."
+    )
     lora: LoraSpec = LoraSpec()
     training: TrainingSpec = TrainingSpec()
     search: SearchSpec = SearchSpec()

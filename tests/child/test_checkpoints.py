@@ -11,7 +11,8 @@ import transformers
 
 from tests.child import tiny
 from tests.child.test_data_mistakes import refused
-from worker.child.build import check_vocabulary, unmatched_modules
+from training.model import check_vocabulary
+from worker.child.build import check_padding, unmatched_modules
 
 
 @pytest.mark.parametrize(("kind", "task"), [("llama", "causal-lm"), ("bert", "masked-lm")])
@@ -34,13 +35,12 @@ def test_an_adapter_needs_a_checkpoint_with_its_output_layer(
 
 def test_tokens_without_an_embedding_are_told(tmp_path: Path, llama: Path, reviews: Path) -> None:
     bundle = tiny.bundle(tiny.job(llama, reviews, task="sequence-classification"), "lora")
-    size = bundle.model.config.vocab_size
-    check_vocabulary(size, bundle.tokenizer, bundle.data)
-    largest = max(max(ids) for ids, _ in bundle.data.train)
-    assert f"token {largest} of its tokenizer" in refused(check_vocabulary, largest, bundle.tokenizer, bundle.data)
-    assert "have another token pad" in refused(
-        check_vocabulary, bundle.tokenizer.pad_token_id, bundle.tokenizer, bundle.data
-    )
+    config, tokenizer, data = bundle.model.config, bundle.tokenizer, bundle.data
+    check_padding(config.vocab_size, tokenizer)
+    assert "have another token pad" in refused(check_padding, tokenizer.pad_token_id, tokenizer)
+    check_vocabulary(config, tokenizer, [data.train])
+    config.vocab_size = max(data.train.ids)
+    assert f"token {config.vocab_size} of its tokenizer" in refused(check_vocabulary, config, tokenizer, [data.train])
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # by peft

@@ -18,6 +18,7 @@ from service.contract.task import TrialRequest
 from tests.child import tiny
 from tests.factory import configuration
 from tests.factory import timing as timing_of
+from training.samples import Samples
 from worker.child import probe, sizes
 from worker.child.curve import Curve, first_size
 from worker.child.measure import _evaluation_batch, run_trial, unit_size
@@ -281,7 +282,7 @@ def test_a_fixed_micro_batch_is_evaluated_with_as_many_tokens(llama: Path, tmp_p
     """Where validation samples are four times as long as any that is trained, a quarter of its rows."""
     bundle = tiny.bundle(tiny.job(llama, tiny.write(tmp_path / "rows.jsonl", tiny.pairs(60))), "lora")
     ids, labels = max(bundle.data.train, key=lambda one: len(one[0]))
-    bundle.data = replace(bundle.data, validation=[(ids * 4, labels * 4)])
+    bundle.data = replace(bundle.data, validation=Samples([(ids * 4, labels * 4)]))
     probed: Any = SimpleNamespace(largest=16, probes=())
     assert _evaluation_batch(bundle, probed, 4, 16, apart=False) == 4
 

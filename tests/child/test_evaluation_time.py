@@ -14,6 +14,7 @@ from service.contract.states import Origin, ProbePhase
 from service.contract.task import TrialRequest
 from tests.child import tiny
 from tests.factory import configuration
+from training.samples import Samples
 from worker.child import evaluation_time, probe
 from worker.child.measure import run_trial
 
@@ -43,7 +44,7 @@ def test_longer_validation_samples_than_any_trained_have_smaller_batches(llama: 
     assert probe.evaluated_rows(bundle, 16) == 16
     ids, labels = max(bundle.data.train, key=lambda one: len(one[0]))
     longer = (ids * 4, labels * 4)
-    bundle.data = replace(bundle.data, validation=[*bundle.data.validation, longer])
+    bundle.data = replace(bundle.data, validation=Samples([*bundle.data.validation, longer]))
     assert probe.evaluated_rows(bundle, 16) == 4 and probe.evaluated_rows(bundle, 2) == 1
 
 

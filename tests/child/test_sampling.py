@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,15 @@ import pytest
 from service.contract.measurement import DatasetFacts
 from tests.child import tiny
 from tests.factory import configuration
+from training import source
+from training.batches import epoch_steps
 from training.errors import TrainingError
 from training.recipe import Recipe
-from training.source import ROWS_AT_ONCE, samples_of
+from training.samples import Samples, sample_of
+from training.source import ROWS_AT_ONCE
 from worker.child import data, evaluation_time, sampling
 from worker.child.build import recipe_of
+from worker.child.data import samples_of
 from worker.child.sampling import LONGEST_ROWS, Rows
 
 TEXTS = [{"text": "a" * (1 + at % 97)} for at in range(5000)]
@@ -48,6 +53,47 @@ def facts(folder: Path, tokenizer: Any, rows: list[dict[str, Any]], task: str = 
     """What is said of these rows as a job's data."""
     job = tiny.job(folder, tiny.write(folder / "rows.jsonl", rows), task=task)
     return data.load(job, recipe_of(job, configuration()), tokenizer, tiny.workplace(folder)).facts
+
+
+def test_samples_are_a_sequence() -> None:
+    """Of the arrays that were given, in their order; labels may be fewer than ids."""
+    given = [sample_of(range(at), [at]) for at in range(1, 6)]
+    made = Samples(given)
+    assert list(made) == given and len(made) == 5 and made[-1] == given[-1] and made[1:4:2] == given[1:4:2]
+    with pytest.raises(IndexError):
+        made[5]
+    assert not Samples()
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("effective", [1, 8])
+def test_memory_of_rows_that_no_trial_reads_is_told_of_a_run(tmp_path: Path, tokenizer: Any, effective: int) -> None:
+    """What a run's rows take, as Python counts it, is what is told for those that were left out, or a little less."""
+    job = tiny.job(tmp_path, tiny.write(tmp_path / "rows.jsonl", TEXTS))
+    told = recipe_of(job, configuration(effective=effective))
+    found = data.load(job, told, tokenizer, tiny.workplace(tmp_path))
+    told = recipe_of(job, configuration(effective=effective, micro=1), found.facts)
+    source.load_data(str(tmp_path / "rows.jsonl"), tokenizer, told)  # what is loaded once is not counted
+    tracemalloc.start()
+    loaded = source.load_data(str(tmp_path / "rows.jsonl"), tokenizer, told)
+    after, at_most = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    lengths = [len(ids) for ids, _ in loaded[0]]
+    plan = epoch_steps(lengths, 0, told)
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(plan) >= 4000 / effective
+    unread = found.unread_bytes(effective) * found.facts.rows / (found.facts.rows - found.drawn[0])
+    assert held <= unread <= 1.5 * held
+    assert at_most - after < 4_000_000, "rows are dropped when they are tokenised"
+
+
+@pytest.mark.usefixtures("few")
+def test_a_trial_in_the_host_s_memory_holds_as_much_as_the_run_s_rows(tmp_path: Path, llama: Path) -> None:
+    """Otherwise a run of a large dataset would run out of memory under the cap that its trial stayed below."""
+    job = tiny.job(llama, tiny.write(tmp_path / "rows.jsonl", TEXTS))
+    bundle = tiny.bundle(job, "lora")
+    assert len(bundle.unread) == bundle.data.unread_bytes(bundle.recipe.effective_batch_size) > 1_000_000
 
 
 def test_few_rows_are_all_taken() -> None:
@@ -186,8 +232,6 @@ def test_rows_are_tokenised_few_at_a_time(tokenizer: Any) -> None:
         __call__ = staticmethod(counted)
 
     told = recipe("prompt", "completion")
-    found = samples_of(rows, Counting(), told)
+    found = list(samples_of(rows, Counting(), told))
     assert max(calls) == ROWS_AT_ONCE and len(found) == len(rows)
-    assert (
-        found[-1] == samples_of(rows[-1:], tokenizer, told)[0] and found[0] == samples_of(rows[:1], tokenizer, told)[0]
-    )
+    assert [found[0], found[-1]] == list(samples_of([rows[0], rows[-1]], tokenizer, told))

@@ -19,6 +19,7 @@ from service.levers import LEVERS
 from tests.child import tiny
 from tests.factory import configuration, measured, timing
 from training.errors import TrainingError
+from training.samples import Samples
 from worker.child import drift, soak, steps
 from worker.child.arrange import shape_of
 from worker.child.build import Bundle
@@ -366,8 +367,8 @@ def test_steps_that_were_slow_for_a_while_only_are_sound(bundle: Bundle, monkeyp
 
 def test_the_longest_validation_samples_are_evaluated(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """They fill a batch, wherever in the validation data they are; the scores are those of the first samples."""
-    short, long = ((array("q", [1] * length), array("q", [1] * length)) for length in (4, 30))
-    validation, widths = [*[short] * 300, *[long] * 3], list[list[int]]()
+    short, long = ((array("i", [1] * length), array("i", [1] * length)) for length in (4, 30))
+    validation, widths = Samples([*[short] * 300, *[long] * 3]), list[list[int]]()
     monkeypatch.setattr(bundle, "data", dataclasses.replace(bundle.data, validation=validation))
 
     def seen(_: Any, samples: list[Any], *__: Any) -> dict[str, float]:

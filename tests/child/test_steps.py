@@ -15,7 +15,7 @@ from service.contract.task import TrialRequest
 from service.levers import LEVERS
 from tests.child import tiny
 from training.errors import TrainingError
-from training.samples import Step, sample_of
+from training.samples import Samples, Step, sample_of
 from training.step import MOST_SKIPPED
 from worker.child import steps
 from worker.child.arrange import plan_of
@@ -263,8 +263,8 @@ def test_no_batch_has_more_to_learn_than_the_worst_case_where_only_that_has_logi
     bundle = made(batching=batching, head="chunked")
     length = bundle.recipe.max_length
     cut = sample_of(range(10, 10 + length), [-100] * (length - 2) + [8, 9])
-    bundle.data.train[0] = cut
-    bundle.data.lengths[0] = length
+    train = Samples([cut, *bundle.data.train[1:]])
+    bundle.data = replace(bundle.data, train=train, lengths=[length, *bundle.data.lengths[1:]])
     most, terms = worst_case(bundle, 4)
     assert terms == int((most["labels"] != -100).sum()) == len(most["target_positions"])
     for step in plan_of(bundle, list(range(len(bundle.data.lengths))), micro=4):

@@ -15,7 +15,7 @@ FUNCTIONS = {
     "encode": ["rows", "tokenizer", "recipe"],
     "loss_terms": ["sample"],
     "model_class": [],
-    "set_up": ["config", "samples"],
+    "set_up": ["config", "splits"],
     "summed_loss": ["model", "batch", "count"],
     "scored": ["output", "batch"],
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from service.contract.hardware import HardwareFacts
 from service.exports import EXPORTS
@@ -87,6 +88,17 @@ def test_other_columns_are_told(text: str, tmp_path: Path) -> None:
     rows = [*tiny.pairs(39), {"question": "a", "completion": "b"}]
     data = tiny.write(tmp_path / "mine.jsonl", rows)
     with pytest.raises(module.TrainingError, match="has no column prompt; it has question, completion"):
+        module.main(["--data", str(data), "--device", "cpu", "--output", str(tmp_path / "out")])
+
+
+def test_a_token_without_an_embedding_is_told(text: str, tmp_path: Path) -> None:
+    """Of a large dataset only some rows were measured; another one may hold a token that was added to the tokenizer."""
+    module = script(text, tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(tmp_path / "model")
+    data = tiny.write(tmp_path / "mine.jsonl", [*tiny.pairs(39), {"prompt": "a", "completion": "<new>"}])
+    with pytest.raises(module.TrainingError, match="the data holds '<new>', token .* resize them"):
         module.main(["--data", str(data), "--device", "cpu", "--output", str(tmp_path / "out")])
 
 

@@ -14,7 +14,7 @@ from worker.runner.watchdog import too_much_disk
 
 def made(folder: Path, days: float) -> Path:
     folder.mkdir(parents=True)
-    (folder / "samples.npz").write_bytes(b"1")
+    (folder / "data.npz").write_bytes(b"1")
     at = time.time() - days * 86_400
     os.utime(folder, (at, at))
     return folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from training.samples import IGNORED, Sample
 
 LONGEST_GENERATED = 128  # tokens
-Score = Callable[[list[Sample], int, int, Any], dict[str, float]]
+Score = Callable[[Sequence[Sample], int, int, Any], dict[str, float]]
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def in_sixteen_bits(model: Any) -> Iterator[Score | None]:
 def with_generation(model: Any, generated: int) -> Iterator[Score | None]:
     """The model as it is; scores `generated` completions by BLEU (sacreBLEU, Post 2018) and ROUGE-L (Lin 2004)."""
 
-    def score(samples: list[Sample], size: int, most: int, tokenizer: Any) -> dict[str, float]:
+    def score(samples: Sequence[Sample], size: int, most: int, tokenizer: Any) -> dict[str, float]:
         """Scores in percent, by batches of `size`, of `most` tokens with the prompt; {} if no sample has a prompt."""
         began = time.perf_counter()
         import sacrebleu

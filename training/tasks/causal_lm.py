@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from os.path import commonprefix
 from typing import Any
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from training.errors import TrainingError
 from training.reading import texts_of
 from training.recipe import Recipe
-from training.samples import IGNORED, Batch, Sample, sample_of
+from training.samples import IGNORED, Batch, Sample, Samples, sample_of
 
 
 def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[Sample]:
@@ -216,7 +216,7 @@ def model_class() -> Any:
     return AutoModelForCausalLM
 
 
-def set_up(config: Any, samples: list[Sample]) -> None:
+def set_up(config: Any, splits: Sequence[Samples]) -> None:
     """Nothing: for this task, the model's configuration does not depend on the data."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from transformers import AutoModelForMaskedLM
 from training.errors import TrainingError
 from training.reading import texts_of
 from training.recipe import Recipe
-from training.samples import IGNORED, Batch, Sample, sample_of
+from training.samples import IGNORED, Batch, Sample, Samples, sample_of
 
 SHARE = 0.15  # the share of a text's tokens that are to be predicted, as in BERT
 
@@ -57,7 +58,7 @@ def model_class() -> Any:
     return AutoModelForMaskedLM
 
 
-def set_up(config: Any, samples: list[Sample]) -> None:
+def set_up(config: Any, splits: Sequence[Samples]) -> None:
     """Nothing: for this task, the model's configuration does not depend on the data."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 from training.errors import TrainingError
 from training.reading import texts_of
 from training.recipe import Recipe
-from training.samples import Batch, Sample, sample_of
+from training.samples import Batch, Sample, Samples, sample_of
 
 
 def encode(rows: list[dict[str, Any]], tokenizer: Any, recipe: Recipe) -> list[Sample]:
@@ -42,9 +43,9 @@ def model_class() -> Any:
     return AutoModelForSequenceClassification
 
 
-def set_up(config: Any, samples: list[Sample]) -> None:
+def set_up(config: Any, splits: Sequence[Samples]) -> None:
     """Set what the model's configuration has to know about the data: that each text has one class, and how many."""
-    config.num_labels = max(number for _, (number,) in samples) + 1
+    config.num_labels = max(max(samples.labels) for samples in splits) + 1
     config.problem_type = "single_label_classification"  # a checkpoint may come from another kind, with another loss
 
 

@@ -6,7 +6,7 @@ row apart, or do more to their logits than their output layer does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ WIDTH = 64  # tokens that a row is padded to where it would be padded to the lon
 UNMOVED, AGAIN = 1e-4, 10.0
 
 
-def check_behaviour(model: Any, samples: list[Sample], pad: int, device: Device, recipe: Recipe) -> None:
+def check_behaviour(model: Any, samples: Sequence[Sample], pad: int, device: Device, recipe: Recipe) -> None:
     """TrainingError where the model does not do what the configuration needs, Lacking where that rules choices out.
 
     Nothing is run with flex attention, which would be compiled for these few tokens. With activations in 8 bits, other
@@ -59,7 +59,7 @@ def check_behaviour(model: Any, samples: list[Sample], pad: int, device: Device,
         model.train(was_training)
 
 
-def _check_tokens(model: Any, samples: list[Sample], pad: int, device: Device, recipe: Recipe) -> None:
+def _check_tokens(model: Any, samples: Sequence[Sample], pad: int, device: Device, recipe: Recipe) -> None:
     """Check which tokens see which others, and whether the output layer makes the logits, where that is counted on."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     may_see_targets = recipe.task == "causal-lm" and getattr(base.config, "is_decoder", None) is False

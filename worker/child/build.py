@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class Bundle:
     model_revision: str | None = None  # the commit that was loaded from the hub
     quantising_seconds: float = 0.0  # saved by loading weights that an earlier trial has quantised and stored
     load_peak_bytes: int | None = None
+    unread: bytearray = field(default_factory=bytearray)  # memory as of the rows that a run has and a trial has not
 
     @property
     def pad(self) -> int:
@@ -151,7 +152,7 @@ def build(
     tokenizer = load_tokenizer(folder, recipe)
     data = job_data.load(spec, recipe, tokenizer, workplace)
     if is_first:
-        check_vocabulary(getattr(config.get_text_config(), "vocab_size", None), tokenizer, data)
+        check_padding(getattr(config.get_text_config(), "vocab_size", None), tokenizer)
     seconds = time.perf_counter() - began
     prepare_seconds, data_seconds = (seconds, 0.0) if is_first else (0.0, seconds)
     if is_first:
@@ -162,6 +163,8 @@ def build(
         source_options=options,
         pickled_weights=workplace.allow_pickle and not any(folder.glob("model*.safetensors")),
     )
+    # Where the device computes in the host's memory, a run's rows take what its micro batches could have.
+    unread = bytearray(0 if device.has_own_memory else data.unread_bytes(recipe.effective_batch_size))
     started = time.perf_counter()
     device.reset_peak()
     model, quantising_seconds = _model(spec, configuration, recipe, folder, tokenizer, data, device, workplace)
@@ -178,6 +181,7 @@ def build(
         model_revision=sources.commit_of(folder),
         quantising_seconds=quantising_seconds,
         load_peak_bytes=load_peak,
+        unread=unread,
     )
 
 
@@ -205,26 +209,15 @@ def load_config(folder: Path, options: Mapping[str, Any]) -> Any:
         raise TrainingError(f"model.source: its config.json is not one that loads: {told_in_short(error)}") from error
 
 
-def check_vocabulary(size: int | None, tokenizer: Any, data: job_data.Data) -> None:
-    """TrainingError where the tokenizer pads with, or the data holds, a token that the model has no embedding for.
+def check_padding(size: int | None, tokenizer: Any) -> None:
+    """TrainingError where the tokenizer pads with a token that the model has no embedding for.
 
-    `size` is how many tokens it has embeddings for, None where its configuration does not say. Such a token would be an
-    IndexError of the first step, and on a GPU the end of the process. Embeddings have to be resized for tokens that
-    were added to a tokenizer.
+    `size` is how many tokens it has embeddings for, None where its configuration does not say.
     """
-    if size is None:
-        return
-    if tokenizer.pad_token_id >= size:
+    if size is not None and tokenizer.pad_token_id >= size:
         raise TrainingError(
             f"model.source: its tokenizer pads with {tokenizer.pad_token!r}, token {tokenizer.pad_token_id}, and the "
             f"model has embeddings for {size} tokens; resize them, or have another token pad, such as the end token"
-        )
-    largest = max(max(ids) for ids, _ in [*data.train, *data.validation])
-    if largest >= size:
-        token = tokenizer.convert_ids_to_tokens(largest)
-        raise TrainingError(
-            f"model.source: the data holds {token!r}, token {largest} of its tokenizer, and the model has embeddings "
-            f"for {size} tokens; resize them"
         )
 
 
@@ -248,7 +241,7 @@ def _model(
 ) -> tuple[Any, float]:
     """(the model, the seconds that quantising it would have taken beyond loading its stored quantised weights)."""
     before_loading(recipe)
-    config = model_config(folder, data.train + data.validation, recipe)
+    config = model_config(folder, tokenizer, (data.train, data.validation), recipe)
     check_length(spec, config)
     check_attention(configuration.levers["attention"], config, class_of(config, recipe))
     torch.manual_seed(recipe.seed)

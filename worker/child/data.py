@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ from service.contract.measurement import DatasetFacts
 from service.text import counted, told_in_short
 from training.errors import TrainingError
 from training.reading import Record
-from training.recipe import Recipe
-from training.samples import IGNORED, Sample
-from training.source import is_learnable, samples_of
+from training.recipe import Recipe, task_of
+from training.samples import IGNORED, Sample, Samples
+from training.source import ROWS_AT_ONCE, is_learnable
 from worker.child import sources
 from worker.child.rows import read_rows
 from worker.child.sampling import sampled
@@ -39,8 +40,13 @@ from worker.child.sampling import sampled
 # Upper bounds, in tokens, of the bins of the histogram of lengths.
 HISTOGRAM_EDGES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 30)
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair that UTF-16 writes one character with
-KEPT = "samples.npz"  # the file of a job's samples in its cache
+KEPT = "data.npz"  # the file of a job's samples in its cache
+PARTS = ("ids", "labels", "ids_end", "labels_end")  # of a split in that file
 WORTH_A_NOTE = 0.05  # share of training samples that fill max_length, from which on a note says so
+# What a run holds for each row beside its tokens: where it ends, its length, and its place in an epoch's steps; and for
+# each step (tests/child/test_sampling.py measures both).
+ROW_BYTES, STEP_BYTES = 220, 200
+GROWTH = 17 / 16  # of an array's size, by which it grows when it is full
 DRAWS = 200  # of a work unit, of which the most typical one is taken
 
 
@@ -52,8 +58,8 @@ class Data:
     there for what only few rows show, such as the greatest length.
     """
 
-    train: list[Sample]
-    validation: list[Sample]
+    train: Samples
+    validation: Samples
     lengths: list[int]
     facts: DatasetFacts
     drawn: tuple[int, int]
@@ -62,6 +68,15 @@ class Data:
     def typical(self) -> list[int]:
         """The lengths of the training samples that stand for the dataset."""
         return self.lengths[: self.drawn[0]]
+
+    def unread_bytes(self, effective: int) -> int:
+        """Bytes of host memory that a run takes for rows which no trial reads, in steps of `effective` rows."""
+        facts, total = self.facts, 0.0
+        splits = ((self.train, facts.rows, self.drawn[0]), (self.validation, facts.validation_rows, self.drawn[1]))
+        for samples, rows, drawn in splits:
+            tokens = samples.ids.itemsize * sum(ends[drawn] for ends in samples.ends) * GROWTH
+            total += (rows / drawn - 1) * (tokens + drawn * (ROW_BYTES + STEP_BYTES / effective))
+        return max(0, round(total))
 
     @cached_property
     def most_learnt(self) -> tuple[int, float]:
@@ -93,8 +108,8 @@ def load(spec: JobSpec, recipe: Recipe, tokenizer: Any, workplace: Workplace) ->
         notes.append("No validation row is left, so the evaluation takes a row that is trained on.")
     notes += _cut(train.drawn, recipe) + _small(train.drawn, spec)
     if not validation.drawn:
-        validation = replace(validation, drawn=train.drawn[:1], every=1.0)
-    samples, held_out = train.drawn + train.others, validation.drawn + validation.others
+        validation = replace(validation, drawn=Samples(train.drawn[:1]), every=1.0)
+    samples, held_out = (Samples(chain(split.drawn, split.others)) for split in (train, validation))
     lengths, drawn = [len(ids) for ids, _ in samples], (len(train.drawn), len(validation.drawn))
     data = Data(samples, held_out, lengths, _facts(train, validation, recipe, notes), drawn)
     if file:
@@ -147,8 +162,8 @@ class Split:
     `rows` says how many rows were tokenised; None for all.
     """
 
-    drawn: list[Sample]
-    others: list[Sample]
+    drawn: Samples
+    others: Samples
     every: float
     rows: int | None
     notes: list[str]
@@ -196,12 +211,20 @@ def _all_cores() -> Iterator[None]:
             os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
-def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> tuple[list[Sample], str]:
+def samples_of(rows: list[Record], tokenizer: Any, recipe: Recipe) -> Iterator[Sample]:
+    """The rows' samples, tokenised few rows at a time."""
+    for at in range(0, len(rows), ROWS_AT_ONCE):
+        yield from task_of(recipe).encode(rows[at : at + ROWS_AT_ONCE], tokenizer, recipe)
+
+
+def _learnable(rows: list[Record], part: str, tokenizer: Any, recipe: Recipe) -> tuple[Samples, str]:
     """(the rows' samples in which a token or label counts for the loss, a sentence on the others if there are any)."""
-    samples = samples_of(rows, tokenizer, recipe)
-    learnt = [is_learnable(sample, recipe) for sample in samples]
-    kept = [sample for sample, counts in zip(samples, learnt, strict=True) if counts]
-    left_out = [len(ids) for (ids, _), counts in zip(samples, learnt, strict=True) if not counts]
+    kept, left_out = Samples(), []
+    for sample in samples_of(rows, tokenizer, recipe):
+        if is_learnable(sample, recipe):
+            kept.append(sample)
+        else:
+            left_out.append(len(sample[0]))
     cut = sum(length >= recipe.max_length for length in left_out)
     reasons = []
     if cut:
@@ -224,7 +247,7 @@ def _calls(conversation: Any) -> bool:
     return any(isinstance(turn, dict) and turn.get("tool_calls") for turn in turns)
 
 
-def _cut(train: list[Sample], recipe: Recipe) -> list[str]:
+def _cut(train: Samples, recipe: Recipe) -> list[str]:
     """A note where much of the data may be cut."""
     full = sum(len(ids) >= recipe.max_length for ids, _ in train)
     if full < WORTH_A_NOTE * len(train):
@@ -235,7 +258,7 @@ def _cut(train: list[Sample], recipe: Recipe) -> list[str]:
     ]
 
 
-def _small(train: list[Sample], spec: JobSpec) -> list[str]:
+def _small(train: Samples, spec: JobSpec) -> list[str]:
     """A note where the effective batch is larger than the data."""
     size = spec.training.effective_batch_size
     if size is None or size <= len(train):
@@ -277,7 +300,7 @@ def _facts(train: Split, validation: Split, recipe: Recipe, notes: list[str]) ->
         p50=p50,
         p90=p90,
         p99=p99,
-        longest=max(len(ids) for ids, _ in train.drawn + train.others),
+        longest=max(len(ids) for ids, _ in chain(train.drawn, train.others)),
         histogram=histogram,
         columns=dict(recipe.columns),
         formats=recipe.formats,
@@ -289,17 +312,12 @@ def _facts(train: Split, validation: Split, recipe: Recipe, notes: list[str]) ->
     )
 
 
-def _flat(lists: list[array[int]]) -> tuple[np.ndarray, np.ndarray]:
-    joined = np.concatenate([np.frombuffer(one, dtype=np.int64) for one in lists])
-    return joined.astype(np.int32), np.cumsum([len(one) for one in lists])
-
-
 def _pack(file: Path, data: Data) -> None:
     """Write to a file named after this process and rename it, so that another trial never reads half a file."""
     arrays: dict[str, Any] = {"facts": data.facts.model_dump_json(), "drawn": np.array(data.drawn)}
     for name, samples in (("train", data.train), ("validation", data.validation)):
-        for part, index in (("ids", 0), ("labels", 1)):
-            arrays[f"{name}_{part}"], arrays[f"{name}_{part}_ends"] = _flat([sample[index] for sample in samples])
+        parts = (samples.ids, samples.labels, *samples.ends)
+        arrays |= {f"{name}_{part}": np.asarray(values) for part, values in zip(PARTS, parts, strict=True)}
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{os.getpid()}.npz")
     np.savez(partial, **arrays)
@@ -310,13 +328,11 @@ def _unpack(file: Path) -> Data:
     with np.load(file) as arrays:
         facts = DatasetFacts.model_validate_json(str(arrays["facts"]))
         drawn = tuple(map(int, arrays["drawn"]))
-        parts = {
-            name: [array("q", one.tobytes()) for one in np.split(arrays[name].astype(np.int64), ends[:-1])]
-            for name in ("train_ids", "train_labels", "validation_ids", "validation_labels")
-            for ends in (arrays[f"{name}_ends"],)
-        }
-    train = list(zip(parts["train_ids"], parts["train_labels"], strict=True))
-    validation = list(zip(parts["validation_ids"], parts["validation_labels"], strict=True))
+        train, validation = Samples(), Samples()
+        for name, samples in (("train", train), ("validation", validation)):
+            parts = (samples.ids, samples.labels, *samples.ends)
+            for part, values in zip(PARTS, parts, strict=True):
+                values[:] = array(values.typecode, arrays[f"{name}_{part}"].tobytes())
     return Data(train, validation, [len(ids) for ids, _ in train], facts, (drawn[0], drawn[1]))
 
 

@@ -34,13 +34,16 @@ def read_rows(spec: JobSpec, recipe: Recipe, source: Path) -> tuple[list[Record]
     recipe = replace(recipe, formats=formats, dataset_is_folder=source.is_dir())
     try:
         recipe = replace(recipe, csv_options=_csv_options(files), json_arrays=any(map(is_array, files)))
-        train, held_out = read_splits(source, replace(recipe, below=""))
+        every = list(read_splits(source, replace(recipe, below="")))
     except (ValueError, TypeError, AttributeError, KeyError, ImportError, RecursionError, csv.Error) as error:
         _explain(files, recipe.split_column)
         raise TrainingError(f"dataset {spec.dataset.source} cannot be read: {str(error)[:300]}") from error
-    if not all(isinstance(row, dict) for row in (*train, *held_out)):
+    if not all(isinstance(row, dict) for _, row in every):
         _explain(files, recipe.split_column)
     splits = spec.dataset.splits
+    train, held_out = ([row for its, row in every if its == validates] for validates in (False, True))
+    if not splits.validation:
+        held_out = held_out or train[:1]
     left_out = _held_out_by_name(source, recipe)
     if not train:
         named = f"; its files are named after other splits: {left_out}" if left_out else ""
