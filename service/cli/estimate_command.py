@@ -69,11 +69,13 @@ def show(found: Estimate, console: Console) -> None:
     """Print an estimate as a table in GiB."""
     table = Table(title=f"{found.memory_gib:.2f} GiB ({found.device}), samples of {found.max_length} tokens")
     columns = ("weights", "gradients", "optimizer", "activations", "temporary", "overhead")
-    for name in ("method", *columns, "largest micro batch"):
+    for name in ("method", *columns, "peak", "largest micro batch"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for method, one in found.methods.items():
-        sizes = [f"{getattr(one, f'{name}_gib'):.2f}" for name in columns]
-        table.add_row(method, *sizes, f"{one.largest_micro_batch}: {one.note}".removesuffix(": "))
+        sizes = [*(getattr(one, f"{name}_gib") for name in columns), one.line.at(1) / 2**30]
+        table.add_row(
+            method, *(f"{size:.2f}" for size in sizes), f"{one.largest_micro_batch}: {one.note}".removesuffix(": ")
+        )
     console.print(table)
-    console.print("GiB; activations and temporary are for one sample.", soft_wrap=True)
+    console.print("GiB; activations, temporary and the peak of a step are for one sample.", soft_wrap=True)
     console.print(found.statement, soft_wrap=True)

@@ -231,4 +231,7 @@ def test_an_estimate_s_notes_stand_beside_its_largest_micro_batches() -> None:
     assert isinstance(terminal.file, io.StringIO)
     lines = terminal.file.getvalue().splitlines()
     ends = [line.rstrip("│ ").rpartition("│ ")[2].strip() for line in lines if line.startswith("│")]
+    assert "peak" in lines[2] and all(
+        f" {one.line.at(1) / 2**30:.2f} " in line for line in lines if line.startswith("│")
+    )
     assert ends == ["8: limited by training.effective_batch_size; 57 would fit", "9", "0: no"]

@@ -37,6 +37,7 @@ GIB = 2**30
 CUDA_OVERHEAD = 0.5 * GIB  # an assumed size of CUDA's context and libraries, until a measurement corrects the line
 Micros = tuple[int, int]
 SMALL: Micros = (1, 2)
+OF_THE_HOST = " This is for the worker's CPU; for a GPU, hardware: {device: cuda} in the job."
 MOST_SIMULATED = 256  # samples of the largest batch that is simulated, which bounds the estimate's time
 
 
@@ -79,6 +80,7 @@ def estimate(
         statement=(
             f"Estimated from shapes for samples of {spec.dataset.max_length} tokens"
             + (", corrected by a measurement of this model on this hardware." if corrected else "; nothing was run.")
+            + ("" if facts.has_own_memory or spec.hardware.device != "auto" else OF_THE_HOST)
         ),
     )
 
