@@ -203,14 +203,14 @@ def show(job: str, url: Url = LOCAL, json_: Json = False) -> None:
 
     console = screen()
     console.print(f"{one_line(found.name)} ({found.id}): {display.status_line(found)}", soft_wrap=True)
-    for line in (found.error, *(best.notes if best else found.notes)):
+    for line in (found.error, *(() if best else found.notes)):
         if line:
             console.print(one_line(line), soft_wrap=True)
     if best:
         from service.cli.exporting import show_next  # imported here, as it imports all exports
-        from service.cli.result import result_table
+        from service.cli.result import show_result
 
-        console.print(result_table(best))
+        show_result(console, best)
         show_next(console, best, job)
 
 
@@ -231,10 +231,10 @@ def watch(job: str, url: Url = LOCAL, json_: Json = False) -> None:
                 screen().print(ended.error, soft_wrap=True)
             if ended.best:
                 from service.cli.exporting import show_next
-                from service.cli.result import result_table
+                from service.cli.result import show_result
 
                 best = client.recommendation(job)
-                screen().print(result_table(best))
+                show_result(screen(), best)
                 show_next(screen(), best, job)
     raise typer.Exit(0 if ended.status is JobStatus.succeeded else FAILED)
 

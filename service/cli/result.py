@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from service.cli.display import GIB, duration
@@ -17,6 +18,16 @@ from service.text import money
 
 FIGURES = ("tokens/s", "samples/s", "step s", "micro", "peak GiB")
 NO_FIGURES = ("",) * len(FIGURES)
+
+
+def show_result(console: Console, recommendation: Recommendation) -> None:
+    """Print a recommendation: the table, whether it is stable and by what, the notes, and what the whole run takes."""
+    console.print(result_table(recommendation))
+    weights = f"weights: {recommendation.weights}" if recommendation.weights != "pretrained" else ""
+    run = whole_run(recommendation.evidence)
+    for line in (recommendation.stability.statement, weights, *recommendation.notes, run):
+        if line:
+            console.print(one_line(line), soft_wrap=True)
 
 
 def result_table(recommendation: Recommendation) -> Table:

@@ -19,7 +19,7 @@ from service.cli.embedded import LocalWorker, control_plane
 from service.cli.jobfile import read_job
 from service.cli.output import console as new_console
 from service.cli.output import say
-from service.cli.result import result_table, whole_run
+from service.cli.result import show_result
 from service.client import Client, Refused, Unreachable
 from service.contract.recommendation import Recommendation
 from service.contract.states import JobStatus
@@ -157,12 +157,7 @@ def _prepare(output: Path) -> None:
 
 
 def _conclude(console: Console, best: Recommendation, output: Path, written: list[Path]) -> None:
-    console.print(result_table(best))
-    console.print(best.stability.statement, soft_wrap=True)
-    for note in (f"weights: {best.weights}" if best.weights != "pretrained" else None, *best.notes):
-        if note:
-            console.print(note, soft_wrap=True)
-    console.print(whole_run(best.evidence), soft_wrap=True)
+    show_result(console, best)
     console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
     exporting.show_next(console, best, str(output / FILES["json"]))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from service.cli.result import result_table, whole_run
+from service.cli.result import show_result, whole_run
 from service.contract.hardware import HardwareFacts
 from service.contract.job import JobSpec, Method
 from service.contract.measurement import Measurement, Outcome, Probe, Soak, Verification
@@ -157,8 +157,9 @@ def test_what_was_compared_with_nothing_is_not_called_stable(spec: Spec, facts: 
     assert "a soak of 8 of 8 steps" in best.stability.statement
     console = Console(width=200)
     with console.capture() as shown:
-        console.print(result_table(best))
-    assert "not compared" in shown.get()
+        show_result(console, best)
+    told = shown.get()
+    assert "not compared" in told and best.stability.statement in told and whole_run(best.evidence) in told
     judged = judge(spec(), request, (block(one, 5.0),), {}, {one.configuration.key: Proof()})
     proved = recommend("j", spec(), facts(), records, {"lora": judged})
     assert proved and proved.stability.stable is True, "a reference it was compared with"
