@@ -99,15 +99,15 @@ def files_to_validate(source: Path, recipe: Recipe) -> list[Path]:
     return files_of(source, [recipe.validation_split], recipe) if recipe.validation_split else []
 
 
-def files_of_splits(source: Path, recipe: Recipe) -> tuple[list[Path], list[Path]]:
-    """(the files whose rows train, those whose rows validate); a split column may tell the rows of the first apart."""
-    if recipe.split_column:
-        return files_by(recipe.train_files, source, recipe) if recipe.train_files else files_of(source, [], recipe), []
+def files_of_rows(source: Path, recipe: Recipe) -> list[Path]:
+    """The files whose rows train; where a column names the splits, those that validate are in them too."""
     if not recipe.dataset_is_folder:
-        return [source], []
+        return [source]
     if recipe.train_files:
-        return files_by(recipe.train_files, source, recipe), files_by(recipe.validation_files, source, recipe)
-    return files_to_train(source, recipe)[0], files_to_validate(source, recipe)
+        return files_by(recipe.train_files, source, recipe)
+    if recipe.split_column:
+        return files_of(source, [], recipe)
+    return files_to_train(source, recipe)[0]
 
 
 def read_splits(source: Path, recipe: Recipe) -> Iterator[tuple[bool, Record]]:
@@ -117,8 +117,7 @@ def read_splits(source: Path, recipe: Recipe) -> Iterator[tuple[bool, Record]]:
     """
     if recipe.below:
         source = source / recipe.below
-    train, held_out = files_of_splits(source, recipe)
-    rows = (row for path in train for row in read_file(path, recipe))
+    rows = (row for path in files_of_rows(source, recipe) for row in read_file(path, recipe))
     if not recipe.validation_split:
         if recipe.split_column:
             rows = (row for row in rows if str(row[recipe.split_column]) == recipe.train_split)
@@ -133,7 +132,12 @@ def read_splits(source: Path, recipe: Recipe) -> Iterator[tuple[bool, Record]]:
                 yield True, row
     else:
         yield from ((False, row) for row in rows)
-        yield from ((True, row) for path in held_out for row in read_file(path, recipe))
+        if recipe.dataset_is_folder:
+            if recipe.train_files:
+                held_out = files_by(recipe.validation_files, source, recipe)
+            else:
+                held_out = files_to_validate(source, recipe)
+            yield from ((True, row) for path in held_out for row in read_file(path, recipe))
 
 
 def texts_of(rows: list[Record], column: str, recipe: Recipe) -> list[str]:

@@ -114,12 +114,12 @@ def reads_the_same(
     seen: list[Any] = []
 
     def looked(_model: Any, samples: Any, *_: Any) -> int:
-        seen.append(samples)
+        seen.extend(samples)
         return 0
 
     module.train = looked  # type: ignore[attr-defined]
     module.main(["--device", "cpu", "--output", str(tmp_path / "out")])
-    assert seen == [ours.train]
+    assert seen == list(ours.train)
     if spec.dataset.chat_template:
         saved = AutoTokenizer.from_pretrained(tmp_path / "out")
         assert saved.chat_template == ours.facts.form.chat_template
