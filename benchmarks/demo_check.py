@@ -33,6 +33,7 @@ from service.contract.measurement import Block, Measurement, Outcome
 from service.contract.recommendation import Recommendation
 from service.devices import device_facts
 from service.exports import EXPORTS
+from service.recommend import as_verified
 from service.settings import Settings
 from worker.plan.ratios import ratio
 from worker.runner.kept import Keeper
@@ -97,7 +98,7 @@ def run(found: Recommendation, blocks: int, exports: list[str], only_scripts: bo
     spec = JobSpec.model_validate(found.spec)
     facts = device_facts()[0]
     bench, lock = opened(facts)
-    ours, others = found.evidence.measurement, {} if only_scripts else candidates(found, facts)
+    ours, others = as_verified(found), {} if only_scripts else candidates(found, facts)
     scripts = {name: bench.home / EXPORTS[name].file for name in exports}
     for name, script in scripts.items():
         script.write_text(EXPORTS[name].write(found), encoding="utf-8")
@@ -137,7 +138,7 @@ def summary(
     of_scripts: list[dict[str, dict[str, float]]],
 ) -> dict[str, Any]:
     """The recommendation's speed over each of the others, and whether the claimed speed-up holds."""
-    spec, ours = JobSpec.model_validate(found.spec), found.evidence.measurement
+    spec, ours = JobSpec.model_validate(found.spec), as_verified(found)
     spec = spec.model_copy(update={"search": spec.search.model_copy(update={"objective": "throughput"})})
     ratios = {name: ratio(spec, tuple(seen[name]), ours, other) for name, other in others.items()}
     result = {

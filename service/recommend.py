@@ -80,7 +80,7 @@ def recommend(
     not_unstable = [one for one in good if one.configuration.key not in unstable]
     others = [one for one in ranked(spec, not_unstable, baselines) if one.configuration.key not in chosen]
     sound = [one for one in not_unstable if as_fixed(spec, one.configuration)]
-    verified = _as_verified(best)
+    verified = as_verified(best)
     return Recommendation(
         **{name: getattr(best, name) for name in Winner.model_fields},
         job_id=job_id,
@@ -225,7 +225,7 @@ def _evidence(
     )
 
 
-def _as_verified(winner: Winner) -> Measurement:
+def as_verified(winner: Winner) -> Measurement:
     """The winner's measurement with the verified peak.
 
     If the soak lowered the micro batch, it has that micro batch and its timing.
