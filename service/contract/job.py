@@ -311,7 +311,7 @@ class JobSpec(Asked):
     )
     dataset: DatasetSpec
     method: tuple[Method, ...] = Field(
-        default=("lora",), description="One or several; each gets a winner, and the fastest of them is recommended."
+        default=("lora",), description="One or several; each gets a winner, and the best of them is recommended."
     )
     lora: LoraSpec = LoraSpec()
     training: TrainingSpec = TrainingSpec()
