@@ -116,7 +116,8 @@ def default(key: str, schema: Mapping[str, Any], needed: bool) -> str:
     given = schema.get("default")
     if given in (None, [], {}):
         return "–"
-    return ", ".join(map(str, given)) if isinstance(given, list) else f"`{json.dumps(given).strip(chr(34))}`"
+    values = given if isinstance(given, list) else [json.dumps(given).strip('"')]
+    return ", ".join(f"`{one}`" for one in values)
 
 
 def sections(
@@ -143,12 +144,8 @@ def text() -> str:
     parts = [HEAD]
     for place, summary, lines in sections(schema, schema["$defs"], ""):
         title = f"`{place}`" if place else "At the top"
-        told = textwrap.fill(summary.replace("\n", " "), 120)
-        parts.append(
-            "\n".join(
-                [f"## {title}", "", told, "", "| key | value | unless given | what |", "|---|---|---|---|", *lines]
-            )
-        )
+        told = textwrap.fill(" ".join(summary.split()), 120)
+        parts.append("\n".join([f"## {title}", "", told, "", *TABLE, *lines]))
     return "\n".join([parts[0], "\n\n".join(parts[1:]), DATA])
 
 

@@ -25,9 +25,11 @@ MANY_JOBS, MANY_KNOWN = 500, 50  # the newest jobs on that hardware that are loo
 
 
 def _lines_of(measurement: Measurement, job: JobSpec) -> list[Known]:
-    """What a trial of the job tells of memory: a line, or nothing."""
-    if measurement.memory_line is None:
+    """What a trial of the job tells of memory: a line, or nothing. What the job's rows take is not the model's."""
+    line, rows = measurement.memory_line, measurement.unread_bytes
+    if line is None:
         return []
+    without = {"rest_bytes": line.rest_bytes - rows, "update_bytes": max(0.0, line.update_bytes - rows)}
     longest = measurement.dataset.longest if measurement.dataset else job.dataset.max_length
     levers = measurement.configuration.levers
     return [
@@ -35,7 +37,7 @@ def _lines_of(measurement: Measurement, job: JobSpec) -> list[Known]:
             method=measurement.configuration.method,
             levers=levers,
             max_length=job.dataset.max_length if levers.get("batching") in ROWS else longest,
-            line=measurement.memory_line,
+            line=line.model_copy(update=without),
         )
     ]
 

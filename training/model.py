@@ -75,7 +75,8 @@ def check_vocabulary(config: Any, tokenizer: Any, splits: Sequence[Samples]) -> 
 
     It may have been added to a tokenizer. It would be an IndexError of some step, and on a GPU the end of the process.
     """
-    size, largest = getattr(config.get_text_config(), "vocab_size", None), max(max(part.ids) for part in splits)
+    size = getattr(config.get_text_config(), "vocab_size", None)
+    largest = max(int(torch.frombuffer(part.ids, dtype=torch.int32).max()) for part in splits)
     if size is not None and largest >= size:
         raise TrainingError(
             f"model.source: the data holds {tokenizer.convert_ids_to_tokens(largest)!r}, token {largest} of its "

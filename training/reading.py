@@ -51,7 +51,7 @@ def read_parquet(path: Path) -> Iterator[Record]:
     """The rows of a parquet file."""
     from pyarrow import parquet
 
-    batches = parquet.ParquetFile(path).iter_batches(use_threads=False)
+    batches = parquet.ParquetFile(path).iter_batches(batch_size=1000, use_threads=False)
     rows = (row for batch in batches for row in batch.to_pylist())
     return ({name: as_written(one) for name, one in row.items()} for row in rows)
 

@@ -69,6 +69,8 @@ def load_data(source: str, tokenizer: Any, recipe: Recipe) -> tuple[Samples, Sam
     for part in read_in_parts(source, recipe):
         for validates in (False, True):
             rows = [row for its, row in part if its == validates]
+            if not rows:
+                continue  # tokenizers take no empty list
             for number, row in enumerate(rows, start=counts[validates] + 1):
                 if missing := sorted(set(recipe.needed) - row.keys()):
                     raise TrainingError(f"row {number} has no column {', '.join(missing)}; it has {', '.join(row)}")

@@ -162,6 +162,7 @@ class Built(Contract):
     used_before_bytes: int
     load_seconds: float
     load_peak_bytes: int | None
+    unread_bytes: int
     weights_dtype: str
     parameters: int
     trainable_parameters: int

@@ -84,7 +84,7 @@ class ModelSpec(Asked):
     revision: Revision | None = Field(default=None, description="Branch, tag or commit of a hub model.")
     weights: Literal["pretrained", "random"] = Field(
         default="pretrained",
-        description="`random` draws weights by the model's configuration: only timings mean something.",
+        description="`random` draws weights by the model's configuration: timings and memory hold, losses mean little.",
     )
 
 
@@ -109,11 +109,13 @@ class Columns(Asked):
 class Splits(Asked):
     """Which rows train and which validate.
 
-    `column` selects rows of one file by value; without it `train` and `validation` name files of a folder
+    `column` selects rows by value; without it `train` and `validation` name files of a folder
     or of a hub dataset. With no validation rows named, `validation_fraction` of the training rows is held out.
     """
 
-    train: str = Field(default="train", description="The split that trains.")
+    train: str = Field(
+        default="train", description="The split that trains; where no file is named after train, all others do."
+    )
     validation: str | None = Field(default=None, description="The split that validates.")
     column: str | None = Field(default=None, description="The column that names each row's split.")
     validation_fraction: float = Field(
@@ -166,7 +168,9 @@ class LoraSpec(Asked):
     alpha: float = Field(default=32, gt=0, description="The adapter's output is multiplied by alpha / r.")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Probability of dropout on the adapter's input.")
     target_modules: str | tuple[str, ...] = Field(
-        default="all-linear", description="Names of the layers that get an adapter, or all-linear for all but the head."
+        default="all-linear",
+        description="Layers that get an adapter: a list of the ends of their names, one regular expression for whole "
+        "names, or all-linear for all but the head.",
     )
 
     @field_validator("target_modules", mode="before")
@@ -179,11 +183,18 @@ class LoraSpec(Asked):
 
 
 class TrainingSpec(Asked):
-    """How the model is trained. The search changes none of these, except an effective batch that is not given."""
+    """How the model is trained.
+
+    The search changes none of these, except an effective batch that is not given, and with it the learning rate.
+    """
 
     epochs: float = Field(default=3.0, gt=0, le=1_000_000, description="Times that each sample is trained on.")
     learning_rate: float | None = Field(
-        default=None, gt=0, le=1, description="When not given, 2e-4 for adapters, and Trainer's 5e-5 for method full."
+        default=None,
+        gt=0,
+        le=1,
+        description="The highest of the schedule, at the effective batch that is given or, without one, at the "
+        "baseline's, and it grows with the batch. When not given, 2e-4 for adapters, and Trainer's 5e-5 for full.",
     )
     schedule: Literal["linear", "cosine", "constant"] = Field(
         default="linear", description="How the learning rate goes on after its warm-up."
@@ -191,7 +202,7 @@ class TrainingSpec(Asked):
     warmup_ratio: float = Field(
         default=0.03, ge=0, lt=1, description="Share of the steps in which the learning rate rises from 0."
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's, decoupled from the gradients.")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's, of matrices only: biases and norms have none.")
     max_grad_norm: float = Field(
         default=1.0, ge=0, description="Gradients of a larger norm are scaled down to it; 0 turns that off."
     )
@@ -248,7 +259,9 @@ class SearchSpec(Asked):
         description="Measure what is fixed at these sizes, and the baseline as it is; what `dynotune verify` asks for.",
     )
     soak_steps: Positive | None = Field(
-        default=None, description="Steps of the soak; when not given 200, or 40 with verify: quick, 1,000 with strict."
+        default=None,
+        description="Steps of the soak; when not given at least 200, or 40 with verify: quick, 1,000 with strict, and "
+        "more where they are short.",
     )
     reuse: bool = Field(
         default=True, description="Whether trials of earlier jobs on the same hardware order this job's trials."

@@ -207,6 +207,9 @@ class Measurement(Contract):
     )
     load_seconds: float = Field(default=0.0, description="Of a run that has to quantise its weights itself.")
     load_peak_bytes: int | None = None
+    unread_bytes: int = Field(
+        default=0, description="Of the peak and the memory line: what rows take that a run holds and no trial reads."
+    )
     compile_seconds: float = 0.0
     first_call_seconds: float = Field(
         default=0.0,

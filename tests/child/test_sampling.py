@@ -96,6 +96,16 @@ def test_a_trial_in_the_host_s_memory_holds_as_much_as_the_run_s_rows(tmp_path: 
     assert len(bundle.unread) == bundle.data.unread_bytes(bundle.recipe.effective_batch_size) > 1_000_000
 
 
+@pytest.mark.usefixtures("few")
+def test_rows_for_which_there_is_no_memory_are_the_job_s_mistake(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data.Data, "unread_bytes", lambda *_: 1 << 60)
+    job = tiny.job(llama, tiny.write(tmp_path / "rows.jsonl", TEXTS))
+    with pytest.raises(TrainingError, match="its 5,000 rows take about .* raise hardware.memory_gib"):
+        tiny.bundle(job, "lora")
+
+
 def test_few_rows_are_all_taken() -> None:
     assert sampled(TEXTS, recipe("text")) == (TEXTS, []) and sampled([], recipe("text")) == ([], [])
 

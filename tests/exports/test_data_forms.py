@@ -16,6 +16,7 @@ from service.recommend import recommend
 from tests.child import tiny
 from tests.exports.test_train_py import script
 from tests.factory import configuration, measured, record
+from training.source import ROWS_AT_ONCE
 from worker.child import data
 from worker.child.build import recipe_of
 
@@ -90,6 +91,27 @@ def test_it_reads_the_configuration_that_the_trial_read(tmp_path: Path, facts: C
     (folder / "README.md").write_text(CARD)
     dataset = {"config": "main", "splits": {"validation": "test"}}
     assert len(reads_the_same("llama", folder, tmp_path, dataset, {}, facts).train) == 18
+
+
+@pytest.mark.parametrize("rows", [ROWS_AT_ONCE + 5, 1])
+def test_it_reads_parts_of_which_no_row_validates(
+    rows: int, tmp_path: Path, facts: Callable[..., HardwareFacts]
+) -> None:
+    """Rows are read in parts; the last one here has none that validates, and a tokenizer refuses an empty list."""
+    source = tiny.write(tmp_path / "rows.jsonl", tiny.pairs(rows))
+    assert len(reads_the_same("llama", source, tmp_path, {}, {}, facts).train) >= min(rows, 950)
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "sequence-classification"])
+def test_it_reads_parts_of_which_all_rows_train(task: str, tmp_path: Path, facts: Callable[..., HardwareFacts]) -> None:
+    """As where files are named after the splits."""
+    classes = task == "sequence-classification"
+    for name, count in (("train", ROWS_AT_ONCE + 5), ("validation", 9)):
+        rows = [{"text": f"path {at}", "label": at % 2} if classes else {"text": f"path {at}"} for at in range(count)]
+        tiny.write(tmp_path / "rows" / f"{name}.jsonl", rows)
+    dataset = {"splits": {"validation": "validation"}}
+    kind = "bert" if classes else "llama"
+    assert len(reads_the_same(kind, tmp_path / "rows", tmp_path, dataset, {"task": task}, facts).train) > ROWS_AT_ONCE
 
 
 def reads_the_same(

@@ -39,6 +39,7 @@ BUILT = Built(
     used_before_bytes=0,
     load_seconds=14.0,
     load_peak_bytes=None,
+    unread_bytes=0,
     weights_dtype="bfloat16",
     parameters=8_000_000_000,
     trainable_parameters=42_000_000,

@@ -146,13 +146,15 @@ def test_a_job_s_tasks_come_before_estimates(api: TestClient, job: Make, queue: 
 def test_lines_of_the_same_model_on_the_same_hardware_go_with_it(
     api: TestClient, job: Make, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measure(line: MemoryLine) -> None:
+    def measure(line: MemoryLine, unread: int = 0) -> None:
         api.post("/v1/jobs", json=job())
         trial = begun(queue)
-        queue.finish_trial(trial, measured(configuration(), memory_line=line), "")
+        queue.finish_trial(trial, measured(configuration(), memory_line=line, unread_bytes=unread), "")
         queue.cancel(trial.job_id)
 
-    measure(LINE)
+    rows = 3 << 30  # of a large dataset, which another job of the model need not have
+    more = {"rest_bytes": LINE.rest_bytes + rows, "update_bytes": LINE.update_bytes + rows}
+    measure(LINE.model_copy(update=more), rows)
     monkeypatch.setattr(estimates, "MANY_KNOWN", 1)  # which trials of other models do not take
     measure(MemoryLine(rest_bytes=2e9, slope_bytes=2e8))
     with Session(queue.engine) as session, session.begin():

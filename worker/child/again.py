@@ -34,7 +34,8 @@ def serve(
     request: RunBlock | RunReplay, device: Device, tell: Callable[[ChildMessage], None], hear: Callable[[], Order]
 ) -> Result:
     """Carry out the request and those that are ordered after it; the result of the last. Errors pass through."""
-    bundle = build(request.spec, request.candidate.configuration, device, request.workplace, request.seed, tell)
+    asked = (request.spec, request.candidate.configuration, device, request.workplace, request.seed)
+    bundle = build(*asked, tell, holds_rows=isinstance(request, RunBlock))  # no run is as a replay's reference
     if bundle.compiled:
         bundle.compile()
     first, marks = request, frozen(bundle.model)

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class Bundle:
     model_revision: str | None = None  # the commit that was loaded from the hub
     quantising_seconds: float = 0.0  # saved by loading weights that an earlier trial has quantised and stored
     load_peak_bytes: int | None = None
-    unread: bytearray = field(default_factory=bytearray)  # memory as of the rows that a run has and a trial has not
+    unread: bytes = b""  # as many as the rows take that a run holds and a trial does not read
 
     @property
     def pad(self) -> int:
@@ -135,9 +135,11 @@ def build(
     workplace: Workplace,
     seed: int,
     tell: Callable[[ChildMessage], None] = lambda _: None,
+    holds_rows: bool = True,
 ) -> Bundle:
     """Load data and model and make them ready to train; `tell` is told of what only a job's first process does.
 
+    With `holds_rows`, the rows that a run holds and no trial reads take memory here too, where that is the device's.
     TrainingError blames the job where the user made a mistake, and the configuration where another one may work.
     """
     began, is_first = time.perf_counter(), not job_data.is_kept(workplace)
@@ -163,8 +165,7 @@ def build(
         source_options=options,
         pickled_weights=workplace.allow_pickle and not any(folder.glob("model*.safetensors")),
     )
-    # Where the device computes in the host's memory, a run's rows take what its micro batches could have.
-    unread = bytearray(0 if device.has_own_memory else data.unread_bytes(recipe.effective_batch_size))
+    unread = _unread(data, recipe) if holds_rows and not device.has_own_memory else b""
     started = time.perf_counter()
     device.reset_peak()
     model, quantising_seconds = _model(spec, configuration, recipe, folder, tokenizer, data, device, workplace)
@@ -183,6 +184,22 @@ def build(
         load_peak_bytes=load_peak,
         unread=unread,
     )
+
+
+def _unread(data: job_data.Data, recipe: Recipe) -> bytes:
+    """Memory of the size of the rows that no trial reads, which a cap counts; TrainingError where there is too little.
+
+    `bytes` is not touched when it is made, so that it takes none of the machine's; a bytearray would be.
+    """
+    size = data.unread_bytes(recipe.effective_batch_size)
+    try:
+        return bytes(size)
+    except MemoryError as error:
+        rows = data.facts.rows + data.facts.validation_rows
+        raise TrainingError(
+            f"dataset: its {rows:,} rows take about {size / 2**30:.1f} GiB of the host's memory in the run, more than "
+            "there is; take fewer rows, or raise hardware.memory_gib where it is set"
+        ) from error
 
 
 def read_through(folder: Path) -> None:

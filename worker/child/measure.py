@@ -263,6 +263,7 @@ def built(bundle: Bundle, device: Device, used_before: int, is_first: bool) -> B
         used_before_bytes=used_before,
         load_seconds=bundle.load_seconds + bundle.quantising_seconds,
         load_peak_bytes=bundle.load_peak_bytes,
+        unread_bytes=len(bundle.unread),
         weights_dtype=weights_dtype(bundle),
         parameters=every,
         trainable_parameters=trained,

@@ -37,7 +37,7 @@ GIB = 2**30
 CUDA_OVERHEAD = 0.5 * GIB  # an assumed size of CUDA's context and libraries, until a measurement corrects the line
 Micros = tuple[int, int]
 SMALL: Micros = (1, 2)
-OF_THE_HOST = " This is for the worker's CPU; for a GPU, hardware: {device: cuda} in the job."
+OF_THE_HOST = " This is for the worker's CPU; for a GPU, set hardware: {device: cuda} in the job."
 MOST_SIMULATED = 256  # samples of the largest batch that is simulated, which bounds the estimate's time
 
 

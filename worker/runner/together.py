@@ -26,7 +26,8 @@ def fit_together(candidates: Sequence[Measurement], facts: HardwareFacts) -> boo
     if facts.for_one_process or any(one.peak_bytes is None for one in candidates):
         return False
     extra = CONTEXT_BYTES if facts.has_own_memory else 0
-    return sum((one.peak_bytes or 0) + extra for one in candidates) <= MOST_MEMORY * facts.memory_bytes
+    taken = sum((one.peak_bytes or 0) - one.unread_bytes + extra for one in candidates)  # those bytes are not touched
+    return taken <= MOST_MEMORY * facts.memory_bytes
 
 
 def groups(first: Measurement, others: Sequence[Measurement], facts: HardwareFacts) -> list[list[Measurement]]:
