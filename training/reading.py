@@ -99,7 +99,7 @@ def files_to_validate(source: Path, recipe: Recipe) -> list[Path]:
     return files_of(source, [recipe.validation_split], recipe) if recipe.validation_split else []
 
 
-def files_of_rows(source: Path, recipe: Recipe) -> list[Path]:
+def training_files(source: Path, recipe: Recipe) -> list[Path]:
     """The files whose rows train; where a column names the splits, those that validate are in them too."""
     if not recipe.dataset_is_folder:
         return [source]
@@ -110,6 +110,15 @@ def files_of_rows(source: Path, recipe: Recipe) -> list[Path]:
     return files_to_train(source, recipe)[0]
 
 
+def validation_files(source: Path, recipe: Recipe) -> list[Path]:
+    """The files all of whose rows validate."""
+    if not recipe.dataset_is_folder:
+        return []
+    if recipe.train_files:
+        return files_by(recipe.validation_files, source, recipe)
+    return files_to_validate(source, recipe)
+
+
 def read_splits(source: Path, recipe: Recipe) -> Iterator[tuple[bool, Record]]:
     """Each row that trains or validates, with whether it validates.
 
@@ -117,7 +126,7 @@ def read_splits(source: Path, recipe: Recipe) -> Iterator[tuple[bool, Record]]:
     """
     if recipe.below:
         source = source / recipe.below
-    rows = (row for path in files_of_rows(source, recipe) for row in read_file(path, recipe))
+    rows = (row for path in training_files(source, recipe) for row in read_file(path, recipe))
     if not recipe.validation_split:
         if recipe.split_column:
             rows = (row for row in rows if str(row[recipe.split_column]) == recipe.train_split)
@@ -132,12 +141,7 @@ def read_splits(source: Path, recipe: Recipe) -> Iterator[tuple[bool, Record]]:
                 yield True, row
     else:
         yield from ((False, row) for row in rows)
-        if recipe.dataset_is_folder:
-            if recipe.train_files:
-                held_out = files_by(recipe.validation_files, source, recipe)
-            else:
-                held_out = files_to_validate(source, recipe)
-            yield from ((True, row) for path in held_out for row in read_file(path, recipe))
+        yield from ((True, row) for path in validation_files(source, recipe) for row in read_file(path, recipe))
 
 
 def texts_of(rows: list[Record], column: str, recipe: Recipe) -> list[str]:

@@ -35,7 +35,7 @@ def serve(
 ) -> Result:
     """Carry out the request and those that are ordered after it; the result of the last. Errors pass through."""
     asked = (request.spec, request.candidate.configuration, device, request.workplace, request.seed)
-    bundle = build(*asked, tell, holds_rows=isinstance(request, RunBlock))  # no run is as a replay's reference
+    bundle = build(*asked, tell, holds_rows=isinstance(request, RunBlock))  # nobody runs a replay's reference
     if bundle.compiled:
         bundle.compile()
     first, marks = request, frozen(bundle.model)

@@ -43,8 +43,8 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair that UTF-16 writes o
 KEPT = "data.npz"  # the file of a job's samples in its cache
 PARTS = ("ids", "labels", "ids_end", "labels_end")  # of a split in that file
 WORTH_A_NOTE = 0.05  # share of training samples that fill max_length, from which on a note says so
-# What a run holds for each row beside its tokens: where it ends, its length, and its place in an epoch's steps; and for
-# each step (tests/child/test_sampling.py measures both).
+# Bytes that a run holds for each row beside its tokens (where it ends, its length, its place in an epoch's steps), and
+# for each step. tests/child/test_sampling.py measures both.
 ROW_BYTES, STEP_BYTES = 250, 200
 GROWTH = 17 / 16  # of an array's size, by which it grows when it is full
 DRAWS = 200  # of a work unit, of which the most typical one is taken
